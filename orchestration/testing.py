@@ -29,15 +29,10 @@ from dagster_adjunct.orchestration.operators.stream_facts import StreamFacts
 from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
 from dagster_adjunct.orchestration.planner.planner import build_plan, plan_application
 from dagster_adjunct.orchestration.step.run import RunReport, run_application
+from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.arrow import pa
 from dagster_adjunct.resources.backends.memory import MemoryTable
 from dagster_adjunct.resources.common import split_stream_name
-from dagster_adjunct.resources.errors import (
-    ConfigurationError,
-    DatasetNotFoundError,
-    NoSealedVersionError,
-    StreamNotFoundError,
-)
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
 from dagster_adjunct.resources.schemas.schema import Schema, to_exact_array
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams
@@ -105,7 +100,7 @@ def stream_schema(stream: str, given: TestStream | None, rows: Sequence[Mapping[
     if not rows:
         problem = f"stream {stream!r} has no columns: neither a schema nor records are given."
         step = "Describe it: TestApplication(app, {…: TestStream(Schema.of(…))})."
-        raise ConfigurationError(problem, step, stream=stream)
+        raise errors.ConfigurationError(problem, step, stream=stream)
 
     return Schema.from_arrow(pa.Table.from_pylist(list(rows)).schema)
 
@@ -122,7 +117,7 @@ def arrow_table(
                 f"stream {stream!r}: record {number} has a column {unknown[0]!r}; its columns are "
                 f"{', '.join(schema.names)}."
             )
-            raise ConfigurationError(problem, "Correct the record, or the columns of the stream.", stream=stream)
+            raise errors.ConfigurationError(problem, "Correct the record, or the columns of the stream.", stream=stream)
     columns = {}
     for field in schema.to_arrow():
         try:
@@ -130,7 +125,7 @@ def arrow_table(
         except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
             problem = f"stream {stream!r}: column {field.name!r} is {schema.field(field.name, stream).type}: {error}."
             step = "Correct the records, or the columns of the stream."
-            raise ConfigurationError(problem, step, stream=stream) from error
+            raise errors.ConfigurationError(problem, step, stream=stream) from error
     columns[TOMBSTONE] = pa.array([False] * len(rows) + [True] * len(deleted), pa.bool_())
     return pa.table(columns)
 
@@ -314,14 +309,16 @@ class TestApplication:
         _check_valid_from(dataset, valid_from)
         if dataset.stream is None:
             problem = f"dataset {name!r} can't be given records: it is built from {dataset.input}."
-            raise ConfigurationError(problem, "Give records to its inputs, and run the application.", dataset=name)
+            raise errors.ConfigurationError(
+                problem, "Give records to its inputs, and run the application.", dataset=name
+            )
         if dataset.follows_changes:
             self._append(dataset.stream, records, deleted, None)
             return
         if deleted:
             problem = f"dataset {name!r} is bounded: each delivery is a complete version, without deletions."
             step = "Omit the deleted records from the version instead."
-            raise ConfigurationError(problem, step, argument="deleted", dataset=name)
+            raise errors.ConfigurationError(problem, step, argument="deleted", dataset=name)
         self._append(dataset.stream, records, (), f"v{self._sequence + 1:06d}", valid_from)
 
     def table(self, name: str, records: Mapping[Any, Mapping[str, Any]]) -> None:
@@ -378,7 +375,7 @@ class TestApplication:
         try:
             with open_dataset(self._lake, dataset) as opened:
                 return {key: dict(entry) for key, entry in opened.items()}
-        except (DatasetNotFoundError, NoSealedVersionError):
+        except (errors.DatasetNotFoundError, errors.NoSealedVersionError):
             return {}
 
     def _create(self, name: str, records: Rows) -> None:
@@ -397,10 +394,10 @@ class TestApplication:
                 f"application {self._app.name!r} uses no stream of system {system!r}; its systems: "
                 f"{', '.join(self._systems) or 'none'}."
             )
-            raise ConfigurationError(problem, "Correct the name.", stream=name)
+            raise errors.ConfigurationError(problem, "Correct the name.", stream=name)
         try:
             info = self._systems[system].info(stream)
-        except StreamNotFoundError:
+        except errors.StreamNotFoundError:
             self._create(name, [*records, *deleted])
             info = self._systems[system].info(stream)
         assert info.schema is not None
@@ -414,7 +411,7 @@ class TestApplication:
         system, stream = split_stream_name(name)
         try:
             return self._systems[system].upcoming(self._systems[system].partitions(stream))
-        except StreamNotFoundError:
+        except errors.StreamNotFoundError:
             return {}
 
     def _records(self, name: str, start: Mapping[SystemStreamPartition, str]) -> tuple[Records, Records]:
@@ -437,7 +434,7 @@ def _with_stream_input(dataset: AdjunctDataset) -> AdjunctDataset:
     """Return the dataset with a stream as its input instead of files or a query, and times given by markers."""
     if dataset.stream is None and not dataset.follows_changes:
         if dataset.versions is not None:
-            raise ConfigurationError(
+            raise errors.ConfigurationError(
                 f"dataset {dataset.name!r} has versions that are Dagster's partitions, which tests do not support.",
                 "Test the application with a dataset that is declared without versions=.",
                 dataset=dataset.name,
@@ -459,13 +456,13 @@ def _check_valid_from(dataset: AdjunctDataset, valid_from: datetime | None) -> N
     else:
         problem = f"dataset {dataset.name!r} got valid_from={valid_from!r}, but does not declare valid_from."
         next_step = "Omit it, or declare the dataset with valid_from=…."
-    raise ConfigurationError(problem, next_step, argument="valid_from", dataset=dataset.name)
+    raise errors.ConfigurationError(problem, next_step, argument="valid_from", dataset=dataset.name)
 
 
 def _require_known(kind: str, name: str, known: Mapping[str, object]) -> str:
     if name not in known:
         problem = f"the application has no {kind} {name!r}; it has {', '.join(known) or 'none'}."
-        raise ConfigurationError(problem, "Correct the name.", argument=kind)
+        raise errors.ConfigurationError(problem, "Correct the name.", argument=kind)
     return name
 
 

@@ -19,14 +19,8 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import Field
 
+from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.common import StoredDocument, check_name
-from dagster_adjunct.resources.errors import (
-    CommitConflictError,
-    ConfigurationError,
-    ObjectExistsError,
-    ObjectNotFoundError,
-    PreconditionFailedError,
-)
 from dagster_adjunct.resources.objects.commit_log import (
     FORMAT,
     Commit,
@@ -139,7 +133,7 @@ def _size(entry: tuple[str, Any]) -> int:
     except (TypeError, ValueError) as error:
         problem = f"the entry {entry[0]!r} can't be written as JSON: {error}."
         step = "Use strings, numbers, booleans, lists and dictionaries only."
-        raise ConfigurationError(problem, step, key=entry[0]) from error
+        raise errors.ConfigurationError(problem, step, key=entry[0]) from error
 
 
 KIND = "metadata"
@@ -333,7 +327,7 @@ class SharedValue:
     def _read(self) -> StoredObject | None:
         try:
             self._seen = self._store.get(self._key)
-        except ObjectNotFoundError:
+        except errors.ObjectNotFoundError:
             self._seen = None
         return self._seen
 
@@ -344,7 +338,7 @@ class SharedValue:
                 etag = self._store.put_if_absent(self._key, value)
             else:
                 etag = self._store.put_if_match(self._key, value, seen.etag)
-        except (ObjectExistsError, PreconditionFailedError) as error:
+        except (errors.ObjectExistsError, errors.PreconditionFailedError) as error:
             problem = f"{self._key} in {self._store.url} was changed by another process."
-            raise CommitConflictError(problem, "It is read and decided again.", prefix=self._key) from error
+            raise errors.CommitConflictError(problem, "It is read and decided again.", prefix=self._key) from error
         self._seen = StoredObject(value, etag)

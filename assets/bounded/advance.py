@@ -53,15 +53,8 @@ from dagster_adjunct.assets.versions.manifest import (
 from dagster_adjunct.assets.versions.reports import REJECT, Action, AdvanceReport, OnStage, Stages, ignore_stage
 from dagster_adjunct.assets.versions.version import VersionRef
 from dagster_adjunct.assets.writing.generation import Runtime, open_runtime
+from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.common import resolve_user, sum_counters
-from dagster_adjunct.resources.errors import (
-    AdjunctError,
-    CommitConflictError,
-    ConfigurationError,
-    DatasetError,
-    MarkerConflictError,
-    ValidatorError,
-)
 from dagster_adjunct.resources.objects.commit_log import commit_with_rebase
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.spark.errors import translate_spark_errors
@@ -159,7 +152,7 @@ def poll_sources(group: AdvanceGroup) -> PollResult:
             return PollResult(complete, waiting, together)
     if len(versions) > 1:
         named = "; ".join(f"{name}: {delivery.version!r}" for name, delivery in complete.items())
-        raise MarkerConflictError(
+        raise errors.MarkerConflictError(
             f"the members of one version set have delivered different versions as the next ({named}).",
             "If one of them has no counterpart in the other members, or lost it to retention, abandon it: "
             "adjunct dataset abandon DATASET VERSION --reason ….",
@@ -178,7 +171,7 @@ def snapshot_inputs(
         others = ", ".join(sorted(set(manifests) - {specs[0].name}))
         problem = f"dataset {specs[0].name!r} is a member of a version set with {others}, and is declared alone."
         step = "Declare it with version_set(NAME, …) as before, or under a new name."
-        raise DatasetError(problem, step, dataset=specs[0].name)
+        raise errors.DatasetError(problem, step, dataset=specs[0].name)
     if expire_pins(log, manifests, context.now(), by=context.by):
         commit, manifests = log.read_all()
     opened = []
@@ -217,7 +210,7 @@ def advance_bounded(
     first. After an error the served version is unchanged.
     """
     if spec.version_set is not None:
-        raise ConfigurationError(
+        raise errors.ConfigurationError(
             f"dataset {spec.name!r} is declared in the version set {spec.version_set!r}: its members advance together.",
             "Advance the set with all its members: advance_version_set(lake, systems, members, …).",
             dataset=spec.name,
@@ -257,7 +250,7 @@ def advance_members(
     if len(names) != 1 or None in names or len(specs) < 2:
         problem = f"datasets {', '.join(spec.name for spec in specs)} are not declared in one version set."
         step = "Declare them with version_set(NAME, …) and pass what it returns."
-        raise ConfigurationError(problem, step, argument="specs")
+        raise errors.ConfigurationError(problem, step, argument="specs")
     join_version_set(runtime.lake, str(names.pop()), [spec.name for spec in specs], by=runtime.by)
     group = snapshot_inputs(runtime, specs, on_stage)
     return _advance(group, once=_has_query(group), make_current=False)
@@ -295,7 +288,7 @@ def _advance(group: AdvanceGroup, *, once: bool, make_current: bool) -> list[Adv
                 return [build_bounded_report(member) for member in commit_waiting(group, polled).members]
             candidates = [build_candidate(group.member(name), delivery) for name, delivery in polled.together.items()]
             validated = [validate_candidate(candidate) for candidate in reject_revoked_content(candidates)]
-        except (MarkerConflictError, ValidatorError):
+        except (errors.MarkerConflictError, errors.ValidatorError):
             commit_waits(group, {})
             raise
         group = publish_candidates(group, validated, make_current=make_current)
@@ -327,7 +320,7 @@ def _check_partition(spec: AdjunctDataset, partition: str | None) -> None:
         step = "Request a declared partition, or declare this one."
     else:
         return
-    raise ConfigurationError(f"dataset {spec.name!r} {problem}", step, argument="partition", dataset=spec.name)
+    raise errors.ConfigurationError(f"dataset {spec.name!r} {problem}", step, argument="partition", dataset=spec.name)
 
 
 def rebase_candidates(group: AdvanceGroup, candidates: Sequence[CandidateVersion]) -> AdvanceGroup:
@@ -346,7 +339,7 @@ def rebase_candidates(group: AdvanceGroup, candidates: Sequence[CandidateVersion
             name = candidate.member.name
             problem = f"dataset {name!r}, version {candidate.delivery.version!r}: another writer {what} meanwhile."
             step = "Nothing of this attempt is served. Advance again: it continues from the other writer's commit."
-            raise CommitConflictError(problem, step, dataset=name)
+            raise errors.CommitConflictError(problem, step, dataset=name)
     return rebased
 
 
@@ -635,8 +628,8 @@ def _commit_candidates(
     def catch_up(group: AdvanceGroup) -> AdvanceGroup:
         try:
             return rebase_candidates(group, candidates)
-        except CommitConflictError:
-            with suppress(AdjunctError):  # documents that remain are left to a discard
+        except errors.CommitConflictError:
+            with suppress(errors.AdjunctError):  # documents that remain are left to a discard
                 store = group.members[0].context.lake.store
                 store.delete_many([candidate.document for candidate in candidates if candidate.document is not None])
             raise

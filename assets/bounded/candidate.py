@@ -41,15 +41,9 @@ from dagster_adjunct.assets.writing.generation import (
     format_first,
     write_generation,
 )
+from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.bucketing.writer import WriteOptions
 from dagster_adjunct.resources.common import sum_counters
-from dagster_adjunct.resources.errors import (
-    AdjunctError,
-    DatasetError,
-    MarkerConflictError,
-    NullKeyError,
-    SchemaMismatchError,
-)
 from dagster_adjunct.resources.objects.commit_log import Commit
 from dagster_adjunct.resources.spark.errors import translate_spark_errors
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
@@ -177,7 +171,7 @@ class CandidateVersion:
 
 _MAX_FOOTER_BYTES = 1024 * 1024
 # Errors of the data, which every attempt would repeat: the version is rejected, and the next one may follow.
-REJECTING_ERRORS = (MarkerConflictError, NullKeyError, SchemaMismatchError)
+REJECTING_ERRORS = (errors.MarkerConflictError, errors.NullKeyError, errors.SchemaMismatchError)
 
 
 def build_candidate(member: Member, delivery: Delivery) -> CandidateVersion:
@@ -254,7 +248,7 @@ def _build_version(member: Member, delivery: Delivery, attempt: Attempt) -> Seal
                     order_by=source.ordered_by,
                     partitioned=source.copartitioned,
                 )
-        except NullKeyError as error:
+        except errors.NullKeyError as error:
             raise _with_record_places(error, member, delivery) from error
         counted.pop("conflicting", None)
         entries = generation.rows + counted["superseded"] + counted["deleted"]
@@ -263,7 +257,7 @@ def _build_version(member: Member, delivery: Delivery, attempt: Attempt) -> Seal
         elif spec.extractor is None and entries != records:
             problem = f"{what}: the source gave {entries} records where it counts {records}."
             step = "Nothing was published. Compare the stream's files with its manifest: adjunct stream show."
-            raise DatasetError(problem, step, dataset=member.spec.name, version=delivery.version)
+            raise errors.DatasetError(problem, step, dataset=member.spec.name, version=delivery.version)
         counters = sum_counters(counters, counted)
     if generation.footer_size > _MAX_FOOTER_BYTES:
         generation = generation.without_footers()
@@ -283,14 +277,14 @@ def _build_version(member: Member, delivery: Delivery, attempt: Attempt) -> Seal
     )
 
 
-def _with_record_places(error: NullKeyError, member: Member, delivery: Delivery) -> NullKeyError:
+def _with_record_places(error: errors.NullKeyError, member: Member, delivery: Delivery) -> errors.NullKeyError:
     """Return the error with the places of the first records without a key. This reads the version again."""
     with translate_spark_errors():
         without_key = find_null_keys(member.source.read(delivery, member.context.spark), member.spec.key, MAX_NAMED + 1)
     places = [place for partition, offset in without_key if (place := member.source.place(delivery, partition, offset))]
     if not places:
         return error
-    return NullKeyError(
+    return errors.NullKeyError(
         f"{error.problem.rstrip('.')}: {format_first(places)}.", error.next_step, dataset=member.spec.name
     )
 
@@ -358,7 +352,7 @@ def _find_finished_build(member: Member, delivery: Delivery, fingerprint: str) -
             continue
         try:
             version = SealedVersion.model_validate(body["version"])
-        except (ValidationError, AdjunctError, KeyError):
+        except (ValidationError, errors.AdjunctError, KeyError):
             continue  # an unreadable record only costs a second build
         candidate = CandidateVersion(member, delivery, attempt, version.number, version)
         if candidate.is_stored():  # an interrupted discard may have left the record of deleted files

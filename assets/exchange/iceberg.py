@@ -15,15 +15,9 @@ from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.leases import release_versions, retain_version
 from dagster_adjunct.assets.versions.version import POSITION, TOMBSTONE
+from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.bucketing.timeline import IS_FIRST
 from dagster_adjunct.resources.common import split_stream_name
-from dagster_adjunct.resources.errors import (
-    CommitConflictError,
-    CommitStateUnknownError,
-    ConfigurationError,
-    DatasetError,
-    ManifestMismatchError,
-)
 from dagster_adjunct.resources.objects.lake import Lake, lake_in
 from dagster_adjunct.resources.streams.lake import maintenance as stream_holds
 from dagster_adjunct.resources.streams.lake.manifest import HIDDEN_COLUMNS
@@ -66,7 +60,7 @@ class IcebergTable:
             return load(self.catalog)
         except (ValueError, ImportError, TypeError) as error:
             name = self.catalog.upper()
-            raise ConfigurationError(
+            raise errors.ConfigurationError(
                 f"the Iceberg catalogue {self.catalog!r} can't be opened: {error}",
                 f"Configure it for PyIceberg, in .pyiceberg.yaml or with PYICEBERG_CATALOG__{name}__TYPE, …__URI and "
                 "its other settings.",
@@ -191,7 +185,7 @@ def _check_sealed(view: Held, lake: Lake) -> None:
         problem = (
             f"dataset {view.dataset!r}, version {view.version} is {ref.state} ({ref.reason}) and can't be registered."
         )
-        raise DatasetError(problem, "Register a sealed version.", dataset=view.dataset, version=view.version)
+        raise errors.DatasetError(problem, "Register a sealed version.", dataset=view.dataset, version=view.version)
 
 
 def _load_or_create_table(files: ViewFiles, catalog: Catalog, identifier: str) -> Table:
@@ -209,14 +203,14 @@ def _load_or_create_table(files: ViewFiles, catalog: Catalog, identifier: str) -
         namespace = identifier.rpartition(".")[0]
         problem = f"the catalogue has no namespace {namespace!r} for the table {identifier!r}."
         step = f"Create it: catalog.create_namespace({namespace!r})."
-        raise ConfigurationError(problem, step, table=identifier) from error
+        raise errors.ConfigurationError(problem, step, table=identifier) from error
     owner = table.properties.get(DATASET)
     if owner != view.dataset and (owner is not None or table.current_snapshot() is not None):
         problem = (
             f"the Iceberg table {identifier!r} holds {f'dataset {owner!r}' if owner else 'data of its own'}, which "
             f"registering {_describe_owner(view)} would replace."
         )
-        raise DatasetError(problem, "Use another table.", dataset=view.dataset, version=view.version)
+        raise errors.DatasetError(problem, "Use another table.", dataset=view.dataset, version=view.version)
     return table
 
 
@@ -233,7 +227,7 @@ def _check_columns(files: ViewFiles, table: Table, identifier: str) -> None:
     if wrong:
         problem = f"{_describe_view(view)} does not fit the Iceberg table {identifier!r}: {'; '.join(wrong)}."
         step = "Columns can only be added. Register this version in a new table."
-        raise DatasetError(problem, step, dataset=view.dataset, version=view.version)
+        raise errors.DatasetError(problem, step, dataset=view.dataset, version=view.version)
 
 
 def _commit(files: ViewFiles, table: Table, identifier: str, properties: dict[str, str]) -> None:
@@ -264,9 +258,9 @@ def _commit(files: ViewFiles, table: Table, identifier: str, properties: dict[st
     except CommitStateUnknownException as error:
         problem = f"it is unknown whether version {view.version} was committed to the Iceberg table {identifier!r}."
         step = "Register it again: a committed version is not registered twice."
-        raise CommitStateUnknownError(problem, step, dataset=view.dataset) from error
+        raise errors.CommitStateUnknownError(problem, step, dataset=view.dataset) from error
     except (CommitFailedException, ValidationException) as error:
-        raise CommitConflictError(
+        raise errors.CommitConflictError(
             f"the Iceberg table {identifier!r} was changed by another writer while "
             f"{_describe_view(view)} was registered ({error}).",
             "Nothing was registered. Check the table, and register again.",
@@ -288,7 +282,7 @@ def _data_files(files: ViewFiles, table: Table, transaction: Transaction) -> lis
             "Check the catalogue's settings for the lake (s3.endpoint, credentials), and the version itself: "
             "adjunct dataset verify."
         )
-        raise ManifestMismatchError(problem, step, dataset=view.dataset, version=view.version) from error
+        raise errors.ManifestMismatchError(problem, step, dataset=view.dataset, version=view.version) from error
     for (_, stored), file in zip(files.files, data_files, strict=True):
         if (file.record_count, file.file_size_in_bytes) != (stored.file.rows, stored.file.size):
             raise stored.damaged(f"it has {file.record_count} rows in {file.file_size_in_bytes} bytes")

@@ -23,14 +23,9 @@ from dagster_adjunct.assets.reading.verify import VerifyReport, verify_version
 from dagster_adjunct.assets.reading.version_reader import Entry, VersionReader, find_unreadable_version
 from dagster_adjunct.assets.versions.manifest import DatasetManifest
 from dagster_adjunct.assets.versions.version import SealedVersion
+from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.backends.columns import register_backend
 from dagster_adjunct.resources.common import check_seconds
-from dagster_adjunct.resources.errors import (
-    ConfigurationError,
-    ManifestMismatchError,
-    NullKeyError,
-    SchemaMismatchError,
-)
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.tables.functions import TableReadFunction, check_args
@@ -105,7 +100,7 @@ class Dataset(VersionOperations):
         return self._served.require().reader.rows
 
     @property
-    def damaged(self) -> dict[str, ManifestMismatchError]:
+    def damaged(self) -> dict[str, errors.ManifestMismatchError]:
         """The errors of versions that were found damaged while reading, by version id."""
         return dict(self._served.damaged)
 
@@ -352,10 +347,10 @@ class DatasetTable(TableReadFunction[Any, dict[str, Any]]):
     async def send(self, operation: Operation[Any]) -> Outcomes:
         if operation.kind.writes:
             problem = f"dataset {self.dataset!r} is a read-only table, and was asked to {operation.kind.value}."
-            raise ConfigurationError(problem, "Publish to the dataset's input instead.", dataset=self.dataset)
+            raise errors.ConfigurationError(problem, "Publish to the dataset's input instead.", dataset=self.dataset)
         try:
             return await asyncio.to_thread(self._read, operation)
-        except ConfigurationError:
+        except errors.ConfigurationError:
             raise
         except Exception as error:  # noqa: BLE001 - it becomes the outcome
             return Outcomes.all(len(operation), self.problem_of(error))
@@ -369,7 +364,7 @@ class DatasetTable(TableReadFunction[Any, dict[str, Any]]):
             misfits: dict[int, Problem] = {}
             try:
                 entries = used.dataset.get_all(keys)
-            except (SchemaMismatchError, NullKeyError):
+            except (errors.SchemaMismatchError, errors.NullKeyError):
                 misfits = self._invalid_keys(used.dataset, keys)
                 entries = used.dataset.get_all([key for place, key in enumerate(keys) if place not in misfits])
             values = [None if place in misfits else entries.get(key) for place, key in enumerate(keys)]
@@ -384,7 +379,7 @@ class DatasetTable(TableReadFunction[Any, dict[str, Any]]):
         for place, key in enumerate(keys):
             try:
                 coerce_key(f"dataset {self.dataset!r}", fields, key)
-            except (SchemaMismatchError, NullKeyError) as error:
+            except (errors.SchemaMismatchError, errors.NullKeyError) as error:
                 misfits[place] = Problem(State.REFUSED, error)
         return misfits
 

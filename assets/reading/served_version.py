@@ -20,14 +20,8 @@ from dagster_adjunct.assets.versions.actions import find_previous_version
 from dagster_adjunct.assets.versions.dataset_log import redirect_target
 from dagster_adjunct.assets.versions.leases import Lease, check_retained
 from dagster_adjunct.assets.versions.manifest import DatasetManifest, as_bounded
+from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.common import utc_now
-from dagster_adjunct.resources.errors import (
-    AdjunctError,
-    ConfigurationError,
-    DatasetError,
-    ManifestMismatchError,
-    VersionDiscardedError,
-)
 from dagster_adjunct.resources.objects.commit_log import Commit
 from dagster_adjunct.resources.validation import validated_methods
 
@@ -72,7 +66,7 @@ _log = logging.getLogger("adjunct.serving")
 def _retry_discarded(lease: Callable[[], T]) -> T:
     """Return `lease()`, retried where a version was replaced and discarded before it could be leased."""
     for _ in range(_TRIES - 1):
-        with suppress(VersionDiscardedError):
+        with suppress(errors.VersionDiscardedError):
             return lease()
     return lease()
 
@@ -95,7 +89,7 @@ class ServedVersion:
         self._stored, self._leases = stored, leases
         self._holder = holder or f"{socket.gethostname()}, process {os.getpid()}"
         self._on_damage: OnDamage = on_damage or (stored.spec.on_damage if stored.spec is not None else "fail")
-        self.damaged: dict[str, ManifestMismatchError] = {}
+        self.damaged: dict[str, errors.ManifestMismatchError] = {}
         self._avoided: str | None = None  # the served version, while an earlier one is read because it is damaged
         self._answered = self._closed = False
         self._lent: list[VersionInUse] = []
@@ -106,7 +100,7 @@ class ServedVersion:
         self.moving = threading.RLock()
         """The lock for switching versions. Running calls keep theirs."""
         self._current: list[VersionInUse] = []  # at most one, which the next call enters
-        self._ended: AdjunctError | None = None  # why there is none
+        self._ended: errors.AdjunctError | None = None  # why there is none
         if fixed is None:
             self._commit, manifest = stored.newest()
             fixed = stored.reader_of(manifest)
@@ -147,7 +141,7 @@ class ServedVersion:
                 answer = read(held.reader)
                 self._answered = True
                 return answer
-            except ManifestMismatchError as error:
+            except errors.ManifestMismatchError as error:
                 self.replace_damaged(held, error)
             finally:
                 self.leave(held)
@@ -163,10 +157,10 @@ class ServedVersion:
                 if not self._leases:
                     check_retained(self._stored.log.lake, self._stored.name, [held.reader.version])
                 answer = read(held.reader)
-            except ManifestMismatchError as error:
+            except errors.ManifestMismatchError as error:
                 self.leave(held)
                 self.replace_damaged(held, error)
-            except VersionDiscardedError:
+            except errors.VersionDiscardedError:
                 self.leave(held)
                 if self._fixed is not None or not self.refresh():
                     raise
@@ -216,7 +210,7 @@ class ServedVersion:
                     begun = True
                     yield item
                 return
-            except ManifestMismatchError as error:
+            except errors.ManifestMismatchError as error:
                 if begun:
                     self.raise_if_discarded(held.reader.version)
                     raise
@@ -237,7 +231,7 @@ class ServedVersion:
                 with self.moving:
                     if held is self.held and not held.leased:
                         held.lease = self._acquire(held.reader.version)
-            except VersionDiscardedError:
+            except errors.VersionDiscardedError:
                 if self._fixed is not None or not self.refresh():
                     raise
 
@@ -295,9 +289,11 @@ class ServedVersion:
         if known:
             self.leave(held)
 
-    def _closed_error(self) -> DatasetError:
+    def _closed_error(self) -> errors.DatasetError:
         name = self._stored.name
-        return DatasetError(f"the reader of dataset {name!r} is closed.", "Open the dataset again.", dataset=name)
+        return errors.DatasetError(
+            f"the reader of dataset {name!r} is closed.", "Open the dataset again.", dataset=name
+        )
 
     def _read_current(self) -> tuple[Commit, VersionReader]:
         commit, manifest = self._stored.newest()
@@ -319,7 +315,7 @@ class ServedVersion:
         """Return `read()`; a DatasetError also ends the current version until a refresh finds one."""
         try:
             return read()
-        except DatasetError as error:
+        except errors.DatasetError as error:
             self._replace(None, error)
             raise
 
@@ -337,7 +333,7 @@ class ServedVersion:
         leased = self.held is not None and self.held.lease is not None
         self._replace(VersionInUse(reader, self._acquire(reader.version) if leased else None))
 
-    def _replace(self, held: VersionInUse | None, ended: AdjunctError | None = None) -> None:
+    def _replace(self, held: VersionInUse | None, ended: errors.AdjunctError | None = None) -> None:
         """Let later calls enter this version, or raise this error."""
         with self.moving:
             with self._lock:
@@ -351,8 +347,8 @@ class ServedVersion:
         name = self._stored.name
         try:
             return Lease.acquire(self._stored.log.lake, name, versions, holder=self._holder)
-        except ConfigurationError as error:
-            raise DatasetError(
+        except errors.ConfigurationError as error:
+            raise errors.DatasetError(
                 f"dataset {name!r}: a reader could not write its lease: {error.problem}",
                 f"Grant write access to datasets/{name}/leases, or open with lease=False: versions may then be "
                 "discarded while they are read.",
@@ -361,7 +357,7 @@ class ServedVersion:
 
     # -- damage
 
-    def replace_damaged(self, held: VersionInUse, error: ManifestMismatchError) -> None:
+    def replace_damaged(self, held: VersionInUse, error: errors.ManifestMismatchError) -> None:
         """Switch from this version, which has a missing or damaged file, to a replacement, or raise the error."""
         with self.moving:
             if held is not self.held:
@@ -417,7 +413,7 @@ class Watch:
     def __init__(self, name: str, refresh: Callable[[], Callable[[], object] | None], interval: float) -> None:
         if not interval > 0:
             problem = f"dataset {name!r} can't be watched with an interval of {interval} seconds."
-            raise ConfigurationError(problem, "Pass an interval above 0.", argument="interval", dataset=name)
+            raise errors.ConfigurationError(problem, "Pass an interval above 0.", argument="interval", dataset=name)
         self.error: Exception | None = None
         self.failing_since: datetime | None = None
         self.refreshed_at: datetime | None = None
@@ -457,7 +453,7 @@ class Watch:
                 refresh()
             except Exception as error:
                 self._record_failure(error)
-                if not isinstance(error, AdjunctError):
+                if not isinstance(error, errors.AdjunctError):
                     raise
             else:
                 self.error = self.failing_since = None

@@ -38,17 +38,8 @@ from dagster_adjunct.assets.versions.dataset_log import (
 )
 from dagster_adjunct.assets.versions.manifest import DatasetManifest, UnboundedManifest, as_bounded, parse_manifest
 from dagster_adjunct.assets.versions.version import SealedVersion, VersionRef, check_declaration, version_number
+from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.common import argument_error
-from dagster_adjunct.resources.errors import (
-    ConfigurationError,
-    DatasetError,
-    DatasetNotFoundError,
-    MalformedDocumentError,
-    ManifestMismatchError,
-    NoSealedVersionError,
-    ObjectNotFoundError,
-    VersionDiscardedError,
-)
 from dagster_adjunct.resources.objects.commit_log import Commit, commit_number, is_deletion_commit
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.streams.system import StreamSystem
@@ -84,7 +75,7 @@ def resolve_version(
     if served is None:
         problem = f"dataset {log.name!r}: its history has no version served {_describe_as_of(as_of)}."
         step = f"See adjunct dataset history {log.name}, and adjunct dataset versions {log.name}."
-        raise NoSealedVersionError(problem, step, dataset=log.name)
+        raise errors.NoSealedVersionError(problem, step, dataset=log.name)
     require_readable_version(manifest, served.id)  # raises if it was revoked or is not retained
     return served
 
@@ -93,10 +84,10 @@ def _validate_request(dataset: str, version: str | None, as_of: AsOf | None) -> 
     if (version is None) == (as_of is None):
         asked = "neither version nor as_of" if version is None else f"both version {version!r} and as_of {as_of}"
         problem = f"dataset {dataset!r}: {asked} is given, expected one of the two."
-        raise ConfigurationError(problem, "Give version= or as_of=.", argument="as_of", dataset=dataset)
+        raise errors.ConfigurationError(problem, "Give version= or as_of=.", argument="as_of", dataset=dataset)
     if isinstance(as_of, datetime) and as_of.tzinfo is None:
         problem = f"dataset {dataset!r}: as_of is {as_of}, expected a time with its zone."
-        raise ConfigurationError(problem, "Give it one, such as tzinfo=UTC.", argument="as_of", dataset=dataset)
+        raise errors.ConfigurationError(problem, "Give it one, such as tzinfo=UTC.", argument="as_of", dataset=dataset)
 
 
 def _matches_commit(commit: Commit, as_of: AsOf | None) -> bool:
@@ -124,7 +115,7 @@ def read_batch_version(log: DatasetLog, manifest: DatasetManifest, version: str)
     document = f"{log.prefix}/versions/{version}-"
     for entry in manifest.doomed:
         if entry.startswith(document):
-            with suppress(ObjectNotFoundError):
+            with suppress(errors.ObjectNotFoundError):
                 return SealedVersion.model_validate_json(log.lake.store.get(entry).data)
     return log.read_version(require_version(manifest, version))
 
@@ -134,7 +125,7 @@ def read_committed_version(log: DatasetLog, manifest: UnboundedManifest, version
     number, dash, commit_id = version.removeprefix("v").partition("-")
     sealed = None
     if dash and number.isdecimal() and commit_id:
-        with suppress(ObjectNotFoundError, MalformedDocumentError):
+        with suppress(errors.ObjectNotFoundError, errors.MalformedDocumentError):
             own = log.log
             sealed = parse_manifest(log.name, own.read(own.manifest_key(int(number), commit_id))).version
     if sealed is None or sealed.id != version:
@@ -143,7 +134,9 @@ def read_committed_version(log: DatasetLog, manifest: UnboundedManifest, version
             f"dataset {log.name!r} has no version {version!r}; the current one is {newest}, and those from "
             f"number {manifest.retained_from} on can be read."
         )
-        raise DatasetError(problem, f"See adjunct dataset history {log.name}.", dataset=log.name, version=version)
+        raise errors.DatasetError(
+            problem, f"See adjunct dataset history {log.name}.", dataset=log.name, version=version
+        )
     return sealed
 
 
@@ -190,7 +183,7 @@ class _CommitHistory:
         number = version_number(version) if ID_PREFIX.fullmatch(version) else 0
         if not self.manifest.retained_from <= number <= self.current.number:
             return None
-        with suppress(DatasetError):  # nothing was served after that commit
+        with suppress(errors.DatasetError):  # nothing was served after that commit
             sealed = self.served_as_of(number)
             return sealed if sealed.id.startswith(version) else None
         return None
@@ -203,9 +196,11 @@ class _CommitHistory:
                 keys = [self.log.log.manifest_key(number, str(self.commit_at(number + 1).parent))]
             try:
                 self.read[number] = self.log.log.read(keys[0])
-            except ObjectNotFoundError as error:
+            except errors.ObjectNotFoundError as error:
                 problem = f"dataset {self.log.name!r}: commit {number} was discarded during this read."
-                raise VersionDiscardedError(problem, "Retry to read what is left.", dataset=self.log.name) from error
+                raise errors.VersionDiscardedError(
+                    problem, "Retry to read what is left.", dataset=self.log.name
+                ) from error
         return self.read[number]
 
     def manifest_at(self, number: int) -> DatasetManifest:
@@ -226,7 +221,7 @@ class _CommitHistory:
                 f"dataset {self.log.name!r} has no commit {asked!r}; those that can be read are numbered "
                 f"{self.numbers[0]} to {self.numbers[-1]}."
             )
-            raise DatasetError(problem, f"See adjunct dataset history {self.log.name}.", dataset=self.log.name)
+            raise errors.DatasetError(problem, f"See adjunct dataset history {self.log.name}.", dataset=self.log.name)
         return self.manifest_at(number)
 
     def raise_not_readable(self, asked: str) -> NoReturn:
@@ -235,15 +230,15 @@ class _CommitHistory:
         place = bisect_left(self.numbers, True, key=lambda number: self.manifest_at(number).version is not None)
         if place == len(self.numbers):
             problem = f"dataset {name!r} has no version to read yet: its bootstrap is not finished."
-            raise NoSealedVersionError(problem, "Advance the dataset.", dataset=name)
+            raise errors.NoSealedVersionError(problem, "Advance the dataset.", dataset=name)
         commit = self.commit_at(self.numbers[place])
         when = f"{commit.created_at:%Y-%m-%d %H:%M:%S} UTC"
         oldest = f"the oldest readable version was committed at {when}, as number {commit.number}"
         if self.manifest.retained_from > 1:
             problem = f"dataset {name!r}: the version served {asked} has been discarded; {oldest}."
             step = f"See adjunct dataset history {name}. A longer grace keeps more: discard=DiscardPolicy(grace=…)."
-            raise VersionDiscardedError(problem, step, dataset=name)
-        raise NoSealedVersionError(
+            raise errors.VersionDiscardedError(problem, step, dataset=name)
+        raise errors.NoSealedVersionError(
             f"dataset {name!r} served nothing {asked}; {oldest}.", f"See adjunct dataset history {name}.", dataset=name
         )
 
@@ -258,11 +253,13 @@ def list_datasets(lake: Lake) -> list[str]:
     return sorted(name for name in names if _has_commit(lake, name))
 
 
-def dataset_not_found_error(lake: Lake, name: str) -> DatasetNotFoundError:
+def dataset_not_found_error(lake: Lake, name: str) -> errors.DatasetNotFoundError:
     """Return the error for an unknown dataset, listing the existing ones."""
     known = ", ".join(list_datasets(lake)) or "none"
     step = "Check the name and the lake, or advance the dataset once to create it."
-    return DatasetNotFoundError(f"there is no dataset {name!r} in {lake.url}; there are: {known}.", step, dataset=name)
+    return errors.DatasetNotFoundError(
+        f"there is no dataset {name!r} in {lake.url}; there are: {known}.", step, dataset=name
+    )
 
 
 def _has_commit(lake: Lake, name: str) -> bool:
@@ -275,7 +272,7 @@ def _has_commit(lake: Lake, name: str) -> bool:
         shared = version_set_log(lake, set_name).current()
         members = member_bodies(shared) if shared is not None else {}
         return members.get(name, own.body.get("manifest")) is not None
-    except MalformedDocumentError:
+    except errors.MalformedDocumentError:
         return True
 
 
@@ -386,7 +383,7 @@ class StoredVersions(VersionOperations):
 
     def not_served_error(
         self, manifest: DatasetManifest | None, systems: Mapping[str, StreamSystem] | None = None
-    ) -> NoSealedVersionError:
+    ) -> errors.NoSealedVersionError:
         """Return the error that says what the first version waits for; see `require_current`."""
         waiting = None
         if self.spec is not None and systems is not None and is_delivered(self.spec, manifest):
@@ -450,7 +447,7 @@ class StoredVersions(VersionOperations):
         views = self.version(old), self.version(new)
         try:
             return diff_versions(*views, sample=sample)
-        except ManifestMismatchError:
+        except errors.ManifestMismatchError:
             manifest = self.require_manifest()
             for view in views:
                 manifest.check_kept(view.version)  # which says so, where that is why a file is missing
@@ -502,7 +499,7 @@ def is_delivered(spec: AdjunctDataset | None, manifest: DatasetManifest | None) 
 
 def no_version_error(
     name: str, spec: AdjunctDataset | None, manifest: DatasetManifest | None, waiting: str | None = None
-) -> NoSealedVersionError:
+) -> errors.NoSealedVersionError:
     """Return the error for a dataset without a version; `waiting` describes what a delivered one waits for."""
     by_name, step = False, "Deliver what is missing and advance the dataset (materialise its asset, or adjunct run)."
     if _is_computed(spec, manifest):
@@ -511,12 +508,12 @@ def no_version_error(
         step = f"Materialise {_describe_partitions(spec, by_name)} in Dagster, or run adjunct dataset advance {name} "
         step += f"MODULE:APP{' --partition NAME' if by_name else ''}."
     cause = _describe_cause(spec, manifest, waiting, by_name)
-    return NoSealedVersionError(f"dataset {name!r} has no version to read yet: {cause}.", step, dataset=name)
+    return errors.NoSealedVersionError(f"dataset {name!r} has no version to read yet: {cause}.", step, dataset=name)
 
 
 def no_complete_version_error(
     spec: AdjunctDataset, manifest: DatasetManifest | None, awaiting: Awaiting
-) -> NoSealedVersionError:
+) -> errors.NoSealedVersionError:
     """Return the error for a declared dataset without a complete version, which waits for `awaiting`."""
     waiting = describe_waiting(awaiting, manifest) if is_delivered(spec, manifest) else None
     return no_version_error(spec.name, spec, manifest, waiting)

@@ -31,17 +31,11 @@ from dagster_adjunct.assets.versions.dataset_log import Attempt, DatasetLog
 from dagster_adjunct.assets.versions.leases import delete_attempt, lease_served, read_lake_clock, record_build
 from dagster_adjunct.assets.versions.manifest import BoundedManifest, Change, DatasetManifest, UnboundedManifest
 from dagster_adjunct.assets.versions.version import SealedVersion, VersionRef, has_row_ends, version_id
+from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.arrow import np, pa
 from dagster_adjunct.resources.bucketing.files import BucketFile, BucketLayout, Generation, conform_to_layout
 from dagster_adjunct.resources.bucketing.timeline import TimelineOptions
 from dagster_adjunct.resources.bucketing.writer import ROWS_PER_GROUP, BucketFileWriter, WriteOptions, write_bucket_file
-from dagster_adjunct.resources.errors import (
-    CommitConflictError,
-    ConfigurationError,
-    DatasetError,
-    ManifestMismatchError,
-    StillReadError,
-)
 from dagster_adjunct.resources.objects.commit_log import Commit
 from dagster_adjunct.resources.objects.lake import Lake
 
@@ -86,9 +80,9 @@ def check_repartitioning(log: DatasetLog, manifest: DatasetManifest, partitions:
     if not reason.strip():
         problem = f"{what} can't be repartitioned without a reason."
         step = "Pass a reason, which is stored in the commit."
-        raise ConfigurationError(problem, step, argument="reason", dataset=log.name)
+        raise errors.ConfigurationError(problem, step, argument="reason", dataset=log.name)
     if declared.partitions is None:
-        raise ConfigurationError(
+        raise errors.ConfigurationError(
             f"{what} is broadcast: one copy, in no partitions, and can't be rewritten into {partitions} of them.",
             "Declare it under a new name with the new count, which builds it from its input beside the old one; or "
             f"delete and rebuild it: adjunct dataset delete {log.name} --reason ….",
@@ -97,11 +91,11 @@ def check_repartitioning(log: DatasetLog, manifest: DatasetManifest, partitions:
     if not 1 <= partitions <= 100_000 or partitions == declared.partitions:
         problem = f"{what} has {declared.partitions} partitions and can't be rewritten into {partitions}."
         step = "Pass a different number from 1 to 100,000."
-        raise ConfigurationError(problem, step, argument="partitions", dataset=log.name)
+        raise errors.ConfigurationError(problem, step, argument="partitions", dataset=log.name)
     if manifest.unfinished:
         problem = f"{what} can't be repartitioned now: its bootstrap is not finished ({manifest.unfinished})."
         step = f"Advance it until the bootstrap is done (adjunct dataset advance {log.name} MODULE:APP), then repeat."
-        raise DatasetError(problem, step, dataset=log.name)
+        raise errors.DatasetError(problem, step, dataset=log.name)
     return declared.partitions
 
 
@@ -112,7 +106,7 @@ def _check_unused(dataset: str, roots: Roots) -> None:
         step = (
             "Run the application to finish its batch, or give the batch up (adjunct checkpoint abandon). Then repeat."
         )
-        raise StillReadError(problem, step, dataset=dataset, readers=readers)
+        raise errors.StillReadError(problem, step, dataset=dataset, readers=readers)
 
 
 M = TypeVar("M", UnboundedManifest, BoundedManifest)
@@ -125,7 +119,7 @@ def _read_manifest(log: DatasetLog, kind: type[M]) -> tuple[Commit, M]:
         problem = (
             f"dataset {log.name!r} is {'un' if kind is BoundedManifest else ''}bounded and is rewritten otherwise."
         )
-        raise ConfigurationError(problem, "Use repartition_dataset, which handles both kinds.", dataset=log.name)
+        raise errors.ConfigurationError(problem, "Use repartition_dataset, which handles both kinds.", dataset=log.name)
     return commit, manifest
 
 
@@ -165,7 +159,7 @@ def _rebucket_generation(
         log.drop(new)
         problem = f"{options.what}: rewriting generation {old.id} wrote {new.rows} rows, the manifest lists {old.rows}."
         step = "Nothing was committed. Check the version: adjunct dataset verify."
-        raise ManifestMismatchError(problem, step, dataset=log.name, version=version.id)
+        raise errors.ManifestMismatchError(problem, step, dataset=log.name, version=version.id)
     return new
 
 
@@ -230,7 +224,7 @@ def repartition_table(
         is_requested = True
         try:
             log.commit(commit, after, by=by, commit_id=commit_id)
-        except CommitConflictError:
+        except errors.CommitConflictError:
             is_requested = False
             raise
         return report({version.id: new.id})

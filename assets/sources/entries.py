@@ -22,14 +22,9 @@ from dagster_adjunct.assets.declaration.change_values import (
 from dagster_adjunct.assets.declaration.dataset import BY_OFFSET, AdjunctDataset
 from dagster_adjunct.assets.declaration.extractors import Projection, PythonExtractor, mask_columns
 from dagster_adjunct.assets.versions.version import DatasetDeclaration, declaration_from_spec
+from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.arrow import pa
 from dagster_adjunct.resources.common import split_stream_name
-from dagster_adjunct.resources.errors import (
-    ConfigurationError,
-    DatasetError,
-    OffsetOutOfRangeError,
-    SchemaMismatchError,
-)
 from dagster_adjunct.resources.schemas.column_sql import F, named_column
 from dagster_adjunct.resources.schemas.schema import Field, Schema, check_key_types
 from dagster_adjunct.resources.streams.system import (
@@ -95,7 +90,7 @@ def derive_row_schema(spec: AdjunctDataset, stream_schema: Schema) -> Schema:
     if kind not in ("date", "timestamp"):
         problem = f"{what}: valid_from names the column {name!r}, which is {kind}: expected a timestamp or a date."
         step = "Name another column, or leave valid_from out to use the record's time."
-        raise SchemaMismatchError(problem, step, column=name)
+        raise errors.SchemaMismatchError(problem, step, column=name)
     for name in following.order_by or ():
         _check_ordering(spec, rows, name, what)
     if following.keep_tombstones is not None and position_type(following.order, rows) != "bigint":
@@ -104,7 +99,7 @@ def derive_row_schema(spec: AdjunctDataset, stream_schema: Schema) -> Schema:
             f"{order_as_code(following.order_by or ())} there is no distance."
         )
         step = "Leave it out, so that deletions are kept for ever, or order by an integer, a date or a timestamp."
-        raise SchemaMismatchError(problem, step, dataset=spec.name, argument="keep_tombstones")
+        raise errors.SchemaMismatchError(problem, step, dataset=spec.name, argument="keep_tombstones")
     return rows
 
 
@@ -137,7 +132,7 @@ def _check_ordering(spec: AdjunctDataset, rows: Schema, name: str, what: str) ->
         problem, step = f"order_by names {name!r}: {found[0]}.", found[1]
     else:
         return
-    raise SchemaMismatchError(f"{what}: {problem}", step, dataset=spec.name, column=name)
+    raise errors.SchemaMismatchError(f"{what}: {problem}", step, dataset=spec.name, column=name)
 
 
 def entries_from_frame(spec: AdjunctDataset, records: DataFrame, schema: Schema) -> DataFrame:
@@ -164,9 +159,9 @@ def _add_position_columns(spec: AdjunctDataset, schema: Schema, what: str) -> Sc
             f"column {taken[0]!r}."
         )
         step = "Rename that column with a Projection, or leave it out with columns=."
-        raise SchemaMismatchError(problem, step, dataset=spec.name, column=taken[0])
+        raise errors.SchemaMismatchError(problem, step, dataset=spec.name, column=taken[0])
     if isinstance(spec.extractor, PythonExtractor):
-        raise SchemaMismatchError(
+        raise errors.SchemaMismatchError(
             f"{what}: it is keyed by offset, and extractor {spec.extractor.factory} may make several entries from one "
             "record, of which only one would be kept.",
             "Declare key columns of the entries, or use a Projection.",
@@ -183,7 +178,7 @@ def _reject_tombstones_column(what: str) -> Column:
         F.lit(f"{what}: the record at offset "), named_column(OFFSET).cast("string"), F.lit(" of partition "),
         named_column(PARTITION).cast("string"), F.lit(f" {_NO_KEY}"),
     )  # fmt: skip
-    error = raise_error_column(SchemaMismatchError, place, _NO_KEY_STEP)
+    error = raise_error_column(errors.SchemaMismatchError, place, _NO_KEY_STEP)
     return F.when(named_column(TOMBSTONE), error).otherwise(F.lit(False))
 
 
@@ -208,7 +203,7 @@ def raise_if_spark_needed(spec: AdjunctDataset, needed: list[str]) -> None:
     if needed:
         problem = f"dataset {spec.name!r} (input {spec.input}) can't be made without Spark: {'; '.join(needed)}."
         step = "Pass a Spark session, or session_scope(), instead of IN_PROCESS."
-        raise ConfigurationError(problem, step, dataset=spec.name)
+        raise errors.ConfigurationError(problem, step, dataset=spec.name)
 
 
 def entries_from_arrow(spec: AdjunctDataset, records: pa.Table, schema: Schema) -> pa.Table:
@@ -225,7 +220,7 @@ def entries_from_arrow(spec: AdjunctDataset, records: pa.Table, schema: Schema) 
         if deleted.num_rows:
             offset, partition = (deleted.column(name)[0].as_py() for name in (OFFSET, PARTITION))
             problem = f"{what}: the record at offset {offset} of partition {partition} {_NO_KEY}"
-            raise SchemaMismatchError(problem, _NO_KEY_STEP, dataset=spec.name)
+            raise errors.SchemaMismatchError(problem, _NO_KEY_STEP, dataset=spec.name)
     return pa.table({name: records.column(position.get(name, name)) for name in (*schema.names, *META)})
 
 
@@ -250,7 +245,7 @@ class OpenedStream:
         With `at_once`, the stream is read once: later calls return its ends and markers as of now.
         """
         if spec.is_local:
-            raise DatasetError(
+            raise errors.DatasetError(
                 f"dataset {spec.name!r} is a local table: its application writes it, and it has no input stream.",
                 f"To rebuild it, delete it (adjunct dataset delete {spec.name} --reason …), and let the application "
                 "read its input again from an earlier offset: adjunct startpoint set.",
@@ -262,7 +257,7 @@ class OpenedStream:
         info = system.info(stream)
         if info.schema is None:
             problem = f"dataset {spec.name!r} (input {spec.input}): the stream's records are raw, without columns."
-            raise DatasetError(problem, "Use an input stream that declares its schema.", dataset=spec.name)
+            raise errors.DatasetError(problem, "Use an input stream that declares its schema.", dataset=spec.name)
         entries = derive_entry_schema(spec, derive_row_schema(spec, info.schema))
         if spec.follows_changes:
             check_changes_ordered(spec, info.key, info.partitions, info.partitioner)
@@ -314,7 +309,9 @@ class OpenedStream:
 
         return {ssp: later(known[ssp], oldest[ssp]) if ssp in known else default[ssp] for ssp in self.ssps}
 
-    def recreated_error(self, before: str | None, read_to: Offsets, ends: Offsets) -> OffsetOutOfRangeError | None:
+    def recreated_error(
+        self, before: str | None, read_to: Offsets, ends: Offsets
+    ) -> errors.OffsetOutOfRangeError | None:
         """Return the error for a stream that is not the one that the dataset has read; None if it is the same.
 
         It is another one if its identity differs from `before`, or if it ends before the offsets read. The next step
@@ -348,7 +345,7 @@ class OpenedStream:
             read, end = read_to[beyond], ends[beyond]
             problem = f"dataset {name!r} has read {beyond} up to offset {read}, and the stream ends at {end}."
             about |= {"partition": beyond.partition, "offset": read, "upcoming": end}
-        return OffsetOutOfRangeError(problem, next_step, **about)
+        return errors.OffsetOutOfRangeError(problem, next_step, **about)
 
     def count(self, ranges: Ranges) -> int:
         """Return the number of records in the ranges, without reading them."""
@@ -375,8 +372,8 @@ class OpenedStream:
     def _explain_lost_records(self) -> Iterator[None]:
         try:
             yield
-        except OffsetOutOfRangeError as error:
-            raise OffsetOutOfRangeError(
+        except errors.OffsetOutOfRangeError as error:
+            raise errors.OffsetOutOfRangeError(
                 f"dataset {self.spec.name!r} lost records that it was about to read: {error.problem}",
                 "What is served stays. Advance it again: a bounded dataset resumes with the first complete version "
                 "on the stream, an unbounded one as on_lost_offset declares. Keep the stream longer, or advance the "
@@ -390,7 +387,7 @@ def check_changes_ordered(spec: AdjunctDataset, key: Sequence[str], partitions: 
     if spec.following.order_by is not None or has_one_partition_per_key(spec, key, partitions, partitioner):
         return
     keyed = f"keyed by ({', '.join(key)})" if key else "not keyed"
-    raise DatasetError(
+    raise errors.DatasetError(
         f"dataset {spec.name!r} has the key ({', '.join(spec.key)}), and its input {spec.input} is {keyed} over "
         f"{partitions} partitions ({partitioner}): changes of one key could be in several partitions, "
         "where nothing orders them.",
@@ -428,5 +425,5 @@ def resolve_stream(
     system, stream = split_stream_name(name)
     if system not in systems:
         problem = f"{what}, and no stream system {system!r} is given: there are {', '.join(sorted(systems)) or 'none'}."
-        raise DatasetError(problem, "Pass the result of open_system(lake, name) in systems.", dataset=dataset)
+        raise errors.DatasetError(problem, "Pass the result of open_system(lake, name) in systems.", dataset=dataset)
     return systems[system], stream

@@ -52,16 +52,11 @@ from dagster_adjunct.assets.writing.generation import (
     count_deletions,
     write_generation,
 )
+from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.arrow import pa
 from dagster_adjunct.resources.bucketing.files import BucketLayout, Generation
 from dagster_adjunct.resources.bucketing.writer import WriteOptions
 from dagster_adjunct.resources.common import sum_counters, to_microseconds
-from dagster_adjunct.resources.errors import (
-    CommitConflictError,
-    DatasetError,
-    ProducerConflictError,
-    VersionDiscardedError,
-)
 from dagster_adjunct.resources.objects.commit_log import Commit, commit_with_rebase, retry_conflicts
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.schemas.column_sql import F
@@ -123,12 +118,12 @@ def require_local_manifest(stored: DatasetManifest, spec: AdjunctDataset) -> Unb
             f"application {declared.owner} can't have a local table {spec.name!r}: the lake has a dataset of that "
             f"name, made from {stored.declaration.input}."
         )
-        raise DatasetError(problem, "Give this local table another name.", dataset=spec.name)
+        raise errors.DatasetError(problem, "Give this local table another name.", dataset=spec.name)
     check_declaration(spec.name, stored.declaration, declared)
     served = stored.version
     refused = [] if served is None else incompatible_changes(served.columns, columns, spec.key)
     if refused:
-        raise DatasetError(
+        raise errors.DatasetError(
             f"local table {spec.name!r} has other columns than declared: {'; '.join(refused)}. Columns can only be "
             "added or widened.",
             "Restore the columns, or give the table another name; to start this one over: adjunct dataset delete "
@@ -247,7 +242,7 @@ def _find_version_before(
         return served.after(columns=columns, generations=(attempt.generation(manifest.next_generation),), rows=0)
     by = f"batch {written.batch} of application {written.application}"
     if not manifest.retains(written.before):
-        raise VersionDiscardedError(
+        raise errors.VersionDiscardedError(
             f"local table {manifest.name!r}: {by} was abandoned and can't be undone: version {written.before}, from "
             "before the batch, is gone, as after an erasure.",
             f"Start the table over: adjunct dataset delete {manifest.name} --reason …; a startpoint at the oldest "
@@ -257,7 +252,7 @@ def _find_version_before(
         )
     before = read_committed_version(log, manifest, written.before)
     if before.partitions != served.partitions:
-        raise DatasetError(
+        raise errors.DatasetError(
             f"local table {manifest.name!r} was repartitioned from {before.partitions} to {served.partitions} "
             f"partitions after {by} had written it, so that abandoned batch can't be undone.",
             f"Repartition it back for one run: adjunct dataset repartition {manifest.name} --partitions "
@@ -413,7 +408,7 @@ class LocalTableWriter:
                 self._committed = True  # also if the outcome is unknown: the files may be needed
                 try:
                     self._log.commit(parent, after, by=self._batch.by, commit_id=commit_id)
-                except CommitConflictError:
+                except errors.CommitConflictError:
                     self._committed = False
                     raise
                 return _served_id(after), False
@@ -439,9 +434,9 @@ class LocalTableWriter:
                 "Let the newer run of the application continue. If its batch log was started over, start the table "
                 f"over too: adjunct dataset delete {name} --reason …."
             )
-            raise CommitConflictError(problem, step, dataset=name, application=self._batch.application)
+            raise errors.CommitConflictError(problem, step, dataset=name, application=self._batch.application)
         if written.sends != tuple(self._sends) and not self._batch.cut:
-            raise ProducerConflictError(
+            raise errors.ProducerConflictError(
                 f"local table {name!r} has {mine} already, with different rows: {_describe_sends(written.sends)} then, "
                 f"{_describe_sends(self._sends)} now.",
                 "Expressions and functions must be deterministic. Undo what changed in the application, or abandon the "
@@ -461,7 +456,7 @@ class LocalTableWriter:
                 f"local table {spec.name!r} was written by another writer during {self._batch}. The batch "
                 "committed nothing."
             )
-            raise CommitConflictError(problem, "Run the application again.", dataset=spec.name)
+            raise errors.CommitConflictError(problem, "Run the application again.", dataset=spec.name)
         manifest = stored or new_manifest(spec, now)
         before = None if self._pinned is None else self._pinned.id
         written = Written(
@@ -473,7 +468,7 @@ class LocalTableWriter:
         )
         old = manifest.version.generations if manifest.version is not None else ()
         if self._pinned is None and any(generation.files for generation in old):
-            raise DatasetError(
+            raise errors.DatasetError(
                 f"local table {spec.name!r} has entries, and {self._batch} began before the table existed.",
                 f"Abandon the batch, so that the next one begins with the table: adjunct checkpoint abandon "
                 f"{self._batch.application} --reason ….",
@@ -577,14 +572,14 @@ def validate_state(lake: Lake, dataset: AdjunctDataset) -> None:
     assert isinstance(dataset.input, OwnedBy)
     was, declared = stored.declaration.kept_for, dataset.input.kept_for
     if stored.declaration.expires is None or stored.declaration.owner != dataset.input.application:
-        raise DatasetError(
+        raise errors.DatasetError(
             f"the state of operator {declared} would be stored as {dataset.name!r}, and the lake has a dataset of that "
             f"name which is no state of application {dataset.input.application!r}.",
             "Give the operator another name=, or rename the application or the dataset.",
             dataset=dataset.name,
         )
     if was != declared:
-        raise DatasetError(
+        raise errors.DatasetError(
             f"state {dataset.name!r} was kept for operator {was!r}, and the declared one is {declared!r}.",
             "Undo the change, or give the operator another name, under which it starts with empty state. To start over "
             f"under this one: adjunct dataset delete {dataset.name} --reason ….",

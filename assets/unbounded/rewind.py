@@ -31,13 +31,8 @@ from dagster_adjunct.assets.versions.leases import Lease
 from dagster_adjunct.assets.versions.manifest import Change, Decision, UnboundedManifest
 from dagster_adjunct.assets.versions.reports import AdvanceReport, OnStage, Stages, ignore_stage
 from dagster_adjunct.assets.writing.generation import Runtime, no_session, open_runtime
+from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.common import Report
-from dagster_adjunct.resources.errors import (
-    CommitConflictError,
-    ConfigurationError,
-    DatasetError,
-    OffsetOutOfRangeError,
-)
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.spark.errors import translate_spark_errors
 from dagster_adjunct.resources.streams.startpoint import (
@@ -131,7 +126,7 @@ class RewindPlan(Report):
     dataset: str
     action: Literal["rebuild", "rewind", "applied"]
     partitions: tuple[PartitionRewind, ...] = ()
-    refusal: DatasetError | None = None
+    refusal: errors.DatasetError | None = None
 
     def summary(self) -> str:
         """Return the plan in a few lines, one a partition."""
@@ -167,14 +162,14 @@ def plan_rewind(
 def require_rewindable(spec: AdjunctDataset) -> None:
     """Raise DatasetError for a dataset that has no stored table to rewind."""
     if not spec.follows_changes:
-        raise DatasetError(
+        raise errors.DatasetError(
             f"dataset {spec.name!r} is bounded: it can return to earlier versions, not to positions of its stream.",
             f"Serve an earlier version: adjunct dataset rollback {spec.name} VERSION --reason …; or one that was "
             f"rejected: adjunct dataset accept {spec.name} VERSION --reason …. Other content comes as a new version.",
             dataset=spec.name,
         )
     if not spec.following.persistent:
-        raise DatasetError(
+        raise errors.DatasetError(
             f"dataset {spec.name!r} is declared persistent=False: it is built in each run, and has no table to rewind.",
             "Run the application again: with bootstrap=True it reads the stream from its oldest offset in each run.",
             dataset=spec.name,
@@ -192,7 +187,9 @@ def resolve_rewind(snapshot: TableSnapshot, positions: Positions, force: Force) 
     if foreign or not positions:
         named = f"{foreign[0]} is none of them" if foreign else "no partition is named"
         problem = f"dataset {spec.name!r} is made from {len(source.ssps)} partitions of {spec.input}, and {named}."
-        raise DatasetError(problem, f"Name partitions from {source.ssps[0]} to {source.ssps[-1]}.", dataset=spec.name)
+        raise errors.DatasetError(
+            problem, f"Name partitions from {source.ssps[0]} to {source.ssps[-1]}.", dataset=spec.name
+        )
     pending = pending_startpoints(manifest, positions)
     if not pending:
         return RewindPlan(spec.name, "applied")
@@ -204,7 +201,7 @@ def resolve_rewind(snapshot: TableSnapshot, positions: Positions, force: Force) 
         try:
             if not forced >= set(source.ssps):
                 require_complete_stream(snapshot, "a startpoint at the oldest offset of every partition")
-        except DatasetError as error:
+        except errors.DatasetError as error:
             step = f"{error.next_step} With force, the rebuild keeps only the keys that the stream still holds."
             refusal = error.reworded(error.problem, step)
         return RewindPlan(spec.name, "rebuild", partitions, refusal)
@@ -226,7 +223,7 @@ def _plan_partition(snapshot: TableSnapshot, ssp: SystemStreamPartition, startpo
     system, name = snapshot.source.system, snapshot.spec.name
     try:
         start = resolve_startpoint_to_offset(system, ssp, startpoint)
-    except (ConfigurationError, OffsetOutOfRangeError) as error:
+    except (errors.ConfigurationError, errors.OffsetOutOfRangeError) as error:
         raise error.reworded(f"dataset {name!r}: {error.problem}", error.next_step) from error
     manifest, taken = snapshot.manifest, None
     if manifest is not None:  # during a bootstrap, as of its end
@@ -250,19 +247,19 @@ def _refusal_error(
     positions: Positions,
     partitions: tuple[PartitionRewind, ...],
     forced: frozenset[SystemStreamPartition],
-) -> DatasetError | None:
+) -> errors.DatasetError | None:
     """Return the error that rejects these startpoints, or None."""
     spec = source.spec
     what, rebuild = f"dataset {spec.name!r}", f"adjunct dataset rebuild {spec.name} MODULE:APP --reason …"
     if manifest is None:
         step = "Advance it once, or give startpoints at the oldest offset of every partition to build it."
-        return DatasetError(f"{what} has no table yet to rewind.", step, dataset=spec.name)
+        return errors.DatasetError(f"{what} has no table yet to rewind.", step, dataset=spec.name)
     if manifest.version is not None and manifest.version.order_by != spec.following.order:
         return order_change_error(spec.name, manifest.version.order_by, spec.following.order)
     for partition in partitions:
         skips = partition.skipped or isinstance(positions[partition.ssp], StartpointUpcoming)
         if skips and partition.ssp not in forced:
-            return DatasetError(
+            return errors.DatasetError(
                 f"{what}: the startpoint of {partition.ssp} ({partition.startpoint}) is at offset {partition.start}, "
                 f"and its table continues at {partition.taken}: it would skip the changes in between.",
                 "Write a startpoint at or before that offset, or use force to skip changes on purpose.",
@@ -277,13 +274,13 @@ def _refusal_error(
         f"of {unforced[0].ssp} from offset {unforced[0].start} on have made: entries that they no longer make would "
         "stay."
     )
-    return DatasetError(problem, f"Rebuild it: {rebuild}. With force, these entries stay.", dataset=spec.name)
+    return errors.DatasetError(problem, f"Rebuild it: {rebuild}. With force, these entries stay.", dataset=spec.name)
 
 
-def not_continuable_error(snapshot: TableSnapshot, decision: Decision) -> DatasetError:
+def not_continuable_error(snapshot: TableSnapshot, decision: Decision) -> errors.DatasetError:
     """Return the error for rewinding a table that the next advance would not continue."""
     spec = snapshot.spec
-    return DatasetError(
+    return errors.DatasetError(
         f"dataset {spec.name!r} can't be rewound because its table is not valid ({decision.reason}): the next advance "
         f"would {_NEXT_ADVANCE[decision.action]}.",
         "Delete the startpoints and advance it, or give the oldest offset of every partition to rebuild it.",
@@ -345,7 +342,7 @@ def rewind_table(
     stages = Stages(spec.name, on_stage)
     try:
         return _rewind(runtime, spec, positions, reason, force, stages)
-    except CommitConflictError:
+    except errors.CommitConflictError:
         snapshot = inspect_table(runtime, spec)
         if pending_startpoints(snapshot.manifest, positions):
             raise
@@ -377,7 +374,7 @@ def _rewind(
         advance, action = apply_changes(advance)  # a bootstrap, or ranges whose dead letters were being sent
         if action == "waiting":
             problem = f"dataset {spec.name!r} can't be rewound: its bootstrap waits for unfinished transactions."
-            raise DatasetError(problem, "Advance it until the bootstrap is done, then retry.", dataset=spec.name)
+            raise errors.DatasetError(problem, "Advance it until the bootstrap is done, then retry.", dataset=spec.name)
         rewind = resolve_rewind(replace(snapshot, manifest=advance.manifest), positions, force)
     _raise_refusal(rewind)
     rewinding = ActiveRewind(rewind, ids, reason, forced)

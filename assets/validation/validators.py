@@ -27,15 +27,8 @@ from dagster_adjunct.assets.declaration.policies import VALIDATOR_NAME, Severity
 from dagster_adjunct.assets.reading.stored_file import count_nulls, list_stored_files
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.versions.version import Verdict
+from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.common import argument_error
-from dagster_adjunct.resources.errors import (
-    AdjunctError,
-    ConfigurationError,
-    PlanningError,
-    SchemaMismatchError,
-    TransientError,
-    ValidatorError,
-)
 from dagster_adjunct.resources.schemas.column_sql import F, quote_name
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.errors import first_message_line
@@ -116,8 +109,8 @@ def _can_hold(value: object, kind: str) -> bool:
 _MESSAGE_LENGTH = 2_000
 # Raised by an unknown column or a mistake in SQL or Python. Spark's AnalysisException counts as one, too.
 _MISTAKES = (
-    ConfigurationError,
-    SchemaMismatchError,
+    errors.ConfigurationError,
+    errors.SchemaMismatchError,
     NameError,
     AttributeError,
     TypeError,
@@ -268,7 +261,7 @@ def check_values_in(candidate: Candidate, column: str, values: tuple[Any, ...]) 
             f"values_in({column!r}) has values that can't be compared with the column's type, {field.type}: "
             f"{first_message_line(error)}"
         )
-        raise ConfigurationError(problem, "List values of that type.", argument="values") from error
+        raise errors.ConfigurationError(problem, "List values of that type.", argument="values") from error
     violations = sum(row["count"] for row in counted)
     if not violations:
         return Finding(True, f"{column!r} holds nothing but the {len(values):,} allowed values", {"violations": 0})
@@ -410,7 +403,9 @@ def sql_check(name: str, sql: str, *, severity: Severity = "error") -> Check:
     broken rows and the keys of some.
     """
     if not sql.strip():
-        raise ConfigurationError(f"sql_check({name!r}) has no SQL.", "Write a condition or a SELECT.", argument="sql")
+        raise errors.ConfigurationError(
+            f"sql_check({name!r}) has no SQL.", "Write a condition or a SELECT.", argument="sql"
+        )
     return Check(name, check_sql, (sql.strip().rstrip(";"),), severity)
 
 
@@ -462,9 +457,9 @@ def _evaluate_one(validator: Validator, candidate: Candidate) -> Verdict:
         if not isinstance(verdict, Verdict):
             problem = f"validator {validator.name!r} returned {verdict!r}: expected a Verdict."
             step = "Return a Verdict from its __call__, or use custom(NAME, function)."
-            raise ConfigurationError(problem, step, argument="validators")
+            raise errors.ConfigurationError(problem, step, argument="validators")
     except Exception as error:  # user code: any error becomes the verdict, with its text
-        if isinstance(error, ConfigurationError) and error.argument == "spark":
+        if isinstance(error, errors.ConfigurationError) and error.argument == "spark":
             view = candidate.view
             version = view.sealed.name or view.version
             of = f"dataset {view.dataset!r}, version {version!r}: validator {validator.name!r}"
@@ -486,7 +481,7 @@ def _propagates(error: Exception, warns: bool) -> bool:
     """Whether an error is due to neither the version nor the validator, and so propagates."""
     if _package(error) == "py4j":
         return not (warns and _is_a(error, "Py4JJavaError"))
-    return isinstance(error, MemoryError) or (isinstance(error, TransientError) and not warns)
+    return isinstance(error, MemoryError) or (isinstance(error, errors.TransientError) and not warns)
 
 
 def _is_a(error: Exception, name: str) -> bool:
@@ -497,11 +492,11 @@ def _package(error: Exception) -> str:
     return type(error).__module__.partition(".")[0]
 
 
-def _mistake_error(validator: Validator, candidate: Candidate, error: Exception) -> ValidatorError:
+def _mistake_error(validator: Validator, candidate: Candidate, error: Exception) -> errors.ValidatorError:
     view = candidate.view
     version = view.sealed.name or view.version
-    text = error.problem if isinstance(error, AdjunctError) else first_message_line(error)
-    return ValidatorError(
+    text = error.problem if isinstance(error, errors.AdjunctError) else first_message_line(error)
+    return errors.ValidatorError(
         f"dataset {view.dataset!r}, version {version!r}: validator {validator.name!r} can't be evaluated: "
         f"{type(error).__name__}: {text[:_MESSAGE_LENGTH]}",
         "Nothing was published or rejected, and the version waits. Correct the validator and advance again; or give "
@@ -538,14 +533,14 @@ def check_validator_columns(dataset: AdjunctDataset, stored: Schema) -> None:
             if name not in types:
                 problem = f"{what}: the dataset has no column {name!r}; its columns are {', '.join(types)}."
                 step = f"{did_you_mean(name, types)}Correct the validator."
-                raise PlanningError(problem, step, dataset=dataset.name, column=name)
+                raise errors.PlanningError(problem, step, dataset=dataset.name, column=name)
         if allows:
             column, values = validator.arguments
             kind = types[column]
             wrong = [] if kind is None else find_impossible_values(values, kind)
             if wrong:
                 problem = f"{what}: it allows {wrong[0]!r} in column {column!r}, which is {kind}."
-                raise PlanningError(problem, f"List values of type {kind}.", dataset=dataset.name, column=column)
+                raise errors.PlanningError(problem, f"List values of type {kind}.", dataset=dataset.name, column=column)
     for name, text, is_select in iterate_sql_rules(dataset):
         what = f"validator {name!r} of dataset {dataset.name!r}"
         if is_select:
@@ -574,9 +569,11 @@ def _check_condition(what: str, dataset: AdjunctDataset, condition: str, types: 
             f"{what}: the condition {condition!r} takes {over[0]}() over several rows: expected one that is true or "
             "false for each row."
         )
-        raise PlanningError(problem, "Write a SELECT of the rows that break the rule.", dataset=dataset.name)
+        raise errors.PlanningError(problem, "Write a SELECT of the rows that break the rule.", dataset=dataset.name)
     step = "Correct the validator."
     kind = check_expression(what, condition, tuple(types), types, side="the dataset", next_step=step)
     if kind not in (None, "boolean"):
         problem = f"{what}: {condition!r} is {kind}: expected a condition, or a SELECT."
-        raise PlanningError(problem, f"Compare it with something: {condition} is not null.", dataset=dataset.name)
+        raise errors.PlanningError(
+            problem, f"Compare it with something: {condition} is not null.", dataset=dataset.name
+        )

@@ -25,16 +25,8 @@ from dagster_adjunct.assets.versions.manifest import (
     parse_manifest,
 )
 from dagster_adjunct.assets.versions.version import SealedVersion, VersionRef
+from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.bucketing.files import BucketFile, Generation
-from dagster_adjunct.resources.errors import (
-    AdjunctError,
-    CommitConflictError,
-    DatasetError,
-    DatasetNotFoundError,
-    MalformedDocumentError,
-    ObjectExistsError,
-    ObjectNotFoundError,
-)
 from dagster_adjunct.resources.objects.commit_log import Commit, CommitLog, is_deletion_commit, retry_conflicts
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.streams.system import StreamInfo
@@ -102,7 +94,7 @@ class DatasetLog:
         """
         try:
             return *self.read(), ""
-        except MalformedDocumentError as error:
+        except errors.MalformedDocumentError as error:
             head = self.log.head()  # raises again if the pointer is damaged: then the parent commit is unknown
             if head is None:
                 raise
@@ -111,7 +103,7 @@ class DatasetLog:
             if is_deletion_commit(commit):
                 break
             if redirect_target(commit) is None:
-                with contextlib.suppress(MalformedDocumentError):
+                with contextlib.suppress(errors.MalformedDocumentError):
                     return head, parse_manifest(self.name, commit), problem
         return head, None, problem
 
@@ -142,15 +134,15 @@ class DatasetLog:
         if ref.document is None:
             problem = f"dataset {self.name!r}: version {ref.id} was rejected before it was built ({ref.reason})."
             step = "It has no entries to read. Deliver the content again under a new name."
-            raise DatasetError(problem, step, dataset=self.name, version=ref.id)
+            raise errors.DatasetError(problem, step, dataset=self.name, version=ref.id)
         try:
             return SealedVersion.model_validate_json(self.lake.store.get(ref.document).data)
-        except ObjectNotFoundError as error:
+        except errors.ObjectNotFoundError as error:
             problem = f"dataset {self.name!r}: the document of version {ref.id}, {ref.document}, is missing."
             step = "The version was discarded concurrently, or the object is lost: open another version."
-            raise DatasetError(problem, step, dataset=self.name, version=ref.id) from error
-        except (ValidationError, AdjunctError) as error:
-            raise MalformedDocumentError(
+            raise errors.DatasetError(problem, step, dataset=self.name, version=ref.id) from error
+        except (ValidationError, errors.AdjunctError) as error:
+            raise errors.MalformedDocumentError(
                 f"dataset {self.name!r}: the document of version {ref.id}, {ref.document}, can't be read: "
                 f"{describe_document_problem(error)}.",
                 "Restore that object from a backup; other versions are untouched.",
@@ -176,7 +168,7 @@ class DatasetLog:
                 if redirect_target(commit) is None:
                     yield commit, parse_manifest(self.name, commit)
                 newest = False
-        except MalformedDocumentError:
+        except errors.MalformedDocumentError:
             if newest:
                 raise  # a damaged older manifest only ends the history
 
@@ -209,16 +201,16 @@ class DatasetLog:
         elif parent is not None and redirect_target(parent) is not None:
             problem = f"dataset {self.name!r} is joining the version set {redirect_target(parent)!r}."
             step = "Advance the version set, which completes the join, and try again."
-            raise CommitConflictError(problem, step, dataset=self.name)
+            raise errors.CommitConflictError(problem, step, dataset=self.name)
         else:
             log, body = self.log, manifests[self.name].model_dump(mode="json")
             self._list_name(parent)
         try:
             return log.commit(parent, body, by=by, commit_id=commit_id)
-        except CommitConflictError as conflict:
+        except errors.CommitConflictError as conflict:
             problem = f"dataset {self.name!r}: another writer committed first ({conflict.problem})"
             step = "Nothing of this attempt is visible. Advance again: it continues from the other writer's commit."
-            raise CommitConflictError(problem, step, dataset=self.name) from conflict
+            raise errors.CommitConflictError(problem, step, dataset=self.name) from conflict
 
     def rewrite(self, commit_once: Callable[[], T], *, slower: str) -> T:
         """Call `commit_once`, which rewrites and commits the current state, until no other writer commits first.
@@ -228,9 +220,11 @@ class DatasetLog:
         """
         try:
             return retry_conflicts(lambda: commit_once)
-        except CommitConflictError as conflict:
+        except errors.CommitConflictError as conflict:
             problem = f"dataset {self.name!r}: commits are made faster than {slower}."
-            raise CommitConflictError(problem, "Repeat it when the dataset is quiet.", dataset=self.name) from conflict
+            raise errors.CommitConflictError(
+                problem, "Repeat it when the dataset is quiet.", dataset=self.name
+            ) from conflict
 
     def redirect(self, parent: Commit | None, version_set: str, manifest: dict[str, Any] | None, *, by: str) -> None:
         """Replace the dataset's own pointer by a redirect: its manifest is in the version set's log from now on."""
@@ -272,20 +266,20 @@ class DatasetLog:
     def _list_name(self, parent: Commit | None) -> None:
         if parent is None:
             # The name first, so that every existing dataset is listed; names without a commit are ignored.
-            with contextlib.suppress(ObjectExistsError):
+            with contextlib.suppress(errors.ObjectExistsError):
                 self.lake.store.put_if_absent(f"{NAMES}/{self.name}", b"")
 
     def drop(self, written: Generation | None) -> None:
         """Delete files that nothing refers to; those that can't be deleted now are left to a discard."""
         files = written.files if written is not None else ()
-        with contextlib.suppress(AdjunctError):
+        with contextlib.suppress(errors.AdjunctError):
             self.lake.store.delete_many([f"{written.folder}/{file.name}" for file in files if written])
 
 
-def no_commit_error(lake: Lake, dataset: str) -> DatasetNotFoundError:
+def no_commit_error(lake: Lake, dataset: str) -> errors.DatasetNotFoundError:
     """Return the error for a dataset that was never advanced."""
     problem = f"dataset {dataset!r} has no commit in {lake.url}."
-    return DatasetNotFoundError(problem, "Advance it a first time.", dataset=dataset)
+    return errors.DatasetNotFoundError(problem, "Advance it a first time.", dataset=dataset)
 
 
 def version_set_log(lake: Lake, name: str) -> CommitLog:
@@ -332,7 +326,7 @@ def join_version_set(lake: Lake, name: str, datasets: Sequence[str], *, by: str)
     known = set(member_bodies(current)) if current else set()
     missing = sorted(known - set(datasets))
     if missing:
-        raise DatasetError(
+        raise errors.DatasetError(
             f"version set {name!r} has the members {', '.join(sorted(known))}, and {', '.join(missing)} is not "
             "declared in it any more.",
             "Declare it in the set again; to take a dataset out, declare it under a new name.",
@@ -360,7 +354,7 @@ def _fence(lake: Lake, name: str, dataset: str, by: str) -> dict[str, object] | 
         if there not in (None, name):
             problem = f"dataset {dataset!r} is a member of the version set {there!r} and can't join {name!r} as well."
             step = "A dataset is in one version set; declare it under a new name for the other."
-            raise DatasetError(problem, step, dataset=dataset)
+            raise errors.DatasetError(problem, step, dataset=dataset)
         if own is not None and there == name:
             kept: dict[str, object] | None = own.body["manifest"]
             return kept
@@ -383,6 +377,6 @@ def commit_repartition(log: DatasetLog, stream: str, info: StreamInfo, *, by: st
 
     try:
         log.transact(carry, by=by)
-    except DatasetNotFoundError:  # deleted concurrently
+    except errors.DatasetNotFoundError:  # deleted concurrently
         return False
     return done

@@ -28,14 +28,7 @@ from typing import Any, Self
 
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.version import SealedVersion
-from dagster_adjunct.resources.errors import (
-    AdjunctError,
-    CommitConflictError,
-    DatasetError,
-    LeaseLostError,
-    ObjectNotFoundError,
-    VersionDiscardedError,
-)
+from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.objects.heartbeat import Heartbeat
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.objects.store import ObjectInfo, delete_holds, holder_prefix, read_store_clock
@@ -71,7 +64,7 @@ def renew_attempt(lake: Lake, dataset: str, attempt: str, by: str) -> Iterator[C
         while not stopped.wait(RENEWAL_INTERVAL.total_seconds()):
             try:
                 write()
-            except AdjunctError as error:
+            except errors.AdjunctError as error:
                 # Two more renewals are tried before the build counts as ended.
                 _log.warning("the build record %s was not renewed: %s", key, error)
 
@@ -106,7 +99,7 @@ def read_finished_build(lake: Lake, dataset: str, attempt: str) -> dict[str, Any
     """Return the result of a finished build from its record; None if it is running or has no record."""
     try:
         body = json.loads(lake.store.get(attempt_key(lake, dataset, attempt)).data)
-    except (ObjectNotFoundError, ValueError):
+    except (errors.ObjectNotFoundError, ValueError):
         return None
     built = body.get("built") if isinstance(body, dict) else None
     return built if isinstance(built, dict) else None
@@ -114,7 +107,7 @@ def read_finished_build(lake: Lake, dataset: str, attempt: str) -> dict[str, Any
 
 def delete_attempt(lake: Lake, dataset: str, attempt: str) -> None:
     """Delete the record of an ended build; if that fails, a discard deletes it later."""
-    with suppress(AdjunctError):
+    with suppress(errors.AdjunctError):
         lake.store.delete(attempt_key(lake, dataset, attempt))
 
 
@@ -168,7 +161,7 @@ class Lease:
     def check(self) -> None:
         """Raise LeaseLostError if the lease was lost."""
         if self.lost:
-            raise LeaseLostError(
+            raise errors.LeaseLostError(
                 f"dataset {self.dataset!r}: the lease of {', '.join(self.versions)} by {self.holder} was lost: "
                 f"{self._heartbeat.problem}.",
                 "Do not use what was read under it. Run again: it reads the version that is served then.",
@@ -208,10 +201,10 @@ def lease_served(lake: Lake, dataset: str, version: SealedVersion | None, *, hol
         return
     try:
         lease = Lease.acquire(lake, dataset, [version.id], holder=holder)
-    except VersionDiscardedError as error:
+    except errors.VersionDiscardedError as error:
         problem = f"dataset {dataset!r}: version {version.id} was discarded before the {holder} could read it."
         step = "Nothing of this attempt is visible. Advance again, which continues from the other commit."
-        raise CommitConflictError(problem, step, dataset=dataset) from error
+        raise errors.CommitConflictError(problem, step, dataset=dataset) from error
     with lease:
         yield lease
 
@@ -237,7 +230,7 @@ def list_leases(lake: Lake, dataset: str) -> list[LeaseInfo]:
     """Return all leases of a dataset, expired or not. An unreadable one counts as a lease of all versions: ("*",)."""
     leases = []
     for item in lake.store.list(f"{lease_folder(lake, dataset)}/"):
-        with suppress(ObjectNotFoundError):  # released concurrently
+        with suppress(errors.ObjectNotFoundError):  # released concurrently
             leases.append(_parse(item, lake.store.get(item.key).data))
     return leases
 
@@ -278,7 +271,7 @@ def retain_version(lake: Lake, dataset: str, version: str, *, holder: str) -> No
     lake.store.put(key, lease_body([version], holder, _FOR_EVER))
     try:
         check_retained(lake, dataset, [version])
-    except DatasetError:
+    except errors.DatasetError:
         lake.store.delete(key)
         raise
 

@@ -12,14 +12,9 @@ from typing import Any
 
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.operators.remote_tables import AnyTable
+from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.backends.columns import describe_function, function_from_description
 from dagster_adjunct.resources.common import check_name
-from dagster_adjunct.resources.errors import (
-    AdjunctError,
-    ConfigurationError,
-    MalformedDocumentError,
-    TableNotFoundError,
-)
 from dagster_adjunct.resources.objects.commit_log import Commit, CommitLog
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.tables.functions import TableFunction
@@ -40,7 +35,7 @@ def register_tables(lake: Lake, app: Application, *, by: str) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        with suppress(AdjunctError):  # the error that ended the run matters more
+        with suppress(errors.AdjunctError):  # the error that ended the run matters more
             _register_all(lake, app, by=by)
         raise
     _register_all(lake, app, by=by)
@@ -55,7 +50,7 @@ def _register(lake: Lake, table: AnyTable, *, by: str, check: bool) -> None:
     function = table.read_function or table.write_function
     try:
         description = describe_function(function)
-    except ConfigurationError:
+    except errors.ConfigurationError:
         return
     exists = function.exists() if isinstance(function, TableFunction) else None
     body = {"name": table.name, "key": list(table.key), "function": description, "was_there": exists is True}
@@ -71,7 +66,9 @@ def _register(lake: Lake, table: AnyTable, *, by: str, check: bool) -> None:
     log.transact(decide, by=by)
 
 
-def _missing_table_error(lake: Lake, name: str, before: dict[str, Any], now: dict[str, Any]) -> TableNotFoundError:
+def _missing_table_error(
+    lake: Lake, name: str, before: dict[str, Any], now: dict[str, Any]
+) -> errors.TableNotFoundError:
     there, here = (f"{one.get('table')!r} in {one.get('path')}" for one in (before, now))
     anew = f"Or let the next run create it again: adjunct table allow-recreate {name}."
     if here == there:
@@ -79,8 +76,8 @@ def _missing_table_error(lake: Lake, name: str, before: dict[str, Any], now: dic
             f"table {name}: its file or its table is gone ({there}), and applications of {lake.url} have written it. "
             "A new one would be empty."
         )
-        return TableNotFoundError(problem, f"Restore it from a copy. {anew}", table=name)
-    return TableNotFoundError(
+        return errors.TableNotFoundError(problem, f"Restore it from a copy. {anew}", table=name)
+    return errors.TableNotFoundError(
         f"table {name} is declared as {here}, which does not exist, and applications of {lake.url} have written it as "
         f"{there}. A second one would be empty.",
         f"Run in the folder from which the path leads to the first one, declare its absolute path, or move it. {anew}",
@@ -112,14 +109,14 @@ def open_registered_table(lake: Lake, name: str) -> AnyTable:
     except (KeyError, TypeError) as error:
         problem = f"the declaration of table {name!r} in {commit.manifest_key} can't be read: {error!r}."
         step = "Run its application again, which rewrites the declaration."
-        raise MalformedDocumentError(problem, step, document=commit.manifest_key) from error
+        raise errors.MalformedDocumentError(problem, step, document=commit.manifest_key) from error
 
 
-def _unknown_table_error(lake: Lake, name: str) -> ConfigurationError:
+def _unknown_table_error(lake: Lake, name: str) -> errors.ConfigurationError:
     known = sorted({info.key.split("/")[1] for info in lake.store.list("tables/")})
     problem = f"no application of {lake.url} has written a table {name!r}; known are {', '.join(known) or 'none'}."
     step = "Check the name; a table is known once an application that writes it has run."
-    return ConfigurationError(problem, step, table=name)
+    return errors.ConfigurationError(problem, step, table=name)
 
 
 def _log(lake: Lake, name: str) -> CommitLog:

@@ -24,14 +24,8 @@ from pydantic import Field as Default
 from pydantic import PlainSerializer, PlainValidator, ValidationError
 
 from dagster_adjunct.orchestration.operators.stream_facts import AS_OF, JoinVersions
+from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.common import StoredDocument, first_validation_problem, require_reason, sum_counters
-from dagster_adjunct.resources.errors import (
-    CommitConflictError,
-    ConfigurationError,
-    InvalidNameError,
-    MalformedDocumentError,
-    ObjectExistsError,
-)
 from dagster_adjunct.resources.objects.commit_log import Commit
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.streams.system import OffsetRange, SystemStreamPartition
@@ -46,7 +40,7 @@ def _parse_partition(stored: object) -> SystemStreamPartition:
         return stored
     try:
         return SystemStreamPartition.parse(str(stored))
-    except InvalidNameError as error:
+    except errors.InvalidNameError as error:
         raise ValueError(error.problem) from error
 
 
@@ -392,7 +386,7 @@ class BatchLog:
         state = state.model_copy(update={"note": note})
         try:
             return LoggedState(self._log.commit(logged.commit, state.model_dump(mode="json"), by=by), state)
-        except CommitConflictError as conflict:
+        except errors.CommitConflictError as conflict:
             raise self._fenced(self._log.current()) from conflict
 
     def open(self, logged: LoggedState, intent: Intent) -> LoggedState:
@@ -433,7 +427,9 @@ class BatchLog:
         state, intent = logged.state, logged.state.open
         if intent is None:
             problem = f"application {self._application!r} has no open batch to abandon."
-            raise ConfigurationError(problem, "See its state: adjunct checkpoint show.", application=self._application)
+            raise errors.ConfigurationError(
+                problem, "See its state: adjunct checkpoint show.", application=self._application
+            )
         note = f"batch {intent.batch} {'skipped' if skip else 'abandoned'}: {reason}"
         update: dict[str, object] = {"open": None, "batch": intent.batch}
         if skip:
@@ -455,7 +451,7 @@ class BatchLog:
         if not stopped:
             return []
         if state.open is not None and set(state.open.replays.values()) & {replay.id for replay in stopped}:
-            raise ConfigurationError(
+            raise errors.ConfigurationError(
                 f"batch {state.open.batch} of application {self._application!r} is reading a replay on "
                 f"{', '.join(str(replay.ssp) for replay in stopped)}.",
                 "Try again after the batch, or abandon it: adjunct checkpoint abandon.",
@@ -493,14 +489,14 @@ class BatchLog:
 
     def _register_name(self) -> None:
         """Register the name, before the first commit: discards must find every application with an open batch."""
-        with suppress(ObjectExistsError):
+        with suppress(errors.ObjectExistsError):
             self._lake.store.put_if_absent(f"{NAMES}/{self._application}", b"")
 
-    def _fenced(self, now: Commit | None) -> CommitConflictError:
+    def _fenced(self, now: Commit | None) -> errors.CommitConflictError:
         by = f"{now.by} at {now.created_at}" if now else "nobody"
         problem = f"application {self._application!r} was taken over by another run (last commit by {by})."
         step = "This run has no effect on the batch; let the other run finish, or stop it and start again."
-        return CommitConflictError(problem, step, application=self._application)
+        return errors.CommitConflictError(problem, step, application=self._application)
 
     def _parse(self, commit: Commit | None) -> ApplicationState:
         if commit is None:
@@ -508,7 +504,7 @@ class BatchLog:
         try:
             return ApplicationState.model_validate(commit.body)
         except ValidationError as error:
-            raise MalformedDocumentError(
+            raise errors.MalformedDocumentError(
                 f"the batch log of application {self._application!r} is malformed in {commit.manifest_key}: "
                 f"{first_validation_problem(error)}.",
                 "Restore that object from a backup; outputs and checkpoints before it are untouched.",
@@ -564,14 +560,16 @@ def check_application_known(lake: Lake, name: str) -> None:
     if known and name not in known:
         problem = f"application {name!r} has never run in {lake.url}; {describe_similar_names(name, known)}."
         step = "Check the name; for an application that has not run yet, pass the Application itself."
-        raise ConfigurationError(problem, step, application=name)
+        raise errors.ConfigurationError(problem, step, application=name)
 
 
 def check_not_renamed(name: str, state: ApplicationState) -> None:
     """Raise ConfigurationError if this is the former name of a renamed application."""
     if state.renamed_to is not None:
         step = f"Use {state.renamed_to!r} here and in the code; choose another name for another application."
-        raise ConfigurationError(f"application {name!r} was renamed {state.renamed_to!r}.", step, application=name)
+        raise errors.ConfigurationError(
+            f"application {name!r} was renamed {state.renamed_to!r}.", step, application=name
+        )
 
 
 def describe_similar_names(name: str, known: Sequence[str]) -> str:

@@ -24,16 +24,8 @@ from typing import Self
 
 from pydantic import ValidationError
 
+from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.common import StoredDocument
-from dagster_adjunct.resources.errors import (
-    ApplicationBusyError,
-    ConfigurationError,
-    ObjectExistsError,
-    ObjectNotFoundError,
-    PreconditionFailedError,
-    RunLeaseLostError,
-    TransientError,
-)
 from dagster_adjunct.resources.objects.heartbeat import Heartbeat
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.objects.store import ObjectStore, read_store_clock
@@ -217,7 +209,7 @@ class RunLease:
                 "This run has no effect on the open batch. Let the other run finish, or run again: it continues from "
                 "what is committed."
             )
-            raise RunLeaseLostError(problem, step, application=self._application, run=self._holder.run)
+            raise errors.RunLeaseLostError(problem, step, application=self._application, run=self._holder.run)
 
     def _take(self, stored: StoredLease | None) -> bool:
         """Take the lease if it is still as found; return False if another run was faster."""
@@ -227,7 +219,7 @@ class RunLease:
                 self._heartbeat.write(partial(self._store.put_if_absent, self._key))
             else:
                 self._heartbeat.write(lambda body: self._store.put_if_match(self._key, body, stored.etag))
-        except (ObjectExistsError, PreconditionFailedError, TransientError):
+        except (errors.ObjectExistsError, errors.PreconditionFailedError, errors.TransientError):
             # The reply to our own success may have been lost: the stored lease says whose it is.
             now = read_lease(self._store, self._key)
             if now is None or now.holder is None or now.holder.id != self._holder.id:
@@ -239,9 +231,9 @@ class RunLease:
             raise
         return True
 
-    def _busy(self, stored: StoredLease) -> ApplicationBusyError:
+    def _busy(self, stored: StoredLease) -> errors.ApplicationBusyError:
         waited = f" after {self._claim.wait} of waiting" if self._claim.wait else ""
-        return ApplicationBusyError(
+        return errors.ApplicationBusyError(
             f"application {self._application!r} is being run by {stored.describe()}, last renewed at "
             f"{stored.written:%H:%M:%S} UTC: this run did not start{waited}.",
             "Wait for its end (adjunct run --wait 1h), or stop it. Take over from a run that hangs with adjunct run "
@@ -265,7 +257,7 @@ def read_lease(store: ObjectStore, key: str) -> StoredLease | None:
     while True:
         try:
             stored = store.get(key)
-        except ObjectNotFoundError:
+        except errors.ObjectNotFoundError:
             return None
         info = store.head(key)
         if info is not None and info.etag == stored.etag:
@@ -291,5 +283,5 @@ def validate_wait(wait: timedelta | float) -> timedelta:
     seconds = wait.total_seconds() if isinstance(wait, timedelta) else wait
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < 1e9:
         problem = f"wait={wait!r} is not a valid time to wait for another run."
-        raise ConfigurationError(problem, "Pass seconds or a timedelta; 0 does not wait.", argument="wait")
+        raise errors.ConfigurationError(problem, "Pass seconds or a timedelta; 0 does not wait.", argument="wait")
     return timedelta(seconds=seconds)

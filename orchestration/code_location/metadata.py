@@ -31,18 +31,9 @@ from dagster_adjunct.orchestration.operators.stream_facts import (
 )
 from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
 from dagster_adjunct.orchestration.step.progress import StepReport
+from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.backends.columns import describe_function
 from dagster_adjunct.resources.common import CodeLine, split_stream_name
-from dagster_adjunct.resources.errors import (
-    AdjunctError,
-    ApplicationBusyError,
-    CommitStateUnknownError,
-    ConfigurationError,
-    LeaseLostError,
-    PermanentError,
-    StreamNotFoundError,
-    TransientError,
-)
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.errors import find_adjunct_error
@@ -153,7 +144,7 @@ def stream_metadata(
     system = systems[system_name]
     try:
         info = system.info(stream)
-    except StreamNotFoundError:
+    except errors.StreamNotFoundError:
         return None
     ssps = system.partitions(stream)
     oldest, upcoming = system.oldest(ssps), system.upcoming(ssps)
@@ -280,7 +271,7 @@ def _describe_table(table: AnyTable) -> dict[str, Any]:
     function = table.write_function or table.read_function
     try:
         return describe_function(function)
-    except ConfigurationError:
+    except errors.ConfigurationError:
         columns = getattr(function, "columns", None)
         return {"columns": columns} if isinstance(columns, Mapping) else {}
 
@@ -307,7 +298,7 @@ def code_references(place: CodeLine | None) -> dict[str, Any]:
 
 
 # Errors after which a new run can succeed, but a retry within this run can't.
-RETRY_IN_NEW_RUN = (CommitStateUnknownError, LeaseLostError)
+RETRY_IN_NEW_RUN = (errors.CommitStateUnknownError, errors.LeaseLostError)
 MAX_RETRIES = 2
 _RETRY_SECONDS = 5.0
 
@@ -316,7 +307,7 @@ _RETRY_SECONDS = 5.0
 def translate_errors(
     context: dg.AssetExecutionContext | dg.OpExecutionContext,
     *,
-    retry: tuple[type[AdjunctError], ...] = (TransientError,),
+    retry: tuple[type[errors.AdjunctError], ...] = (errors.TransientError,),
 ) -> Iterator[None]:
     """Turn AdjunctErrors into Dagster failures with a next step; errors in `retry` are retried first.
 
@@ -329,7 +320,7 @@ def translate_errors(
         if ours is None:
             raise
         # A run that waited for another run to end does not wait again.
-        again = isinstance(ours, retry) and not isinstance(ours, ApplicationBusyError)
+        again = isinstance(ours, retry) and not isinstance(ours, errors.ApplicationBusyError)
         if again and context.retry_number < MAX_RETRIES:
             context.log.warning(f"{type(ours).__name__}, retrying in {_RETRY_SECONDS:g} s: {ours}")
             raise dg.RetryRequested(max_retries=MAX_RETRIES, seconds_to_wait=_RETRY_SECONDS) from error
@@ -340,7 +331,7 @@ def translate_errors(
             metadata={
                 "error": type(ours).__name__,
                 "next step": ours.next_step or "See the message.",
-                "permanent": isinstance(ours, PermanentError) and not isinstance(ours, RETRY_IN_NEW_RUN),
+                "permanent": isinstance(ours, errors.PermanentError) and not isinstance(ours, RETRY_IN_NEW_RUN),
             },
             allow_retries=False,
         ) from error

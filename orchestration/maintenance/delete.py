@@ -13,13 +13,8 @@ from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.leases import RUNNING_WITHIN, list_attempts, list_live_leases, read_lake_clock
 from dagster_adjunct.assets.versions.manifest import DatasetManifest
 from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, BatchLog, list_applications
+from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.common import Report, require_reason
-from dagster_adjunct.resources.errors import (
-    DatasetNotFoundError,
-    MalformedDocumentError,
-    StillReadError,
-    StreamNotFoundError,
-)
 from dagster_adjunct.resources.objects.commit_log import (
     Commit,
     DeletedObjects,
@@ -53,7 +48,7 @@ class Readers:
         if self.blocking or (self.affected and not force):
             readers = (*self.blocking, *self.affected)
             step = blocked if self.blocking else affected
-            raise StillReadError(f"{problem}: {'; '.join(readers)}.", step, readers=readers, **about)
+            raise errors.StillReadError(f"{problem}: {'; '.join(readers)}.", step, readers=readers, **about)
 
 
 def find_stream_readers(lake: Lake, name: str) -> Readers:
@@ -102,7 +97,7 @@ def find_followers(lake: Lake, stream: str) -> tuple[dict[str, DatasetManifest],
     for dataset in list_datasets(lake):
         try:
             manifest = open_stored_versions(lake, dataset).manifest()
-        except MalformedDocumentError as error:
+        except errors.MalformedDocumentError as error:
             unknown.append(f"dataset {dataset} may follow it: {error.problem}")
             continue
         if manifest is not None and manifest.declaration.input == stream:
@@ -223,7 +218,7 @@ def _delete(
     def decide() -> Callable[[], DeletionReport]:  # called again after a conflict, because there may be a new reader
         seen = read_commit()
         if seen is None:
-            not_found = StreamNotFoundError if kind == "stream" else DatasetNotFoundError
+            not_found = errors.StreamNotFoundError if kind == "stream" else errors.DatasetNotFoundError
             there = ", ".join(LakeStreams(lake).list_streams() if kind == "stream" else list_datasets(lake))
             problem = f"there is no {kind} {name!r} in {lake.url} to delete; there are: {there or 'none'}."
             raise not_found(problem, "Check the name and the lake.", **about)

@@ -27,15 +27,9 @@ from dagster_adjunct.orchestration.operators.columns import (
 from dagster_adjunct.orchestration.operators.operator import Flow, PlanContext, Spec
 from dagster_adjunct.orchestration.operators.records import WithColumns
 from dagster_adjunct.orchestration.operators.stream_facts import Columns
+from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.arrow import pa
 from dagster_adjunct.resources.common import argument_error
-from dagster_adjunct.resources.errors import (
-    AdjunctError,
-    ConfigurationError,
-    OperatorFailedError,
-    PlanningError,
-    SchemaMismatchError,
-)
 from dagster_adjunct.resources.schemas.column_sql import F, named_column
 from dagster_adjunct.resources.schemas.schema import Schema, arrow_type, to_exact_array
 from dagster_adjunct.resources.schemas.values import first_unreadable, readable_value
@@ -95,7 +89,7 @@ def pickle_function(operator: str, function: Callable[..., Any], call: object = 
     except Exception as error:  # pickling calls code of users' objects
         problem = f"{operator}: {function_label(function)} can't be sent to tasks: {type(error).__name__}: {error}."
         step = "Let it create connections, locks and the like itself, for example at its first call."
-        raise ConfigurationError(problem, step, argument="function", operator=operator) from error
+        raise errors.ConfigurationError(problem, step, argument="function", operator=operator) from error
     return PickledFunction(pickled, tuple(place or str(Path.cwd()) for place in sys.path))
 
 
@@ -139,10 +133,10 @@ def call_in_tasks(frame: DataFrame, call: RecordCall, kept: Sequence[str]) -> Da
 def validate_record_function(what: str, function: object, schema: object, *given: str) -> None:
     """Raise ConfigurationError unless this is a function of the arguments `given` with a schema."""
     if not callable(function):
-        raise ConfigurationError(f"{what} got {function!r}.", "Pass a function.", argument="function")
+        raise errors.ConfigurationError(f"{what} got {function!r}.", "Pass a function.", argument="function")
     check_plain_function(what, function, "function", *given)
     if not isinstance(schema, Schema) or not schema.fields:
-        raise ConfigurationError(
+        raise errors.ConfigurationError(
             f"{what}: the columns of the results of {function_label(function)} are not declared; schema is {schema!r}.",
             'Declare them: schema=Schema.of(word="string", length="int").',
             argument="schema",
@@ -203,9 +197,9 @@ def _results_or_failure(
     """Yield the results of one record; errors of the function contain the record and its position."""
     try:
         yield from _call_function(call, arguments)
-    except SchemaMismatchError as error:
+    except errors.SchemaMismatchError as error:
         raise _result_error(call, error.problem, error.next_step, arguments[0], batch, row) from None
-    except AdjunctError:
+    except errors.AdjunctError:
         raise
     except Exception as error:  # noqa: BLE001 - it is a user's function
         about = {"record": arguments[0], "sensitive": call.sensitive, **_position(batch, row, call.stream)}
@@ -221,7 +215,7 @@ def _position(batch: pa.RecordBatch, row: int, stream: str | None) -> dict[str, 
 
 def _result_error(
     call: RecordCall, problem: str, step: str, record: Record, batch: pa.RecordBatch, row: int
-) -> OperatorFailedError:
+) -> errors.OperatorFailedError:
     """Return the error for a result that does not match the schema, with its source record."""
     place, position = definition_line(call.function), _position(batch, row, call.stream)
     error = operator_failed_error(
@@ -239,7 +233,9 @@ def _call_function(call: RecordCall, arguments: tuple[Any, ...]) -> Iterator[Rec
     if call.several and (isinstance(given, str | bytes | Mapping) or not hasattr(given, "__iter__")):
         found = f"{call.operator}: {label} returned {type(given).__name__} for a record"
         problem = f"{found}: expected any number of dictionaries."
-        raise SchemaMismatchError(problem, "Return a list of dictionaries, or yield them.", operator=call.operator)
+        raise errors.SchemaMismatchError(
+            problem, "Return a list of dictionaries, or yield them.", operator=call.operator
+        )
     names = call.schema.names
     for result in given if call.several else (given,):
         if not isinstance(result, Mapping) or set(result) != set(names):
@@ -247,7 +243,7 @@ def _call_function(call: RecordCall, arguments: tuple[Any, ...]) -> Iterator[Rec
             found = columns if isinstance(result, Mapping) and result else repr(type(result))
             problem = f"{call.operator}: a result of {label} has {found}; its schema says {', '.join(names)}."
             step = "Return a dictionary of exactly these, None where there is no value; or correct schema=."
-            raise SchemaMismatchError(problem, step, operator=call.operator)
+            raise errors.SchemaMismatchError(problem, step, operator=call.operator)
         yield dict(result)
 
 
@@ -348,10 +344,10 @@ class Explode(Spec):
         columns = {lower: named_column(name) for lower, name in names.items()} | {self.name.lower(): element}
         return made.select(*columns.values(), ordinal_column(frame, number).alias(ORDINAL))
 
-    def _no_elements(self, operator: str, kind: str) -> PlanningError:
+    def _no_elements(self, operator: str, kind: str) -> errors.PlanningError:
         problem = f"{operator}: {self.expression} is {kind}, which has no elements: expected an array or a map."
         step = "Convert it, for example with split(words, ' ') or from_json(text, 'array<string>')."
-        return PlanningError(problem, step, operator=operator)
+        return errors.PlanningError(problem, step, operator=operator)
 
 
 @dataclass(frozen=True, slots=True)
@@ -388,7 +384,7 @@ def build_flat_map(
     if isinstance(what, str):
         if schema is not None or keeps_partitioning:
             problem = f"{place} has an expression, and schema= or keeps_partitioning=, which are for functions."
-            raise ConfigurationError(problem, "Leave them out.", argument="schema")
+            raise errors.ConfigurationError(problem, "Leave them out.", argument="schema")
         expression, alias = split_alias(what)
         name = alias or plain_column(expression)
         if not expression or name is None:
@@ -401,5 +397,5 @@ def build_flat_map(
     if keep_empty:
         problem = f"{place} has a function, and keep_empty=, which is for expressions."
         step = "Leave it out: the function decides itself what it returns for a record."
-        raise ConfigurationError(problem, step, argument="keep_empty")
+        raise errors.ConfigurationError(problem, step, argument="keep_empty")
     return FlatMap(what, schema, bool(keeps_partitioning))

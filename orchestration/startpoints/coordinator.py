@@ -64,14 +64,7 @@ from dagster_adjunct.orchestration.startpoints.request import (
     to_startpoint,
 )
 from dagster_adjunct.orchestration.startpoints.store import StartpointManager, open_startpoints
-from dagster_adjunct.resources.errors import (
-    AdjunctError,
-    ConfigurationError,
-    DatasetError,
-    MalformedDocumentError,
-    PermanentError,
-    raise_first,
-)
+from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.streams.startpoint import resolve_startpoint_to_offset
 from dagster_adjunct.resources.streams.system import StreamSystem, SystemStreamPartition
@@ -92,12 +85,12 @@ class DatasetOutcome:
     """
 
     reports: tuple[AdvanceReport, ...] = ()
-    failed: Mapping[str, AdjunctError] = field(default_factory=dict)
+    failed: Mapping[str, errors.AdjunctError] = field(default_factory=dict)
     fan_out: FanOut | None = None
 
     def raise_failed(self) -> None:
         """Raise the first error, if any, with the others as its notes."""
-        raise_first(tuple(self.failed.values()))
+        errors.raise_first(tuple(self.failed.values()))
 
 
 def taken_lookup(lake: Lake, app: Application, offsets: OffsetState) -> Taken:
@@ -137,7 +130,7 @@ def apply_dataset_startpoints(
     finds them applied. A failing dataset does not stop the others.
     """
     reports: list[AdvanceReport] = []
-    failed: dict[str, AdjunctError] = {}
+    failed: dict[str, errors.AdjunctError] = {}
     for text in describe_dropped(handed):
         _log.warning("%s", text)
     for dataset in list_rewindable_datasets(app, only):
@@ -146,7 +139,7 @@ def apply_dataset_startpoints(
             ssps = handed.held[task]
             why = [entry.error for entry in handed.unreadable if entry.at == task or (entry.at and entry.ssp in ssps)]
             stream = min(ssps).qualified_stream
-            failed[dataset.name] = MalformedDocumentError(
+            failed[dataset.name] = errors.MalformedDocumentError(
                 f"dataset {dataset.name!r} was handed a startpoint that can't be read, and does not advance. "
                 f"{why[0] if why else ''}",
                 f"Take it back (adjunct startpoint clear MODULE:APP {stream} --reason …), or upgrade.",
@@ -158,7 +151,7 @@ def apply_dataset_startpoints(
             try:
                 if request.on_unresolved == "checkpoint":
                     resolve_startpoint_to_offset(runtime.systems[ssp.system], ssp, request.startpoint)
-            except PermanentError as error:
+            except errors.PermanentError as error:
                 _log.warning("%s: dataset %s continues without its startpoint: %s", ssp, dataset.name, error)
             else:
                 requests[ssp] = request
@@ -166,7 +159,7 @@ def apply_dataset_startpoints(
             continue
         try:
             reports.append(_rewind_dataset(runtime, dataset, requests))
-        except AdjunctError as error:
+        except errors.AdjunctError as error:
             failed[dataset.name] = error
         else:
             startpoints.remove_fan_outs({task: {ssp: request.id for ssp, request in requests.items()}})
@@ -177,7 +170,7 @@ def apply_dataset_startpoints(
 def _rewind_dataset(runtime: Runtime, dataset: AdjunctDataset, requests: Requests) -> AdvanceReport:
     bounded = [ssp for ssp, request in requests.items() if request.until is not None]
     if bounded:
-        raise DatasetError(
+        raise errors.DatasetError(
             f"dataset {dataset.name!r}: the startpoint of {bounded[0]} has an end (until), and the table of a dataset "
             "can't be replayed: it always holds what its stream says up to its position.",
             "Take the request back, and request a startpoint without an end.",
@@ -299,7 +292,7 @@ def _resolve_or_skip(
     try:
         versions = choose_versions(app, request)
         return resolve_request(stream, request, versions=versions, now=now, epoch=epoch, plans=plans)
-    except PermanentError as error:
+    except errors.PermanentError as error:
         if request.on_unresolved != "fail":
             return str(error)
         what = "can't be applied" if request.versions is not None else "has no offset"
@@ -409,7 +402,7 @@ def check_first_run(lake: Lake, app: Application, *, adopt: bool = False) -> Non
         if other.renamed_to == app.name:
             problem = f"application {name!r} is being renamed {app.name!r}, and the rename has not finished."
             step = f"Finish it: adjunct app rename {name} {app.name} --reason …."
-            raise ConfigurationError(problem, step, application=app.name)
+            raise errors.ConfigurationError(problem, step, application=app.name)
     writers = [] if adopt else list(_find_writers(app, others))
     if not writers:
         return
@@ -425,7 +418,7 @@ def check_first_run(lake: Lake, app: Application, *, adopt: bool = False) -> Non
                 "let it add all records to the existing outputs: --adopt (adopt=True; adopt in the config of the "
                 "Dagster op)."
             )
-            raise ConfigurationError(f"{summary}.", step, application=app.name, stream=stream)
+            raise errors.ConfigurationError(f"{summary}.", step, application=app.name, stream=stream)
 
 
 def _read_other_states(lake: Lake, app: Application) -> dict[str, ApplicationState]:

@@ -19,13 +19,8 @@ from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.operators.stream_facts import AS_OF, CURRENT, RECORDED, JoinVersions
 from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
+from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.common import argument_error, check_choice, split_partitions, split_stream_name
-from dagster_adjunct.resources.errors import (
-    ConfigurationError,
-    InvalidNameError,
-    MalformedDocumentError,
-    StreamNotFoundError,
-)
 from dagster_adjunct.resources.streams.startpoint import (
     MAX_MS,
     MIN_MS,
@@ -89,7 +84,7 @@ def find_reading_tasks(
         task, (system, stream) = dataset_task_name(dataset.name), dataset.system_stream
         if dataset.stream in app.inputs:
             by_name.add(task)
-        with suppress(StreamNotFoundError):  # the application may create it in its first batch
+        with suppress(errors.StreamNotFoundError):  # the application may create it in its first batch
             of_datasets[task] = frozenset(systems[system].partitions(stream))
     return ReadingTasks({} if plan is None else plan.partitions_by_task(), of_datasets, frozenset(by_name))
 
@@ -122,7 +117,7 @@ def choose_versions(app: Application, request: StartpointRequest) -> JoinVersion
     if asked is None:
         return default
     if request.until is None and asked != default:
-        raise ConfigurationError(
+        raise errors.ConfigurationError(
             f"{request.ssp}: versions={asked} is for a bounded replay, and this request has no end: it moves the main "
             "position, whose batches are joined with "
             + ("the entries that were valid at each record's time." if default == AS_OF else "what is served then."),
@@ -134,7 +129,7 @@ def choose_versions(app: Application, request: StartpointRequest) -> JoinVersion
     if asked == AS_OF and default != AS_OF:
         problem = f"{request.ssp}: versions=as-of, and no join of application {app.name!r} is as-of."
         step = "Declare one (join(…, as_of=…)), or use versions=current or recorded."
-        raise ConfigurationError(problem, step, argument="versions", application=app.name)
+        raise errors.ConfigurationError(problem, step, argument="versions", application=app.name)
     return asked
 
 
@@ -160,9 +155,9 @@ def is_broadcast(app: Application, ssp: SystemStreamPartition) -> bool:
     return source is not None and source.broadcast is not None
 
 
-def broadcast_task_error(request: StartpointRequest) -> ConfigurationError:
+def broadcast_task_error(request: StartpointRequest) -> errors.ConfigurationError:
     """Return the error for a request for one task of a partition that all tasks read."""
-    return ConfigurationError(
+    return errors.ConfigurationError(
         f"{request.ssp} is of a broadcast input, which all tasks read with one position: {request.task!r} alone can't "
         "start elsewhere.",
         "Leave the task out, so that all tasks start there; take a waiting request back with "
@@ -192,13 +187,13 @@ def parse_position(kind: str, value: str | None = None) -> Startpoint:
     text = (value or "").strip()
     if kind in ("oldest", "upcoming"):
         if text:
-            raise ConfigurationError(
+            raise errors.ConfigurationError(
                 f"position {kind} takes no value, and {text!r} was given.", "Leave the value out.", argument="position"
             )
         return StartpointOldest() if kind == "oldest" else StartpointUpcoming()
     if not text:
         example = "Write it as in 2026-01-31T18:00Z." if kind == "timestamp" else "Write the offset as its system does."
-        raise ConfigurationError(f"position {kind} needs a value.", example, argument="position")
+        raise errors.ConfigurationError(f"position {kind} needs a value.", example, argument="position")
     if kind == "offset":
         return StartpointSpecific(offset=text)
     return StartpointTimestamp(timestamp_ms=_parse_timestamp(text))
@@ -260,8 +255,8 @@ def to_epoch_ms(moment: datetime) -> int:
     return (moment - _EPOCH) // MS
 
 
-def _timestamp_error(text: str, problem: str, next_step: str) -> ConfigurationError:
-    return ConfigurationError(f"timestamp {text!r} {problem}.", next_step, argument="timestamp")
+def _timestamp_error(text: str, problem: str, next_step: str) -> errors.ConfigurationError:
+    return errors.ConfigurationError(f"timestamp {text!r} {problem}.", next_step, argument="timestamp")
 
 
 def _parse_numbers(text: str, spans: str, count: int) -> list[int]:
@@ -272,10 +267,10 @@ def _parse_numbers(text: str, spans: str, count: int) -> list[int]:
         if first > last:
             problem = f"{text!r} can't be read: {span!r} is no partition and no range of them."
             step = "Write partitions as in lake.flights.3, lake.flights.0-3,7, or lake.flights for all."
-            raise ConfigurationError(problem, step, argument="partitions")
+            raise errors.ConfigurationError(problem, step, argument="partitions")
         if last >= count:
             problem = f"{text!r} names partition {last}, and the stream has {count} partitions, 0 to {count - 1}."
-            raise ConfigurationError(problem, "Name existing partitions.", argument="partitions")
+            raise errors.ConfigurationError(problem, "Name existing partitions.", argument="partitions")
         numbers += range(first, last + 1)
     return numbers
 
@@ -289,17 +284,17 @@ def _check_stream_read(app: Application, stream: str) -> None:
     if stream not in fed:
         known = ", ".join(sorted({*app.inputs, *goes_back})) or "no stream"
         problem = f"application {app.name!r} does not read {stream}; it reads: {known}."
-        raise ConfigurationError(problem, "Check the name.", application=app.name)
+        raise errors.ConfigurationError(problem, "Check the name.", application=app.name)
     name = fed[stream].name
     if not fed[stream].follows_changes:
-        raise ConfigurationError(
+        raise errors.ConfigurationError(
             f"{stream} is the input of dataset {name!r}, which is bounded: it rolls back to a version, not to an "
             f"offset.",
             f"Choose one (adjunct dataset versions {name}), then: adjunct dataset rollback {name} VERSION --reason ….",
             dataset=name,
         )
     problem = f"{stream} is the input of dataset {name!r}, whose table lives for one run, so it can't be rewound."
-    raise ConfigurationError(problem, "Run the application again: it rebuilds the table.", dataset=name)
+    raise errors.ConfigurationError(problem, "Run the application again: it rebuilds the table.", dataset=name)
 
 
 OnUnresolved = Literal["fail", "checkpoint"]
@@ -409,7 +404,7 @@ def request_from_json(value: object, where: str) -> StartpointRequest:
     try:
         ssp = SystemStreamPartition.parse(value["ssp"])
         return StartpointRequest(ssp=ssp, startpoint=startpoint, until=until, **given)
-    except ConfigurationError as error:
+    except errors.ConfigurationError as error:
         raise malformed_error(where, error.problem) from error
 
 
@@ -435,7 +430,7 @@ def check_task(task: str) -> str:
     """Return `task` if it is a valid task name: any text, as in "Partition 3"."""
     if not isinstance(task, str) or not 0 < len(task) <= _TASK_LENGTH or not _storable(task):
         problem = f"task name {task!r} can't be stored: expected a text of 1 to {_TASK_LENGTH} characters."
-        raise InvalidNameError(problem, "Name the task as the plan does, as in 'Partition 3'.", argument="task")
+        raise errors.InvalidNameError(problem, "Name the task as the plan does, as in 'Partition 3'.", argument="task")
     return task
 
 
@@ -443,13 +438,13 @@ def _storable(text: str) -> bool:
     return text.isascii() or not any("\ud800" <= char <= "\udfff" for char in text)
 
 
-def malformed_error(where: str, problem: str) -> MalformedDocumentError:
+def malformed_error(where: str, problem: str) -> errors.MalformedDocumentError:
     """Return the error of a stored entry, `where`, that can't be read."""
     step = (
         "Take it back (adjunct startpoint clear MODULE:APP, with its partition or --all) and request it again, or "
         "upgrade if a newer version wrote it."
     )
-    return MalformedDocumentError(f"{where} can't be read: {problem.rstrip('.')}.", step, document=where)
+    return errors.MalformedDocumentError(f"{where} can't be read: {problem.rstrip('.')}.", step, document=where)
 
 
 @dataclass(frozen=True, slots=True)
@@ -483,5 +478,5 @@ def parse_partition(text: str | None) -> SystemStreamPartition | None:
     """Return the partition of this name; None if it is not valid."""
     try:
         return None if text is None else SystemStreamPartition.parse(text)
-    except InvalidNameError:
+    except errors.InvalidNameError:
         return None

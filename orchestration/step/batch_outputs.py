@@ -17,15 +17,9 @@ from dagster_adjunct.orchestration.operators.event_time import Watermarks
 from dagster_adjunct.orchestration.operators.operator import Operator
 from dagster_adjunct.orchestration.operators.sends import DEAD_LETTER_COLUMNS
 from dagster_adjunct.orchestration.step.event_times import number_by_partition
+from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.bucketing.files import GENERATION_COLUMN, bucketed_frame
 from dagster_adjunct.resources.common import sum_counters
-from dagster_adjunct.resources.errors import (
-    ConfigurationError,
-    NullKeyError,
-    SchemaMismatchError,
-    StreamNotFoundError,
-    TableError,
-)
 from dagster_adjunct.resources.schemas.column_sql import F, named_column
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.system import (
@@ -112,7 +106,7 @@ def find_previous_append(system: StreamWriter, stream: str, producer: str, batch
     """Return the result of this batch's earlier append to a stream; None if there was none."""
     try:
         return system.appended(stream, producer, batch)
-    except (StreamNotFoundError, ConfigurationError):  # a custom system may not support this
+    except (errors.StreamNotFoundError, errors.ConfigurationError):  # a custom system may not support this
         return None
 
 
@@ -170,7 +164,9 @@ def check_letters_sent(system: StreamSystem, stream: str, sent: AppendResult, le
             f"{what}: this batch was retried, and table {lost[0]['table']} rejects {len(lost)} record(s) that are not "
             f"among the dead letters of its first run; the first has the key {lost[0]['key']}."
         )
-        raise TableError(problem, "Correct the records or the table, then run the batch again.", table=lost[0]["table"])
+        raise errors.TableError(
+            problem, "Correct the records or the table, then run the batch again.", table=lost[0]["table"]
+        )
 
 
 def build_marking(
@@ -254,7 +250,7 @@ class StateTable:
         if self.kept:
             done = self.writes.send(rows, order_by=(), partitioned=partitioned)
             if self.spec.append_only and done.get("superseded"):
-                raise SchemaMismatchError(
+                raise errors.SchemaMismatchError(
                     f"state {self.writes.name!r}: {done['superseded']} record(s) of the batch have the same position "
                     "as another one, and only one of them would be kept.",
                     "An operator before this one makes several unordered records of one, as explode does in map, "
@@ -310,12 +306,12 @@ def _lacks_key(key: tuple[str, ...]) -> Column:
 
 
 def locate_null_key(
-    error: NullKeyError, operator: str, rows: DataFrame, key: tuple[str, ...], stream: str | None
-) -> NullKeyError:
+    error: errors.NullKeyError, operator: str, rows: DataFrame, key: tuple[str, ...], stream: str | None
+) -> errors.NullKeyError:
     """Return the error with the operator, the first record without a key, and what to do about such records."""
     first = rows.where(_lacks_key(key)).select(PARTITION, OFFSET).orderBy(PARTITION, OFFSET).first()
     where = f"{stream}." if stream is not None else "partition "
     place = "" if first is None else f"; the first is {where}{first[0]} at offset {first[1]}"
     problem = f"{operator}: {error.problem.rstrip('.')}{place}."
     step = 'Filter them out, or skip and count them: send_to(…, on_null_key="skip").'
-    return NullKeyError(problem, step, dataset=error.dataset, table=error.table, operator=operator)
+    return errors.NullKeyError(problem, step, dataset=error.dataset, table=error.table, operator=operator)

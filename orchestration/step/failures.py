@@ -22,14 +22,8 @@ from dagster_adjunct.orchestration.operators.columns import (
 )
 from dagster_adjunct.orchestration.operators.operator import Operator
 from dagster_adjunct.orchestration.operators.stream_facts import LineageNode, Sources
+from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.common import CodeLine, split_stream_name
-from dagster_adjunct.resources.errors import (
-    AdjunctError,
-    ManifestMismatchError,
-    OperatorFailedError,
-    PlanningError,
-    StreamNotFoundError,
-)
 from dagster_adjunct.resources.schemas.column_sql import F
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.errors import find_adjunct_error, first_message_line
@@ -276,7 +270,7 @@ def list_sensitive_columns(app: Application, systems: Mapping[str, StreamSystem]
         system, name = split_stream_name(stream)
         try:
             return _sensitive_names(systems[system].info(name).schema)
-        except (StreamNotFoundError, KeyError):  # a dataset of a deleted stream
+        except (errors.StreamNotFoundError, KeyError):  # a dataset of a deleted stream
             return frozenset()
 
     found = {LineageNode("stream", stream): of_stream(stream) for stream in app.inputs}
@@ -297,14 +291,14 @@ def _sensitive_names(schema: Schema | None) -> frozenset[str]:
     return frozenset(field.name.lower() for field in (schema.fields if schema else ()) if field.sensitive)
 
 
-def explain_failure(batch: BatchContext, operator: str, error: Exception) -> OperatorFailedError | None:
+def explain_failure(batch: BatchContext, operator: str, error: Exception) -> errors.OperatorFailedError | None:
     """Return the error that says what failed in a job of this operator; None if no user code failed.
 
     Finding the operator and the record runs small jobs, for at most a minute each. If columns are sensitive, their
     values, the text of the failing code's error and the error itself are left out.
     """
     ours = find_adjunct_error(error)
-    if isinstance(ours, ManifestMismatchError) and ours.partition_by is not None:
+    if isinstance(ours, errors.ManifestMismatchError) and ours.partition_by is not None:
         return _explain_broken_promise(batch, operator, ours)
     if ours is not None or type(error).__module__.partition(".")[0] not in ("pyspark", "py4j"):
         return None
@@ -331,14 +325,16 @@ def explain_failure(batch: BatchContext, operator: str, error: Exception) -> Ope
     return explained
 
 
-def _explain_broken_promise(batch: BatchContext, operator: str, error: AdjunctError) -> OperatorFailedError | None:
+def _explain_broken_promise(
+    batch: BatchContext, operator: str, error: errors.AdjunctError
+) -> errors.OperatorFailedError | None:
     """Return the error that names the functions with keeps_partitioning=True; None if there is none."""
     promising = [one for one in iter_upstream(batch.app, operator) if one.spec.keeps_partitioning]
     if not promising:
         return None
     names, place = " or ".join(sorted(one.id for one in promising)), promising[0].declared_at
     line = "" if place is None else f" ({place.describe()})"
-    explained = OperatorFailedError(
+    explained = errors.OperatorFailedError(
         f"{names}{line} breaks its promise keeps_partitioning=True: {error.problem}",
         "Nothing of it was committed. Remove keeps_partitioning=True, and use partition_by(…) after the function.",
         operator=promising[0].id,
@@ -380,7 +376,7 @@ def _is_alike(other: Failure | None, failure: Failure) -> bool:
 
 def _explain_with_sample(
     batch: BatchContext, failed: Operator, failure: Failure, hidden: frozenset[str]
-) -> OperatorFailedError:
+) -> errors.OperatorFailedError:
     """Return the error of an operator, with a record that it fails on if one is found within a minute."""
     functions = _functions(failed.spec)
     what = failed.id
@@ -465,7 +461,7 @@ def call_frame_function(operator: str, function: DataFrameFunction, frame: DataF
 
     try:
         result: object = function(frame)
-    except (AdjunctError, AnalysisException):
+    except (errors.AdjunctError, AnalysisException):
         raise
     except Exception as error:
         raise function_failed_error(operator, function_label(function), function, error) from error
@@ -473,10 +469,10 @@ def call_frame_function(operator: str, function: DataFrameFunction, frame: DataF
         returned = "None" if result is None else type(result).__name__
         problem = f"{operator}: {function_label(function)} returned {returned}: expected a DataFrame."
         step = "Return a DataFrame made from the given records, with other columns or fewer rows."
-        raise PlanningError(problem, step, operator=operator)
+        raise errors.PlanningError(problem, step, operator=operator)
     lost = [name for name in list_hidden_columns(frame) if name not in result.columns]
     if lost:
-        raise PlanningError(
+        raise errors.PlanningError(
             f"{operator}: its function returned records without {', '.join(lost)}, which hold each record's "
             "position and epoch.",
             'Keep them: add columns with withColumn or select("*", …), and drop only your own; or give '
@@ -487,14 +483,14 @@ def call_frame_function(operator: str, function: DataFrameFunction, frame: DataF
     if double is not None:
         problem = f"{operator}: {function_label(function)} returned two columns called {double!r}."
         step = "Rename or drop one of them; Spark's names ignore case."
-        raise PlanningError(problem, step, column=double, operator=operator)
+        raise errors.PlanningError(problem, step, column=double, operator=operator)
     return result
 
 
-def analysis_error(operator: Operator, error: AnalysisException) -> PlanningError:
+def analysis_error(operator: Operator, error: AnalysisException) -> errors.PlanningError:
     problem = str(error).strip().partition("SQLSTATE")[0].strip().splitlines()[0].rstrip(" .")
     place = failing_line(error) or operator.declared_at
-    return PlanningError(
+    return errors.PlanningError(
         f"{operator.id}: {problem}{f' ({place.describe()})' if place else ''}.",
         "Correct the expression or function; adjunct plan lists the operators by these names.",
         operator=operator.id,

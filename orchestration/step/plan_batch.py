@@ -39,13 +39,8 @@ from dagster_adjunct.orchestration.startpoints.recorded_replay import (
 )
 from dagster_adjunct.orchestration.step.context import StepContext, StepState
 from dagster_adjunct.orchestration.step.progress import StepEvent
+from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.common import split_stream_name
-from dagster_adjunct.resources.errors import (
-    ConfigurationError,
-    OffsetOutOfRangeError,
-    StaleDatasetError,
-    VersionDiscardedError,
-)
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.system import OffsetRange, StreamSystem, SystemStreamPartition
 
@@ -308,7 +303,7 @@ def resume_open_batch(context: StepContext, run: StepState, left_open: Intent) -
     for name in sorted({ssp.qualified_stream for ssp in ranges}):
         info, identity = infos[name], run.logged.state.offsets.streams.get(name)
         if info.was_recreated(identity):
-            raise OffsetOutOfRangeError(
+            raise errors.OffsetOutOfRangeError(
                 f"{name} was {info.change_since(identity)} (its identity is {info.identity}, and was {identity}), and "
                 f"batch {left_open.batch} of application {context.app.name!r}, which is open, reads the former stream.",
                 f"Abandon the batch (adjunct checkpoint abandon {context.app.name} --reason …), then set a startpoint "
@@ -385,7 +380,7 @@ def _lease_served(context: StepContext, state: ApplicationState, intent: Intent,
     for name, manifest in seen.limited.items():
         limit = app.max_staleness[name]
         if manifest is None or manifest.version is None:
-            raise StaleDatasetError(
+            raise errors.StaleDatasetError(
                 f"dataset {name!r} has no entries yet, and its allowed staleness is {limit}.",
                 f"Advance it (materialise its asset, or adjunct dataset advance {name} MODULE:APP).",
                 dataset=name,
@@ -421,7 +416,7 @@ def _lease_recorded(context: StepContext, intent: Intent, seen: BatchSnapshot) -
     cancel = f"Cancel it (adjunct startpoint clear MODULE:APP {min(intent.ranges)} --reason …) and ask again with "
     lacking = [name for name in names if name not in intent.versions]
     if lacking:
-        raise ConfigurationError(
+        raise errors.ConfigurationError(
             f"a recorded replay can't continue: the application now has dataset {lacking[0]!r}, which the recorded "
             "batch did not read.",
             f"{cancel}versions=current.",
@@ -434,7 +429,7 @@ def _lease_recorded(context: StepContext, intent: Intent, seen: BatchSnapshot) -
         manifest = context.versions.stored(name).require_manifest()
         for version in intent.all_versions[name]:
             if not is_readable(context.lake, manifest, version):
-                raise VersionDiscardedError(
+                raise errors.VersionDiscardedError(
                     f"a recorded replay can't continue: dataset {name!r}: version {version} is gone, maybe erased.",
                     f"{cancel}versions=as-of, or current.",
                     dataset=name,

@@ -18,18 +18,9 @@ from typing import TYPE_CHECKING, Any, cast
 from dagster_adjunct.orchestration.operators.columns import list_hidden_columns, tie_breakers
 from dagster_adjunct.orchestration.operators.functions import PickledFunction, check_readable_records
 from dagster_adjunct.orchestration.operators.remote_tables import SinkContext, TableLookup
+from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.arrow import pa
 from dagster_adjunct.resources.backends.columns import arrow_column_from_records, to_arrow_type
-from dagster_adjunct.resources.errors import (
-    CommitConflictError,
-    ConfigurationError,
-    MalformedDocumentError,
-    ObjectExistsError,
-    ObjectNotFoundError,
-    OperatorFailedError,
-    PlanningError,
-    TableError,
-)
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.schemas.column_sql import F, named_column
 from dagster_adjunct.resources.schemas.schema import Schema, is_same_family
@@ -89,7 +80,7 @@ def call_or_replay(
     if recorded is not None:
         rows = frame.count()  # counts upstream complete only once their records are consumed
         if rows != recorded.num_rows and not call.cut:
-            raise PlanningError(
+            raise errors.PlanningError(
                 f"{call.operator}: this batch was retried with {rows} records, and had {recorded.num_rows} when the "
                 f"results of {call.name} were recorded.",
                 "Make the operators before it deterministic; or abandon the batch: adjunct checkpoint abandon.",
@@ -102,7 +93,7 @@ def call_or_replay(
     kept = record.keep(1, answered.drop_columns([_CALL]))
     first = kept if kept is not None else record.read(1)
     if first is None:
-        raise CommitConflictError(
+        raise errors.CommitConflictError(
             f"batch {record.batch} of application {record.application!r} was closed by another run, while this one "
             f"passed its records to {call.name}.",
             "Nothing is lost: run the application again, it continues after that batch.",
@@ -191,7 +182,7 @@ def cast_result(
     `show_values` says whether errors may quote values.
     """
 
-    def wrong(what: str) -> OperatorFailedError:
+    def wrong(what: str) -> errors.OperatorFailedError:
         return _result_error(operator, name, f"returned {what}")
 
     if isinstance(result, pa.Table):
@@ -218,8 +209,8 @@ def cast_result(
     return columns
 
 
-def _result_error(operator: str, name: str, what: str) -> OperatorFailedError:
-    return OperatorFailedError(
+def _result_error(operator: str, name: str, what: str) -> errors.OperatorFailedError:
+    return errors.OperatorFailedError(
         f"{operator}: {name} {what}.", "Change the function or the declared returns=.", operator=operator
     )
 
@@ -245,13 +236,13 @@ class RecordedAnswers:
         key = self._key(turn)
         try:
             data = self.lake.store.get(key).data
-        except ObjectNotFoundError:
+        except errors.ObjectNotFoundError:
             return None
         try:
             table = pa.ipc.open_file(pa.BufferReader(data)).read_all()
             about = json.loads((table.schema.metadata or {})[_ABOUT])
         except (pa.ArrowException, KeyError, ValueError) as error:
-            raise MalformedDocumentError(
+            raise errors.MalformedDocumentError(
                 f"the answers of {self.operator} in batch {self.batch} of application {self.application!r} can't be "
                 f"read: {error}.",
                 "Restore that object from a backup, or abandon the batch: adjunct checkpoint abandon.",
@@ -264,7 +255,7 @@ class RecordedAnswers:
                 f"version of the code, which asked for {before}; this one asks for {now}."
             )
             step = "Let that version finish the batch, then deploy this one; or abandon it: adjunct checkpoint abandon."
-            raise ConfigurationError(problem, step, application=self.application, operator=self.operator)
+            raise errors.ConfigurationError(problem, step, application=self.application, operator=self.operator)
         return table
 
     def keep(self, turn: int, answers: pa.Table) -> pa.Table | None:
@@ -275,7 +266,7 @@ class RecordedAnswers:
             writer.write_table(answers)
         try:
             self.lake.store.put_if_absent(self._key(turn), sink.getvalue().to_pybytes())
-        except ObjectExistsError:
+        except errors.ObjectExistsError:
             return None
         return answers
 
@@ -430,7 +421,7 @@ def _build_answers(keys: pa.Table, wanted: Sequence[Any], records: Sequence[Any]
     strange = next((record for record in records if record is not None and not isinstance(record, Mapping)), None)
     if strange is not None:
         problem = f"{what} gave a {type(strange).__name__} for a record: expected a mapping of columns."
-        raise TableError(problem, "Have its function return dictionaries.", table=lookup.table)
+        raise errors.TableError(problem, "Have its function return dictionaries.", table=lookup.table)
     columns = [keys.column(place) for place in range(len(lookup.keys))]
     columns.append(pa.array([record is not None for record in records], pa.bool_()))
     columns += [arrow_column_from_records(what, wanted, records, one.column, one.type) for one in lookup.answers]

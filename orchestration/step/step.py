@@ -45,19 +45,7 @@ from dagster_adjunct.orchestration.step.plan_batch import (
 from dagster_adjunct.orchestration.step.progress import StepEvent, StepReport, measure_input_times, times_at_batch_start
 from dagster_adjunct.orchestration.step.recorded_answers import OpenTables, purge_answers
 from dagster_adjunct.orchestration.step.verify_plan import PhysicalProof, analyze_batch
-from dagster_adjunct.resources.errors import (
-    AdjunctError,
-    CommitConflictError,
-    NullKeyError,
-    OffsetOutOfRangeError,
-    OperatorFailedError,
-    PlanningError,
-    ProducerConflictError,
-    SchemaMismatchError,
-    StoreUnavailableError,
-    TableError,
-    VersionDiscardedError,
-)
+from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.spark.errors import find_adjunct_error
 from dagster_adjunct.resources.spark.in_process import resolve_session
 from dagster_adjunct.resources.spark.tuning import FEW_ROWS, prewarm_workers
@@ -72,12 +60,12 @@ _MAX_SNAPSHOTS = 6
 _RETRY_PAUSES = (1.0, 5.0)
 # Errors that are fixed in the application, its records or its tables; the batch stays open until then.
 _APPLICATION_ERRORS = (
-    NullKeyError,
-    OperatorFailedError,
-    PlanningError,
-    ProducerConflictError,
-    SchemaMismatchError,
-    TableError,
+    errors.NullKeyError,
+    errors.OperatorFailedError,
+    errors.PlanningError,
+    errors.ProducerConflictError,
+    errors.SchemaMismatchError,
+    errors.TableError,
 )
 
 
@@ -124,13 +112,13 @@ def run_step(given: StepContext, engine: BatchEngine = SPARK_ENGINE) -> StepRepo
                     seconds = {"intent": time.monotonic() - began}
                     try:
                         outputs = _write_outputs(context, engine, run, inputs, seconds)
-                    except OffsetOutOfRangeError:
+                    except errors.OffsetOutOfRangeError:
                         if not find_lost_ranges(context, inputs.intent):
                             raise
                         continue  # retention was faster: resume it as a batch that was left open
                     run = _close_batch(context, run, inputs, outputs, seconds)
                 return run.finish(context, caught_up=False)
-            except CommitConflictError as conflict:
+            except errors.CommitConflictError as conflict:
                 if run.logged.commit is not begun.logged.commit or context.still_ours is None or attempt == _MAX_STARTS:
                     raise
                 context.check()
@@ -170,7 +158,7 @@ def _prepare_batch(context: StepContext, run: StepState) -> tuple[StepState, Pla
             return run, planned
         try:
             return run, lease_versions(context, run, planned, seen)
-        except VersionDiscardedError:
+        except errors.VersionDiscardedError:
             if attempt == _MAX_SNAPSHOTS:
                 raise
     raise AssertionError("unreachable")
@@ -285,9 +273,9 @@ def _write_outputs(
                 if explained is error:
                     raise
                 raise explained from (error.__cause__ if ours is error else error)
-            if isinstance(ours, OffsetOutOfRangeError) and ours is not error:
+            if isinstance(ours, errors.OffsetOutOfRangeError) and ours is not error:
                 raise ours from error  # raised in a task
-            if pause is None or not isinstance(ours, StoreUnavailableError):
+            if pause is None or not isinstance(ours, errors.StoreUnavailableError):
                 raise
             text = f"{ours.problem} The batch is retried in {pause:g} s"
             context.on_event(StepEvent("again", intent.batch, {"text": text}))
@@ -298,16 +286,16 @@ def _write_outputs(
     raise AssertionError("unreachable")
 
 
-def _add_next_steps(error: AdjunctError, app: str, batch: int) -> AdjunctError:
+def _add_next_steps(error: errors.AdjunctError, app: str, batch: int) -> errors.AdjunctError:
     """Return the error with how to finish or abandon the batch that it leaves open, in its next step or as a note."""
     give_up = f"adjunct checkpoint abandon {app} --reason …"
-    if isinstance(error, ProducerConflictError) and error.newest is not None and error.newest > batch:
+    if isinstance(error, errors.ProducerConflictError) and error.newest is not None and error.newest > batch:
         return error.reworded(
             error.problem,
             f"Nothing was written. Batch {batch} is open, and the output has batches of {app!r} up to {error.newest}: "
             "the batch log was deleted, or another application has this name. Restore the log, or choose another name.",
         )
-    if isinstance(error, ProducerConflictError):
+    if isinstance(error, errors.ProducerConflictError):
         return error.reworded(
             error.problem,
             f"Batch {batch} is open, and this output already has it from a run with different code: finish it with "
@@ -317,7 +305,7 @@ def _add_next_steps(error: AdjunctError, app: str, batch: int) -> AdjunctError:
         f"Batch {batch} stays open: the next run retries it with the code deployed by then, and adds nothing to "
         f"outputs that have it. Or abandon it: {give_up} (--skip also skips its records)."
     )
-    if isinstance(error, OperatorFailedError):
+    if isinstance(error, errors.OperatorFailedError):
         return error.reworded(error.problem, f"{error.next_step} {way_out}")
     if way_out not in getattr(error, "__notes__", ()):
         error.add_note(way_out)

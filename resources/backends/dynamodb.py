@@ -14,6 +14,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.backends.columns import parse_known_column
 from dagster_adjunct.resources.backends.dynamodb_connection import Connection, error_code, problem_from_boto_error
 from dagster_adjunct.resources.backends.dynamodb_items import OWN_PREFIX, ItemCodec, key_attribute_type
@@ -28,12 +29,6 @@ from dagster_adjunct.resources.backends.dynamodb_requests import (
 from dagster_adjunct.resources.backends.store import StoreTable
 from dagster_adjunct.resources.backends.write_plan import Entry, ValidEntries, validate_entries
 from dagster_adjunct.resources.common import check_seconds, check_whole_number
-from dagster_adjunct.resources.errors import (
-    ConfigurationError,
-    SchemaMismatchError,
-    TableNotFoundError,
-    TableUnavailableError,
-)
 from dagster_adjunct.resources.tables.layers import Capabilities
 from dagster_adjunct.resources.tables.operation import Operation, OperationKind, Outcomes, PerLoop, Problem, State
 from dagster_adjunct.resources.validation import validated
@@ -64,7 +59,7 @@ def resolve_table_key(
         if not create:
             problem = f"{label}: the table does not exist in {client.meta.region_name}."
             step = "Correct the name, region or endpoint, or declare the table with create=True."
-            raise TableNotFoundError(problem, step, table=label)
+            raise errors.TableNotFoundError(problem, step, table=label)
         made = _create(client, table, key, tags or {})
         description = _wait_until_active(client, label, table)
         if made and forgets:
@@ -110,7 +105,7 @@ def _wait_until_active(client: DynamoDBClient, label: str, table: str) -> Any:
             state = "missing" if description is None else description["TableStatus"]
             problem = f"{label} is {state} after {READY_SECONDS:.0f} s; expected ACTIVE."
             step = "The request is retried; if it keeps failing, check the table in AWS."
-            raise TableUnavailableError(problem, step, table=label)
+            raise errors.TableUnavailableError(problem, step, table=label)
         time.sleep(pause)
         pause = min(2.0, pause * 2)
 
@@ -123,7 +118,7 @@ def _check_key_schema(label: str, description: Any, declared: Mapping[str, str |
     if not agrees:
         problem = f"{label} has the key {_format_key(stored)}, but {_format_key(declared)} is declared."
         step = "Correct the key (partition key first) and its types, or use another table."
-        raise SchemaMismatchError(problem, step, table=label)
+        raise errors.SchemaMismatchError(problem, step, table=label)
     return stored
 
 
@@ -217,7 +212,7 @@ class DynamoDbTable(StoreTable):
         if self.session is not None:
             problem = f"{self._label} has a boto3 session, which may hold secrets and can't be serialized."
             step = "Use credentials_env=… or profile=…, or let boto3 find credentials where tasks run."
-            raise ConfigurationError(problem, step, argument="session")
+            raise errors.ConfigurationError(problem, step, argument="session")
         key = list(self.key) if self._typed_key is None else self._typed_key
         return {name: value for name, value in super().to_dict().items() if name != "session"} | {"key": key}
 
@@ -234,7 +229,7 @@ class DynamoDbTable(StoreTable):
         if self._open.here().live is None:
             try:
                 await self._get_client(make=False)
-            except TableNotFoundError:
+            except errors.TableNotFoundError:
                 if not self.create:
                     raise
 
@@ -248,7 +243,7 @@ class DynamoDbTable(StoreTable):
         reads = operation.kind is OperationKind.GET
         try:
             requests = await self._get_client(make=not reads)
-        except TableNotFoundError:
+        except errors.TableNotFoundError:
             if not (reads and self.create):
                 raise
             return Outcomes(len(operation), [None] * len(operation))
@@ -260,7 +255,7 @@ class DynamoDbTable(StoreTable):
         if marked and self.columns is None:
             problem = f"{self._label} declares no columns, which idempotent writes need."
             step = 'Declare columns={"name": "type", …}.'
-            raise ConfigurationError(problem, step, argument="columns", table=self.table)
+            raise errors.ConfigurationError(problem, step, argument="columns", table=self.table)
         if not conditions and not marked and operation.kind in (OperationKind.PUT, OperationKind.DELETE):
             return await self._write_batches(requests, operation, valid)
         return await self._write_keys(requests, operation, valid)
@@ -345,19 +340,19 @@ class DynamoDbTable(StoreTable):
         """The stored type of each part of the key, None if only the table knows it."""
         if len(self.key) > 2:
             text = f"{self._label} declares {len(self.key)} key columns; DynamoDB takes one or two."
-            raise ConfigurationError(text, "Combine some of them into one column.", argument="key")
+            raise errors.ConfigurationError(text, "Combine some of them into one column.", argument="key")
         known = {column.name: column for column in self._declared}
         for column in known:
             if column.startswith(OWN_PREFIX):
                 text = f"{self._label}: the column name {column!r} is reserved for conditions."
-                raise ConfigurationError(text, "Rename it.", argument="columns")
+                raise errors.ConfigurationError(text, "Rename it.", argument="columns")
         known |= {name: parse_known_column(name, word) for name, word in typed.items()}
         for name in self.key:
             if self.columns is not None and name not in known:
                 what = f"{self._label} has the key column {name!r}, which is not among its columns {', '.join(known)}."
-                raise SchemaMismatchError(what, "Correct the key, or the columns.", column=name)
+                raise errors.SchemaMismatchError(what, "Correct the key, or the columns.", column=name)
             if name in known and key_attribute_type(known[name]) is None:
-                raise ConfigurationError(
+                raise errors.ConfigurationError(
                     f"{self._label}: its key {name!r} is {known[name].type}; expected text, a number, bytes or a time.",
                     "Use another column as the key.",
                     argument="key",
@@ -366,7 +361,7 @@ class DynamoDbTable(StoreTable):
         if self.create and None in types.values():
             problem = f"{self._label} can't be created without the types of its key."
             step = 'Declare columns={"name": "type", …}, or the key as {"id": "string"}.'
-            raise ConfigurationError(problem, step, argument="columns", table=self.table)
+            raise errors.ConfigurationError(problem, step, argument="columns", table=self.table)
         return types
 
 

@@ -8,14 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.backends.store import check_variable_name
-from dagster_adjunct.resources.errors import (
-    AdjunctError,
-    ConfigurationError,
-    TableAccessError,
-    TableError,
-    TableUnavailableError,
-)
 from dagster_adjunct.resources.tables.operation import Problem, State
 
 if TYPE_CHECKING:
@@ -68,10 +62,10 @@ class Connection:
         if self.endpoint_url is not None and not _ENDPOINT.fullmatch(self.endpoint_url):
             problem = f"{label}: endpoint_url is not a server's URL (not shown, as it may hold credentials)."
             step = "Use a URL like http://127.0.0.1:8000 without credentials, which boto3 finds itself."
-            raise ConfigurationError(problem, step, argument="endpoint_url")
+            raise errors.ConfigurationError(problem, step, argument="endpoint_url")
         named = self.credentials_env
         if named is not None and (len(named) not in (2, 3) or not all(isinstance(n, str) and n for n in named)):
-            raise ConfigurationError(
+            raise errors.ConfigurationError(
                 f"{label}: credentials_env has {len(named)} names; expected two, or three with a session token.",
                 'Pass credentials_env=("MY_KEY_ID", "MY_SECRET").',
                 argument="credentials_env",
@@ -79,7 +73,7 @@ class Connection:
         for name in named or ():
             check_variable_name("credentials_env", name, '("MY_KEY_ID", "MY_SECRET")', label=label)
         if self.session is not None and (named is not None or self.profile is not None):
-            raise ConfigurationError(
+            raise errors.ConfigurationError(
                 f"{label}: it has both a session and credentials.", "Pass one of them.", argument="session"
             )
 
@@ -132,7 +126,7 @@ class Connection:
         missing = [name for name in self.credentials_env if not os.environ.get(name)]
         if missing:
             problem = f"{label}: credentials_env names {', '.join(missing)}, which the environment does not set."
-            raise ConfigurationError(problem, "Set it, on executors too.", setting=missing[0])
+            raise errors.ConfigurationError(problem, "Set it, on executors too.", setting=missing[0])
         words = ("aws_access_key_id", "aws_secret_access_key", "aws_session_token")
         return {word: os.environ[name] for word, name in zip(words, self.credentials_env, strict=False)}
 
@@ -141,11 +135,11 @@ def problem_from_boto_error(error: BaseException, label: str, *, sent: bool = Tr
     """Return the problem that an error of boto3, or one of ours, means for the request's entries."""
     from botocore import exceptions as boto
 
-    if isinstance(error, AdjunctError):
-        state = State.FAILED if isinstance(error, TableUnavailableError) else State.REFUSED
+    if isinstance(error, errors.AdjunctError):
+        state = State.FAILED if isinstance(error, errors.TableUnavailableError) else State.REFUSED
         return Problem(state, error, getattr(error, "retry_after", None))
-    kind: type[AdjunctError]
-    state, kind, pause = State.REFUSED, TableError, None
+    kind: type[errors.AdjunctError]
+    state, kind, pause = State.REFUSED, errors.TableError, None
     what, step = f"a request failed ({type(error).__name__}: {error})", ""
     access = "Check table, region and endpoint_url, and that the credentials may describe, read and write the table."
     if isinstance(error, boto.ClientError):
@@ -159,17 +153,17 @@ def problem_from_boto_error(error: BaseException, label: str, *, sent: bool = Tr
             return throttled
         if code in _NO_EFFECT or status >= 500:
             # A failed server may have failed after writing.
-            state, kind = State.FAILED if code in _NO_EFFECT else State.UNKNOWN, TableUnavailableError
+            state, kind = State.FAILED if code in _NO_EFFECT else State.UNKNOWN, errors.TableUnavailableError
             pause, what = _retry_after(error), f"DynamoDB answered {code} ({text})"
             step = "The request is retried; if it keeps failing, contact AWS."
         elif code in _NO_ACCESS:
-            kind, what, step = TableAccessError, f"it can't be accessed ({code}: {text})", access
+            kind, what, step = errors.TableAccessError, f"it can't be accessed ({code}: {text})", access
     elif isinstance(error, boto.NoCredentialsError | boto.PartialCredentialsError | boto.TokenRetrievalError):
-        kind, what, step = TableAccessError, f"it can't be accessed ({error})", access
+        kind, what, step = errors.TableAccessError, f"it can't be accessed ({error})", access
     elif isinstance(error, boto.HTTPClientError | boto.ConnectionError | OSError):
         unconnected = boto.EndpointConnectionError | boto.ConnectTimeoutError | boto.ProxyConnectionError
         sent = sent and not isinstance(error, unconnected)
-        state, kind = State.UNKNOWN if sent else State.FAILED, TableUnavailableError
+        state, kind = State.UNKNOWN if sent else State.FAILED, errors.TableUnavailableError
         lost = "was sent, and no answer came" if sent else "got no answer"
         what = f"a request {lost} ({type(error).__name__})"
         step = "The request is retried; if it keeps failing, check the network and DynamoDB's status."
@@ -180,7 +174,7 @@ def problem_from_boto_error(error: BaseException, label: str, *, sent: bool = Tr
 
 def throttled_problem(label: str, what: str, retry_after: float | None = None) -> Problem:
     """The problem of entries without effect, because DynamoDB has no capacity for them now."""
-    error = TableUnavailableError(
+    error = errors.TableUnavailableError(
         f"{label} has no capacity for the request now ({what}).",
         "The request is retried; if it keeps failing, lower the table's rate_limit or raise its capacity.",
         table=label,
@@ -202,6 +196,8 @@ def _retry_after(error: Any) -> float | None:
         return None
 
 
-def _client_error(label: str, error: Exception) -> ConfigurationError:
+def _client_error(label: str, error: Exception) -> errors.ConfigurationError:
     problem = f"{label}: boto3 can't create a client ({type(error).__name__}: {error})."
-    return ConfigurationError(problem, "Pass region=… or set AWS_REGION, and check boto3's configuration.", table=label)
+    return errors.ConfigurationError(
+        problem, "Pass region=… or set AWS_REGION, and check boto3's configuration.", table=label
+    )

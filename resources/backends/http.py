@@ -24,17 +24,10 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from urllib.parse import quote, urlsplit
 
+from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.backends.store import check_variable_name, read_variable, require_package
 from dagster_adjunct.resources.backends.write_plan import Key, Record
 from dagster_adjunct.resources.common import check_seconds, check_whole_number, utc_now
-from dagster_adjunct.resources.errors import (
-    AdjunctError,
-    ConfigurationError,
-    SchemaMismatchError,
-    TableAccessError,
-    TableError,
-    TableUnavailableError,
-)
 from dagster_adjunct.resources.tables.functions import (
     DeclaredFunction,
     TableReadFunction,
@@ -67,7 +60,7 @@ _SHOWN = 300  # characters of a body
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
-class HttpUnavailableError(TableUnavailableError):
+class HttpUnavailableError(errors.TableUnavailableError):
     """The service did not do it now. `had_effect`: False if it certainly had none, None if unknown."""
 
     status: int | None = None
@@ -75,7 +68,7 @@ class HttpUnavailableError(TableUnavailableError):
     had_effect: bool | None = None
 
 
-def error_from_response(answer: httpx.Response, label: str, secrets: Iterable[str]) -> AdjunctError:
+def error_from_response(answer: httpx.Response, label: str, secrets: Iterable[str]) -> errors.AdjunctError:
     """The error of an unsuccessful response; it shows the beginning of its body, and no secret."""
     status = answer.status_code
     beginning = _quote_reply(answer.text, secrets)
@@ -91,7 +84,7 @@ def error_from_response(answer: httpx.Response, label: str, secrets: Iterable[st
             retry_after=wait,
             had_effect=False if nothing_done else None,
         )
-    kind = TableAccessError if status in (401, 403, 407) else TableError
+    kind = errors.TableAccessError if status in (401, 403, 407) else errors.TableError
     return kind(
         f"{what} was rejected with {status}{beginning}.", "Correct the request or the declaration.", table=label
     )
@@ -209,23 +202,23 @@ class HttpTable(DeclaredFunction, TableReadFunction[Key, Record], TableWriteFunc
         except ValueError:
             parts = urlsplit("")
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
-            raise ConfigurationError(f"{what} has an invalid base_url (not shown).", step, argument="base_url")
+            raise errors.ConfigurationError(f"{what} has an invalid base_url (not shown).", step, argument="base_url")
         if parts.username is not None or parts.password is not None:
-            raise ConfigurationError(
+            raise errors.ConfigurationError(
                 f"{what} has credentials in its base_url, which would end up in pickles and logs.",
                 "Remove them, and name an environment variable for the header: secret_headers={'Authorization': …}.",
                 argument="base_url",
             )
         for header in self.headers:
             if header.lower() in _SECRET_HEADERS:
-                raise ConfigurationError(
+                raise errors.ConfigurationError(
                     f"{what} has a value for its secret header {header}, which would end up in pickles and documents.",
                     f"Name the environment variable that holds it: secret_headers={{{header!r}: …}}.",
                     argument="headers",
                 )
         named = _PLACE.findall(self.path)
         if sorted(named) != sorted(self.key) or not self.path.startswith("/"):
-            raise ConfigurationError(
+            raise errors.ConfigurationError(
                 f"{what}: its path names {', '.join(named) or 'no column'}, and its key is {', '.join(self.key)}.",
                 "Use a path like /planes/{tail} that names each key column once.",
                 argument="path",
@@ -280,7 +273,7 @@ class HttpTable(DeclaredFunction, TableReadFunction[Key, Record], TableWriteFunc
             if segment in ("", ".", "..") and segment != declared:  # it would name another resource, or all of them
                 problem = f"{self._label}: the key {key!r} turns a path segment into {segment!r}."
                 step = "Filter such keys out before they reach the table."
-                raise SchemaMismatchError(problem, step, table=self._label)
+                raise errors.SchemaMismatchError(problem, step, table=self._label)
         return "/".join(segments)
 
     def encode(self, record: Record) -> bytes:
@@ -290,7 +283,7 @@ class HttpTable(DeclaredFunction, TableReadFunction[Key, Record], TableWriteFunc
         except (TypeError, ValueError) as error:
             problem = f"{self._label}: a record can't be written as JSON: {error}."
             step = "Convert its values before writing, or override encode()."
-            raise SchemaMismatchError(problem, step, table=self._label) from error
+            raise errors.SchemaMismatchError(problem, step, table=self._label) from error
 
     def decode(self, body: bytes) -> Record:
         """The record in the body of a get's response."""
@@ -301,7 +294,7 @@ class HttpTable(DeclaredFunction, TableReadFunction[Key, Record], TableWriteFunc
             wrong = "no JSON"
         if wrong is not None:
             problem = f"{self._label}: expected a JSON object in the response, got {wrong}: {body[:200]!r}."
-            raise TableError(problem, "Check the path and the service, or override decode().", table=self._label)
+            raise errors.TableError(problem, "Check the path and the service, or override decode().", table=self._label)
         return cast("Record", record)
 
     # -- requests
@@ -349,7 +342,7 @@ class HttpTable(DeclaredFunction, TableReadFunction[Key, Record], TableWriteFunc
             if not isinstance(extra, HttpExtra):
                 problem = f"{self._label} got {extra!r} as an argument; expected an HttpExtra."
                 step = "Pass query parameters and headers as HttpExtra(params={…}, headers={…})."
-                raise TableError(problem, step, table=self._label)
+                raise errors.TableError(problem, step, table=self._label)
             params += cast("Iterable[tuple[str, QueryValue]]", extra.params)
             sent |= dict(extra.headers)
         open_, url = self._clients.here(), self.base_url + path
@@ -405,5 +398,5 @@ def _quote_path_part(label: str, part: object) -> str:
         problem = (
             f"{label} got {part!r} ({type(part).__name__}) in a key; expected text, whole numbers, dates or times."
         )
-        raise SchemaMismatchError(problem, "Convert the key, or override path_of().", table=label)
+        raise errors.SchemaMismatchError(problem, "Convert the key, or override path_of().", table=label)
     return str(part)

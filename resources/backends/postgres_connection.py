@@ -10,15 +10,8 @@ from collections.abc import Awaitable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.backends.store import read_variable, require_package
-from dagster_adjunct.resources.errors import (
-    AdjunctError,
-    ConfigurationError,
-    SchemaMismatchError,
-    TableAccessError,
-    TableError,
-    TableUnavailableError,
-)
 
 if TYPE_CHECKING:
     import psycopg
@@ -66,10 +59,10 @@ def check_keywords(keywords: Mapping[str, object]) -> dict[str, str]:
         if name in _SECRETS:
             problem = f"a PostgreSQL table was declared with {name!r}, which would end up in pickles and logs."
             step = "Put the DSN into a variable and pass dsn_env, or use libpq's password file or service file."
-            raise ConfigurationError(problem, step, argument=name)
+            raise errors.ConfigurationError(problem, step, argument=name)
     for name, value in keywords.items():
         if _HOLDS_SECRET.search(str(value)):
-            raise ConfigurationError(
+            raise errors.ConfigurationError(
                 f"a PostgreSQL table was declared with a {name!r} that looks like a whole DSN (not shown).",
                 "Put the DSN into an environment variable and pass its name as dsn_env.",
                 argument=name,
@@ -92,7 +85,7 @@ def connection_settings(label: str, dsn_env: str | None, keywords: Mapping[str, 
         # The driver's own message may quote the DSN, and with it the password.
         problem = f"{label}: {dsn_env or 'its connection keywords'} can't be read as a DSN."
         step = "Use postgresql://user:password@host:port/dbname, or key=value pairs."
-        raise ConfigurationError(problem, step, setting=dsn_env) from None
+        raise errors.ConfigurationError(problem, step, setting=dsn_env) from None
     settings.setdefault("connect_timeout", 10)
     settings.setdefault("application_name", "adjunct")
     return dict(settings)
@@ -149,21 +142,21 @@ def connect_snapshot(label: str, settings: Mapping[str, Any]) -> psycopg.Connect
     return connection
 
 
-def _connection_error(error: psycopg.Error, label: str, settings: Mapping[str, Any]) -> AdjunctError:
+def _connection_error(error: psycopg.Error, label: str, settings: Mapping[str, Any]) -> errors.AdjunctError:
     message = _redact(str(error), settings)
-    kind: type[AdjunctError]
-    kind, what = TableUnavailableError, "can't be reached"
+    kind: type[errors.AdjunctError]
+    kind, what = errors.TableUnavailableError, "can't be reached"
     step = "Check that the server runs, listens on this address, and can be reached from here; then run it again."
     if any(words in message for words in _FOR_NOW):
         what = "does not accept connections now"
         step = "The connection is retried; if it keeps failing, check the server."
     elif any(words in message for words in _FOR_GOOD):
-        kind, what = TableAccessError, "rejected the login"
+        kind, what = errors.TableAccessError, "rejected the login"
         step = "Check the connection's user, password and database, and the server's pg_hba.conf."
     return kind(f"{label}: PostgreSQL at {format_address(settings)} {what} ({message}).", step, table=label)
 
 
-def translate_error(error: psycopg.Error, label: str, place: str) -> AdjunctError:
+def translate_error(error: psycopg.Error, label: str, place: str) -> errors.AdjunctError:
     """Return `error` as one of ours: transient if the same transaction may succeed later."""
     import psycopg
 
@@ -173,20 +166,24 @@ def translate_error(error: psycopg.Error, label: str, place: str) -> AdjunctErro
     if state == "2BP01":
         message = f"{message}: {error.diag.message_detail}"
     lost = isinstance(error, psycopg.InterfaceError) or (isinstance(error, psycopg.OperationalError) and not state)
-    kind: type[AdjunctError]
-    kind, what, step = TableError, "the server rejected the request", "Correct the data or the table."
+    kind: type[errors.AdjunctError]
+    kind, what, step = errors.TableError, "the server rejected the request", "Correct the data or the table."
     if lost or state in _PASSING or state.startswith("08"):
-        kind, what = TableUnavailableError, "the transaction failed"
+        kind, what = errors.TableUnavailableError, "the transaction failed"
         step = "The transaction is retried; if it keeps failing, check the server's log."
     elif state == READ_ONLY:
-        kind, what = TableAccessError, "the session is read-only"
+        kind, what = errors.TableAccessError, "the session is read-only"
         step = "Connect to the primary as a user with default_transaction_read_only off; it may be set for the role, "
         step += "the database or the server."
     elif state in _NO_ACCESS:
-        kind, what = TableAccessError, "it can't be accessed"
+        kind, what = errors.TableAccessError, "it can't be accessed"
         step = "Check that the table exists and that the user has access to it."
     elif isinstance(error, psycopg.DataError | psycopg.ProgrammingError):
-        kind, what, step = SchemaMismatchError, "the values do not fit the columns", "Correct the values or the table."
+        kind, what, step = (
+            errors.SchemaMismatchError,
+            "the values do not fit the columns",
+            "Correct the values or the table.",
+        )
     return kind(f"{label} at {place}: {what} ({' '.join(message.split())}).", step, table=label)
 
 

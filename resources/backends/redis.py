@@ -15,20 +15,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import urlsplit
 
+from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.backends.columns import Column, Kind, make_checker, parse_known_column
 from dagster_adjunct.resources.backends.redis_script import BEGUN, DONE, MISSING, SKIPPED, build_script
 from dagster_adjunct.resources.backends.redis_values import NULL, to_redis_column
 from dagster_adjunct.resources.backends.store import StoreTable, check_variable_name, read_variable, require_package
 from dagster_adjunct.resources.backends.write_plan import CheckedChanges, Entry, Key, Row, RowCodec, validate_entries
 from dagster_adjunct.resources.common import check_seconds, check_whole_number
-from dagster_adjunct.resources.errors import (
-    AdjunctError,
-    ConfigurationError,
-    SchemaMismatchError,
-    TableAccessError,
-    TableError,
-    TableUnavailableError,
-)
 from dagster_adjunct.resources.tables.functions import record_not_found_error
 from dagster_adjunct.resources.tables.operation import (
     Changes,
@@ -59,12 +52,12 @@ def check_url(label: str, url: str | None, url_env: str | None) -> None:
     if (url is None) == (url_env is None):
         problem = f"{label} has {'neither url nor' if url is None else 'both url and'} url_env; expected one of them."
         step = "Pass url='redis://host:6379/0', or url_env with the name of an environment variable that holds it."
-        raise ConfigurationError(problem, step, argument="url")
+        raise errors.ConfigurationError(problem, step, argument="url")
     if url is None:
         return
     parts = _parts(label, "url", url)
     if parts.password is not None or "password" in parts.query.lower():
-        raise ConfigurationError(
+        raise errors.ConfigurationError(
             f"{label} has a password in its url, which would end up in pickles and logs.",
             "Pass url_env, the name of a variable that holds the URL, or remove the password and pass password_env.",
             argument="url",
@@ -80,7 +73,7 @@ def _parts(label: str, what: str, url: str) -> Any:
     if parts.scheme not in _SCHEMES:
         problem = f"{label}: {what} is not a valid URL of a Redis server."
         step = "Use redis://host:6379/0, rediss://… for TLS, or unix:///path?db=0."
-        raise ConfigurationError(problem, step, argument=what)
+        raise errors.ConfigurationError(problem, step, argument=what)
     return parts
 
 
@@ -116,7 +109,7 @@ class RedisServer:
         except (ValueError, TypeError):  # its message may quote the password
             problem = f"{label}: {source} is not a valid URL of a Redis server."
             step = "Use redis://host:6379/0, with options that redis-py supports."
-            raise ConfigurationError(problem, step, setting=source) from None
+            raise errors.ConfigurationError(problem, step, setting=source) from None
         self._busy, self._idle = 0, asyncio.Event()
         self._idle.set()
 
@@ -173,19 +166,19 @@ class RedisServer:
             text = text.replace(secret, "***")
         if isinstance(error, exceptions.NoScriptError):
             return NO_SCRIPT
-        kind: type[AdjunctError]
-        state, kind, step = State.REFUSED, TableError, "Correct the data or the server."
+        kind: type[errors.AdjunctError]
+        state, kind, step = State.REFUSED, errors.TableError, "Correct the data or the server."
         what = f"rejected the request ({text})"
         denied = isinstance(error, exceptions.AuthenticationError | exceptions.NoPermissionError)
         if denied or "unauthenticated" in text:  # a login with many arguments would have failed with this
-            kind, what = TableAccessError, f"rejected the login or the command ({text})"
+            kind, what = errors.TableAccessError, f"rejected the login or the command ({text})"
             step = "Check user, password and rights: HMGET, EVALSHA, SCRIPT LOAD and the script's commands are needed."
         elif type(error).__name__ in _FOR_NOW or text.startswith(_CODES_FOR_NOW):
-            state, kind, what = State.FAILED, TableUnavailableError, f"does not accept requests now ({text})"
+            state, kind, what = State.FAILED, errors.TableUnavailableError, f"does not accept requests now ({text})"
             step = "The request is retried; if it keeps failing, check the server's log and memory."
         elif not isinstance(error, exceptions.ResponseError):
             unanswered = "can't be reached" if lost is State.FAILED else "did not answer"
-            state, kind, what = lost, TableUnavailableError, f"{unanswered} ({type(error).__name__}: {text})"
+            state, kind, what = lost, errors.TableUnavailableError, f"{unanswered} ({type(error).__name__}: {text})"
             step = "The request is retried; check that the server runs and can be reached from here."
         elif "WRONGTYPE" in text:
             step = "Another type is stored under the key."
@@ -227,9 +220,9 @@ class RedisRequests(RowCodec):
         for name in columns:
             if name.startswith(OWN):
                 problem = f"{label} has a column {name!r}; names that begin with {OWN} are reserved for conditions."
-                raise ConfigurationError(problem, "Rename it.", argument="columns")
+                raise errors.ConfigurationError(problem, "Rename it.", argument="columns")
             if name in self.key and not self._stored[name].may_be_key:
-                raise SchemaMismatchError(
+                raise errors.SchemaMismatchError(
                     f"{label}: its key column {name!r} is {columns[name]}, in which equal values may be written in "
                     "several ways.",
                     "Use a string, an integer, boolean, timestamp, date, binary or decimal(p,s).",
@@ -280,7 +273,7 @@ class RedisRequests(RowCodec):
                 if text is not None:
                     record[name] = None if text == NULL else decode(text)
         except (ValueError, ArithmeticError) as error:
-            raise SchemaMismatchError(
+            raise errors.SchemaMismatchError(
                 f"{self.table}: the record {self.name(key)!r} has {text!r} as its {name}, which is not a valid "
                 f"{self.columns[name].type}.",
                 "Correct the record, which another program has written, or the declaration.",
@@ -319,7 +312,7 @@ class RedisRequests(RowCodec):
         texts = [] if conditions.newest_by is None else [entry.time, mark.tie.encode()]
         if conditions.idempotent:
             if "\n" in mark.source or "\t" in mark.source:
-                raise SchemaMismatchError(
+                raise errors.SchemaMismatchError(
                     f"{self.table}: a mark has the source {mark.source!r}; line ends and tabs are not allowed in it.",
                     "Use the name of a stream partition as the source.",
                     table=self.table,
@@ -441,7 +434,7 @@ class RedisTable(StoreTable):
         self.forget_deleted_after, self.largest_value = forget_deleted_after, largest_value
         self.connections, self.timeout = connections, timeout
         if not prefix or not prefix.isprintable():
-            raise ConfigurationError(
+            raise errors.ConfigurationError(
                 f"a Redis table has the prefix {prefix!r}; expected printable text.", argument="prefix"
             )
         for name in ("url_env", "password_env"):
@@ -458,7 +451,7 @@ class RedisTable(StoreTable):
             check_whole_number(number, f"{self._label} has {name}={number!r}", "a whole number above 0", argument=name)
         if largest_value > _LARGEST:
             problem = f"{self._label} has largest_value={largest_value!r}; expected at most 512 MB."
-            raise ConfigurationError(problem, argument="largest_value")
+            raise errors.ConfigurationError(problem, argument="largest_value")
         self._requests = RedisRequests(self._label, prefix, self.key, columns, largest_value, forget_deleted_after or 0)
         self._servers: PerLoop[RedisServer] = PerLoop(self._server)
 
@@ -493,7 +486,7 @@ class RedisTable(StoreTable):
                 continue
             try:
                 records[entry.place] = requests.record(entry.key, answer)
-            except AdjunctError as error:
+            except errors.AdjunctError as error:
                 problems[entry.place] = Problem(State.REFUSED, error)
         return Outcomes(len(operation), records, problems)
 
@@ -507,7 +500,7 @@ class RedisTable(StoreTable):
             try:
                 packed = requests.entry(operation, entry, used)
                 by_name.setdefault(requests.name(entry.key), []).append((entry.place, packed))
-            except AdjunctError as error:
+            except errors.AdjunctError as error:
                 problems[entry.place] = Problem(State.REFUSED, error)
         digest, text = build_script(operation.kind, compares, conditions.idempotent, frozenset(used))
         settings = requests.settings(conditions.newest_by)
@@ -529,7 +522,7 @@ class RedisTable(StoreTable):
         if isinstance(answer, Problem):
             return answer
         if isinstance(answer, bytes):
-            refused = TableError(
+            refused = errors.TableError(
                 f"{self._label}: the entry for {key!r} was rejected: {answer.decode(errors='replace')}.",
                 "Correct the update, the record or the column's type.",
                 table=self._label,

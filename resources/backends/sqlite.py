@@ -25,6 +25,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
+from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.backends.columns import (
     Column,
     Kind,
@@ -55,14 +56,6 @@ from dagster_adjunct.resources.backends.write_plan import (
     validate_entries,
 )
 from dagster_adjunct.resources.common import check_seconds
-from dagster_adjunct.resources.errors import (
-    AdjunctError,
-    ConfigurationError,
-    TableAccessError,
-    TableError,
-    TableNotFoundError,
-    TableUnavailableError,
-)
 from dagster_adjunct.resources.tables.operation import Operation, OperationKind, Outcomes, PerLoop, Problem, State
 from dagster_adjunct.resources.validation import validated
 
@@ -111,7 +104,7 @@ def read_columns(
     info = connection.execute("SELECT name, type, pk FROM pragma_table_info(?)", (table,)).fetchall()
     if not info:
         problem = f"{label}: the file does not have this table."
-        raise TableNotFoundError(problem, "Correct the name, or declare it with create=True.", table=label)
+        raise errors.TableNotFoundError(problem, "Correct the name, or declare it with create=True.", table=label)
     names, types = [name for name, _, _ in info], {name: type_ for name, type_, _ in info}
     check_declared_columns(label, names, declared)
     if set(key) not in _unique_column_sets(connection, table, info):
@@ -420,7 +413,7 @@ class SqliteTable(StoreTable):
             problem = (
                 f"SQLite table {table!r} has the path {str(path)!r}: each connection would open a database of its own."
             )
-            raise ConfigurationError(problem, "Use a file, or MemoryTable.", argument="path", table=table)
+            raise errors.ConfigurationError(problem, "Use a file, or MemoryTable.", argument="path", table=table)
         self.path = str(Path(path).expanduser().absolute())
         self.table = check_identifier("table", table)
         self._label = f"SQLite table {table!r} in {self.path}"
@@ -487,7 +480,7 @@ class SqliteTable(StoreTable):
         count = len(operation)
         try:
             requests = self._get_connection(mine)
-        except (sqlite3.Error, AdjunctError) as error:
+        except (sqlite3.Error, errors.AdjunctError) as error:
             return Outcomes.all(count, self._problem(error))
         if requests is None:
             return Outcomes(count, [None] * count)
@@ -501,14 +494,14 @@ class SqliteTable(StoreTable):
         count = len(operation)
         try:
             requests = self._get_connection(mine, make=self.create)
-        except (sqlite3.Error, AdjunctError) as error:
+        except (sqlite3.Error, errors.AdjunctError) as error:
             return Outcomes.all(count, self._problem(error))
         assert requests is not None
         bisect = BisectRejected(validate_entries(requests.codec, operation))
         while (part := bisect.next()) is not None:
             try:
                 bisect.done(requests.write(operation, part))
-            except (sqlite3.Error, AdjunctError, CommitFailedError) as error:
+            except (sqlite3.Error, errors.AdjunctError, CommitFailedError) as error:
                 by_data = isinstance(error, sqlite3.IntegrityError | sqlite3.DataError)
                 bisect.failed(self._problem(error), by_data=by_data)
         return bisect.outcomes(count)
@@ -540,11 +533,11 @@ class SqliteTable(StoreTable):
                 path.parent.mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 problem = f"{self._label} can't be created: {error.strerror} ({error.filename})."
-                raise TableAccessError(problem, "Use a path that is writable.", table=self._label) from error
+                raise errors.TableAccessError(problem, "Use a path that is writable.", table=self._label) from error
         elif not path.exists():
             what = f"{self._label}: the file does not exist."
             step = "Correct the path, or restore the file. With create=True the first write creates it."
-            raise TableNotFoundError(what, step, table=self._label)
+            raise errors.TableNotFoundError(what, step, table=self._label)
         connection = self._connect_file("rwc" if make else "rw")
         try:
             if connection.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
@@ -583,13 +576,13 @@ class SqliteTable(StoreTable):
 
     def _translate_error(self, error: sqlite3.Error) -> Exception:
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-        kind: type[AdjunctError]
-        kind, what, step = TableError, "rejected the request", "Correct the data or the table."
+        kind: type[errors.AdjunctError]
+        kind, what, step = errors.TableError, "rejected the request", "Correct the data or the table."
         if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-            kind, what = TableUnavailableError, "is locked by another process"
+            kind, what = errors.TableUnavailableError, "is locked by another process"
             step = "The request is retried; if it keeps failing, find the long transaction, or raise busy_timeout."
         elif code in _UNUSABLE:
-            kind, what = TableAccessError, "can't be accessed"
+            kind, what = errors.TableAccessError, "can't be accessed"
             step = "Check that it is an intact, writable SQLite file, and that the disk has space."
         return kind(f"{self._label} {what} ({error}).", step, table=self._label)
 

@@ -14,13 +14,8 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
+from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.arrow import pa
-from dagster_adjunct.resources.errors import (
-    AdjunctError,
-    MalformedDocumentError,
-    ManifestMismatchError,
-    SchemaMismatchError,
-)
 from dagster_adjunct.resources.objects.store import ObjectStore
 from dagster_adjunct.resources.schemas.column_sql import quote_name, quote_text
 from dagster_adjunct.resources.schemas.schema import Schema, arrow_type, is_widening
@@ -126,7 +121,7 @@ class BucketLayout:
     def __post_init__(self) -> None:
         if not self.bucket_by and self.partitions != 1:
             problem = f"a layout of {self.partitions} buckets names no columns to hash."
-            raise SchemaMismatchError(problem, "Name a key, or use 1 bucket.", argument="bucket_by")
+            raise errors.SchemaMismatchError(problem, "Name a key, or use 1 bucket.", argument="bucket_by")
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -193,9 +188,9 @@ def unpack_footer(text: str) -> bytes:
         raise _malformed_error("a footer of a manifest", text[:60], str(error)) from error
 
 
-def _malformed_error(what: str, found: str, reason: str) -> MalformedDocumentError:
+def _malformed_error(what: str, found: str, reason: str) -> errors.MalformedDocumentError:
     step = "Restore the manifest from a backup, or roll back to the commit before."
-    return MalformedDocumentError(f"{what} reads {found!r}: {reason}.", step, document=what)
+    return errors.MalformedDocumentError(f"{what} reads {found!r}: {reason}.", step, document=what)
 
 
 GENERATION_COLUMN = "__gen"
@@ -274,7 +269,7 @@ def _check_files(spark: SparkSession, name: str, what: str, generations: Sequenc
     seen = {"/".join(unquote(uri).rsplit("/", 2)[-2:]) for uri in spark.table(name).inputFiles()}
     if listed != seen:
         missing, stray = sorted(listed - seen), sorted(seen - listed)
-        raise ManifestMismatchError(
+        raise errors.ManifestMismatchError(
             f"{what}: the manifest lists {len(listed)} files, Spark found {len(seen)}"
             f"{'; missing: ' + ', '.join(missing[:3]) if missing else ''}"
             f"{'; not listed: ' + ', '.join(stray[:3]) if stray else ''}.",
@@ -324,6 +319,6 @@ def conform_to_layout(table: pa.Table, layout: BucketLayout) -> pa.Table:
 def _is_widening_field(narrow: pa.Field, wide: pa.Field) -> bool:
     try:
         (was,), (now,) = (Schema.from_arrow(pa.schema([field])).fields for field in (narrow, wide))
-    except AdjunctError:
+    except errors.AdjunctError:
         return False
     return is_widening(was.type, now.type)

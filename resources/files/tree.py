@@ -19,14 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from urllib.parse import unquote, urlsplit
 
-from dagster_adjunct.resources.errors import (
-    ConfigurationError,
-    ObjectNotFoundError,
-    PreconditionFailedError,
-    SourceChangedError,
-    file_error,
-    translate_file_errors,
-)
+from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.objects.lake import LakeSettings, check_store_url
 from dagster_adjunct.resources.objects.store import S3Options
 
@@ -86,7 +79,7 @@ def open_tree(url: str) -> FileTree:
     if scheme in ("s3", "s3a"):
         bucket, _, prefix = rest.rstrip("/").partition("/")
         if not bucket:
-            raise ConfigurationError(
+            raise errors.ConfigurationError(
                 f"files at {url!r}: the URL has no bucket.", "Write s3://BUCKET/PREFIX.", argument="url"
             )
         return S3Tree(bucket, f"{prefix}/" if prefix else "", LakeSettings().s3_options())
@@ -149,12 +142,12 @@ class LocalTree:
         except FileNotFoundError:
             raise
         except OSError as error:
-            raise file_error(error, path, f"files in {self.url}") from error
+            raise errors.file_error(error, path, f"files in {self.url}") from error
 
     def _raise_list_error(self, error: OSError) -> None:
         """Raise for a folder that can't be listed, whose files would be missing without notice."""
         if not isinstance(error, FileNotFoundError | NotADirectoryError):
-            raise file_error(error, error.filename or self.url, f"files in {self.url}") from error
+            raise errors.file_error(error, error.filename or self.url, f"files in {self.url}") from error
 
     def _check(self, path: Path, file: ListedFile) -> None:
         try:
@@ -199,7 +192,7 @@ class S3Tree:
     @contextlib.contextmanager
     def on_disk(self, file: ListedFile) -> Iterator[Path]:
         with contextlib.ExitStack() as kept:
-            with translate_file_errors(tempfile.gettempdir(), f"a copy of {self.url}/{file.path}"):
+            with errors.translate_file_errors(tempfile.gettempdir(), f"a copy of {self.url}/{file.path}"):
                 path = Path(kept.enter_context(tempfile.TemporaryDirectory(prefix="adjunct-"))) / "file"
 
                 def save(body: Any) -> None:
@@ -223,9 +216,9 @@ class S3Tree:
 
         try:
             return self._ask("GET", file.path, request)
-        except PreconditionFailedError:
+        except errors.PreconditionFailedError:
             raise source_changed_error(self, file, "was replaced") from None
-        except ObjectNotFoundError:
+        except errors.ObjectNotFoundError:
             raise source_changed_error(self, file, "is gone") from None
 
     def _ask(self, request: str, path: str, send: Callable[[], T]) -> T:
@@ -245,12 +238,12 @@ def _client_of(process: int, options: S3Options) -> S3Client:
     return create_s3_client(options, S3Request("opening S3"))
 
 
-def source_changed_error(tree: FileTree, file: ListedFile, what: str) -> SourceChangedError:
+def source_changed_error(tree: FileTree, file: ListedFile, what: str) -> errors.SourceChangedError:
     """Return the error for a file that has changed since it was listed."""
     place = f"{tree.url}/{file.path}"
     problem = f"{place} {what} after it was listed with {file.size:,} bytes, modified {file.modified:%F %T}."
     step = "Run it again. Write the completion object when all files are complete, and remove it before replacing any."
-    return SourceChangedError(problem, step, file=place)
+    return errors.SourceChangedError(problem, step, file=place)
 
 
 def _listed_local_file(path: str, stat: os.stat_result) -> ListedFile:
@@ -262,7 +255,7 @@ def _require_utf8_name(url: str, file: ListedFile) -> ListedFile:
     try:
         file.path.encode()
     except UnicodeEncodeError:
-        raise ConfigurationError(
+        raise errors.ConfigurationError(
             f"{url} has a file whose name is not UTF-8: {file.path!r}.", "Rename or move it.", url=url
         ) from None
     return file

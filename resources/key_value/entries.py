@@ -13,17 +13,8 @@ from itertools import repeat
 from operator import itemgetter
 from typing import Any, Generic, NamedTuple, NoReturn, TypeAlias, TypeVar
 
+from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.common import argument_error
-from dagster_adjunct.resources.errors import (
-    AdjunctError,
-    BatchTooLargeError,
-    ConditionsNotMetError,
-    FailedCondition,
-    KeyTooLongError,
-    KeyValueTableError,
-    SerializationError,
-    ValueTooLongError,
-)
 from dagster_adjunct.resources.key_value.iterators import PageItems
 from dagster_adjunct.resources.key_value.segment import (
     ABSENT,
@@ -231,7 +222,7 @@ class EntryCoder(Generic[K, V]):
         """Return the table key of a key whose family has this prefix."""
         try:
             serialized = self.serialize_key(key)
-        except KeyValueTableError as error:
+        except errors.KeyValueTableError as error:
             raise error.of_family(_family_of(prefix)) from error.__cause__
         size, most = len(serialized), self._limits.table_key - _LENGTH_BYTES
         whole = size + len(prefix) - _LENGTH_BYTES if prefix else size
@@ -272,7 +263,7 @@ class EntryCoder(Generic[K, V]):
             self._not_bytes("value", stored, self._value)
         if self._value_most is not None and len(stored) > self._value_most:
             raise self.table.error(
-                ValueTooLongError,
+                errors.ValueTooLongError,
                 f"a value has {len(stored):,} bytes; at most {self._value_most:,} are allowed.",
                 "Store it elsewhere, as a file or an object, and its name here.",
                 size=len(stored),
@@ -319,7 +310,7 @@ class EntryCoder(Generic[K, V]):
             families, serialized = split_table_keys(stored)
         except (struct.error, UnicodeDecodeError) as error:
             raise self.table.error(
-                SerializationError,
+                errors.SerializationError,
                 f"one of {len(stored):,} stored keys is not a table key ({error}): something else wrote it.",
                 "Find it in the store, between the last key that was read and the next, and remove it there.",
             ) from error
@@ -350,11 +341,11 @@ class EntryCoder(Generic[K, V]):
             of_family = "" if family is None else f" of the family {family!r:.60}"
             what = f"the value of the stored key {serialized!r:.60}{of_family} can't be read"
             failed = self._failed(what, error, self._value)
-            raise (failed.of_family(family) if isinstance(failed, KeyValueTableError) else failed) from error
+            raise (failed.of_family(family) if isinstance(failed, errors.KeyValueTableError) else failed) from error
 
     def _too_long(self, what: str, most: int, size: int, prefix: bytes) -> NoReturn:
         problem, next_step = f"{what}; at most {most:,} are allowed.", "Use a shorter one, such as a hash of it."
-        raise self.table.error(KeyTooLongError, problem, next_step, size=size).of_family(_family_of(prefix))
+        raise self.table.error(errors.KeyTooLongError, problem, next_step, size=size).of_family(_family_of(prefix))
 
     def _reject_family(self, family: object, prefix: bytes) -> NoReturn:
         if len(prefix) > _LENGTH_BYTES:
@@ -363,26 +354,26 @@ class EntryCoder(Generic[K, V]):
             self._too_long(f"the key family {family!r:.60} has {size:,} bytes", most, size, prefix)
         problem = f"a key family is {family!r:.80}: expected text that UTF-8 can encode, or None."
         step = "Pass at least one character, or None for keys without a family."
-        raise self.table.error(SerializationError, problem, step, family=family and f"{family!r:.80}")
+        raise self.table.error(errors.SerializationError, problem, step, family=family and f"{family!r:.80}")
 
     def _not_bytes(self, what: str, stored: object, serializer: object) -> NoReturn:
         raise self.table.error(
-            SerializationError,
+            errors.SerializationError,
             f"the serializer returned {type(stored).__name__} for a {what}: expected bytes.",
             "Correct its to_bytes.",
             serializer=type(serializer).__name__,
         )
 
-    def _failed(self, what: str, error: Exception, serializer: object) -> AdjunctError:
+    def _failed(self, what: str, error: Exception, serializer: object) -> errors.AdjunctError:
         name = type(serializer).__name__
-        if isinstance(error, KeyValueTableError):
-            about = {"serializer": name} if isinstance(error, SerializationError) else {}
+        if isinstance(error, errors.KeyValueTableError):
+            about = {"serializer": name} if isinstance(error, errors.SerializationError) else {}
             about |= {"scope": self.table.scope, "table": self.table.name}
             return error.reworded(f"key-value table {self.table}: {what}: {error.problem}", error.next_step, **about)
-        if isinstance(error, AdjunctError):
+        if isinstance(error, errors.AdjunctError):
             return error
         return self.table.error(
-            SerializationError,
+            errors.SerializationError,
             f"{what}: {type(error).__name__}: {error}.",
             "Correct the serializer, or pass what it accepts.",
             serializer=name,
@@ -444,7 +435,7 @@ def check_family(table: TableId, family: str | None) -> None:
     """Raise KeyValueTableError if an operation within one family has none."""
     if family is None:
         raise table.error(
-            KeyValueTableError,
+            errors.KeyValueTableError,
             "family is None: batches and iterators are within one family.",
             "Pass its name; keys without a family are written one by one, and iterated with the whole table.",
         )
@@ -529,7 +520,7 @@ def build_batch(
         first: dict[bytes, int] = {}
         place = next(place for place, change in enumerate(encoded) if first.setdefault(change.key, place) != place)
         raise coder.table.error(
-            KeyValueTableError,
+            errors.KeyValueTableError,
             f"the key {given[place].key!r:.60} of family {family!r:.60} is twice in a batch, at indexes "
             f"{first[encoded[place].key]} and {place}.",
             "Write each key once in a batch.",
@@ -548,17 +539,21 @@ def check_limits(table: TableId, changes: Sequence[SegmentChange], limits: Segme
     else:
         return
     about = {"changes": len(changes), "size": None if too_many else size}
-    raise table.error(BatchTooLargeError, problem, "Split it. Each part is atomic, all of them are not.", **about)
+    raise table.error(
+        errors.BatchTooLargeError, problem, "Split it. Each part is atomic, all of them are not.", **about
+    )
 
 
-def conditions_error(table: TableId, request: WriteRequest[K], failed: ConditionsFailed) -> ConditionsNotMetError:
+def conditions_error(
+    table: TableId, request: WriteRequest[K], failed: ConditionsFailed
+) -> errors.ConditionsNotMetError:
     """Return the error with each key whose condition does not hold, and the version found."""
     failures = []
     for place, found in sorted(failed.found.items()):
         expected = request.changes[place].expected
         wanted = KeyVersion(expected) if isinstance(expected, bytes) else None
         current = None if found is None else KeyVersion(found)
-        failures.append(FailedCondition(request.family, request.keys[place], wanted, current))
+        failures.append(errors.FailedCondition(request.family, request.keys[place], wanted, current))
     described = "; ".join(
         f"{failure.key!r:.60}: expected {_describe_version(failure.expected)}, found {_describe_version(failure.found)}"
         for failure in failures[:5]
@@ -566,7 +561,7 @@ def conditions_error(table: TableId, request: WriteRequest[K], failed: Condition
     more = f"; and {len(failures) - 5:,} more" if len(failures) > 5 else ""
     family = "" if request.family is None else f" of family {request.family!r:.60}"
     return table.error(
-        ConditionsNotMetError,
+        errors.ConditionsNotMetError,
         f"nothing was written, because conditions on keys{family} do not hold: {described}{more}.",
         "Read the keys again and decide again.",
         failures=tuple(failures),
@@ -603,7 +598,7 @@ def version_bytes(table: TableId, version: KeyVersion) -> bytes:
     # Other bytes could be taken for no condition at all.
     if not is_version or type(stored) is not bytes or len(stored) != VERSION_BYTES:
         raise table.error(
-            KeyValueTableError,
+            errors.KeyValueTableError,
             f"{stored!r:.60} is not a version of a key: expected a KeyVersion of {VERSION_BYTES} bytes.",
             "Pass the version that a write returned, or that an entry was read with.",
         )
@@ -613,7 +608,7 @@ def version_bytes(table: TableId, version: KeyVersion) -> bytes:
 def _check_same_family(table: TableId, family: str | None, key: TableKey[Any]) -> None:
     if key.family != family:
         raise table.error(
-            KeyValueTableError,
+            errors.KeyValueTableError,
             f"the key {key.key!r:.60} is of family {key.family!r:.60}, in a batch of {family!r:.60}.",
             "Write the keys of each family separately.",
         )

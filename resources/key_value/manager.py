@@ -15,17 +15,8 @@ from typing import Any, TypeVar
 
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
 
+from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.common import check_whole_number
-from dagster_adjunct.resources.errors import (
-    AdjunctError,
-    KeyValueTableError,
-    KeyValueTableExistsError,
-    KeyValueTableNotFoundError,
-    MalformedDocumentError,
-    ScopeNotEmptyError,
-    ScopeNotFoundError,
-    TransientError,
-)
 from dagster_adjunct.resources.key_value.segment import (
     HASH_BITS,
     KeyValueTableConfiguration,
@@ -79,7 +70,7 @@ def table_info(name: TableName, stored: Any) -> TableInfo:
     """Return the description of a stored entry, readable or not."""
     try:
         table = parse_stored_entry(StoredTable, stored, str(name))
-    except MalformedDocumentError as error:
+    except errors.MalformedDocumentError as error:
         return TableInfo(name.scope, name.table, problem=error.problem)
     backend = str(table.backend.get("backend") or table.backend.get("lake"))
     return TableInfo(
@@ -100,7 +91,7 @@ def ensure_table(manager: KeyValueTableManager, scope: str, table: str, partitio
     """
     manager.create_scope(scope)
     wanted = KeyValueTableConfiguration(partitions)
-    with suppress(KeyValueTableNotFoundError):
+    with suppress(errors.KeyValueTableNotFoundError):
         wanted = replace(manager.get_configuration(scope, table), partitions=partitions)
     manager.create(scope, table, wanted)
 
@@ -110,7 +101,7 @@ def require_scope(snapshot: NamespaceSnapshot, scope: str) -> None:
     stored = snapshot.get(scope)
     if stored is None:
         step = "Check the name, or create it: create_scope, or adjunct kv scope create."
-        raise ScopeNotFoundError(f"there is no scope {scope!r} of key-value tables.", step, scope=scope)
+        raise errors.ScopeNotFoundError(f"there is no scope {scope!r} of key-value tables.", step, scope=scope)
     parse_stored_entry(StoredScope, stored, f"scope {scope!r} of key-value tables")
 
 
@@ -173,7 +164,7 @@ def decide_create(
     if differences:
         problem = f"{name} exists with another configuration: {', '.join(differences)}."
         next_step = "Use it as it is, update its limits (update), or choose another name."
-        raise name.error(KeyValueTableExistsError, problem, next_step)
+        raise name.error(errors.KeyValueTableExistsError, problem, next_step)
     return TableTransition(False, current)
 
 
@@ -184,7 +175,7 @@ def decide_update(
     table = require_stored_table(current, name)
     if table.partitions != configuration.partitions:
         raise name.error(
-            KeyValueTableError,
+            errors.KeyValueTableError,
             f"{name} has {table.partitions} partitions: expected the same, found {configuration.partitions}. They "
             "can't be changed, because keys are assigned to them by hash.",
             "Create another table with this number of partitions, and copy the entries.",
@@ -227,10 +218,10 @@ def was_deleted(current: StoredTable | None, table: StoredTable) -> bool:
 def require_stored_table(current: StoredTable | None, name: TableName) -> StoredTable:
     """Return the entry of an existing table. Raises KeyValueTableNotFoundError, also for one that is being deleted."""
     if current is None:
-        raise name.error(KeyValueTableNotFoundError, f"there is no {name}.", "Check the name, or create it.")
+        raise name.error(errors.KeyValueTableNotFoundError, f"there is no {name}.", "Check the name, or create it.")
     if current.state is TableState.DELETING:
         raise name.error(
-            KeyValueTableNotFoundError,
+            errors.KeyValueTableNotFoundError,
             f"{name} is being deleted: the deletion has started and not finished.",
             "Delete or create it to finish the deletion. Its entries are lost.",
         )
@@ -306,7 +297,9 @@ class KeyValueTableManager:
             unfinished = [table.name for table in answer if table.state == TableState.DELETING.value]
             if not unfinished:
                 names = ", ".join(table.name for table in answer) + (", …" if len(answer) > 2 else "")
-                raise ScopeNotEmptyError(f"scope {scope!r} holds tables: {names}.", "Delete them first.", scope=scope)
+                raise errors.ScopeNotEmptyError(
+                    f"scope {scope!r} holds tables: {names}.", "Delete them first.", scope=scope
+                )
             for name in unfinished:
                 self.delete(scope, name)
         return answer
@@ -471,7 +464,7 @@ class KeyValueTableManager:
             check = backend.check_may_delete if after.state is TableState.DELETING else backend.check_may_seal
             try:
                 _retrying()(lambda: check(current.id(name), current.partitions))
-            except AdjunctError as error:
+            except errors.AdjunctError as error:
                 error.add_note(
                     f"Nothing was started: {name} stays in the state {current.state.value!r}. If its backend is lost "
                     f"for good, unregister it: adjunct kv delete {name.key} --unregister."
@@ -491,11 +484,11 @@ class KeyValueTableManager:
         }
         try:
             _retrying()(steps[table.state], id, table.partitions)
-        except KeyValueTableNotFoundError:
+        except errors.KeyValueTableNotFoundError:
             # Others may have finished this, and deleted the table, in the meantime.
             if not was_deleted(find_stored_table(self._namespace.read(), name), table):
                 raise
-        except AdjunctError as error:
+        except errors.AdjunctError as error:
             error.add_note(
                 f"{name} stays in the state {table.state.value!r}, and the same call continues from there. If its "
                 f"backend is lost for good, unregister it: adjunct kv delete {name.key} --unregister."
@@ -523,7 +516,7 @@ class KeyValueTableManager:
 
 def _retrying() -> Retrying:
     return Retrying(
-        retry=retry_if_exception_type(TransientError),
+        retry=retry_if_exception_type(errors.TransientError),
         wait=wait_random_exponential(multiplier=0.1, max=5),
         stop=stop_after_delay(_PATIENCE),
         reraise=True,

@@ -22,17 +22,8 @@ from typing import Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar, runtime
 
 import mmh3
 
+from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.common import ClassRegistry, check_whole_number
-from dagster_adjunct.resources.errors import (
-    AdjunctError,
-    ConfigurationError,
-    KeyValueTableError,
-    KeyValueTableNotFoundError,
-    KeyValueTableSealedError,
-    OutcomeUnknownError,
-    TableNotFoundError,
-    TransientError,
-)
 from dagster_adjunct.resources.validation import validated
 
 # The table key of an entry, and its partition (PDP-39, "Mapping KVPs").
@@ -205,7 +196,7 @@ class SegmentLimits:
     request: int | None = None
 
 
-E = TypeVar("E", bound=KeyValueTableError)
+E = TypeVar("E", bound=errors.KeyValueTableError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +242,7 @@ def failed_conditions(
     }
 
 
-class ReplyLostError(TransientError):
+class ReplyLostError(errors.TransientError):
     """A request was sent, and whether it was applied is unknown. It is sent again with `repeated=True`."""
 
 
@@ -396,26 +387,26 @@ def restore_backend(kind: Callable[..., B], settings: Mapping[str, Any]) -> B:
     return kind(**settings)
 
 
-def deleted_table_error(table: TableId, label: str) -> KeyValueTableNotFoundError:
+def deleted_table_error(table: TableId, label: str) -> errors.KeyValueTableNotFoundError:
     """Return the error for a table that no longer exists; `label` says which it is, and where it was."""
     problem = f"{label} was deleted since it was opened."
     step = (
         "Open it again by name. If the name is found but the table is still missing, restore its store from a backup."
     )
-    return KeyValueTableNotFoundError(problem, step, scope=table.scope, table=table.name)
+    return errors.KeyValueTableNotFoundError(problem, step, scope=table.scope, table=table.name)
 
 
-def missing_table_error(table: TableId, label: str) -> TableNotFoundError:
+def missing_table_error(table: TableId, label: str) -> errors.TableNotFoundError:
     """Return the error for a table that the lake knows and whose store is missing."""
     problem = f"{label} is missing: the lake lists the table, but its store does not exist."
     step = f"Restore it from a backup, or give it up and create it again: adjunct kv delete {table} --unregister."
-    return TableNotFoundError(problem, step, table=label)
+    return errors.TableNotFoundError(problem, step, table=label)
 
 
-def sealed_table_error(table: TableId, label: str) -> KeyValueTableSealedError:
+def sealed_table_error(table: TableId, label: str) -> errors.KeyValueTableSealedError:
     """Return the error for a write to a sealed table."""
     problem = f"{label} is sealed: it can be read but not written."
-    return KeyValueTableSealedError(problem, "Write to another table.", scope=table.scope, table=table.name)
+    return errors.KeyValueTableSealedError(problem, "Write to another table.", scope=table.scope, table=table.name)
 
 
 TOKEN_BYTES = 12
@@ -457,7 +448,7 @@ class KeyVersion:
         """Return the version that `to_bytes` returned. Raises KeyValueTableError for anything else."""
         if not isinstance(stored, bytes) or len(stored) != VERSION_BYTES:
             problem = f"{stored!r:.60} is not a version of a key: expected {VERSION_BYTES} bytes."
-            raise KeyValueTableError(problem, "Pass what KeyVersion.to_bytes() returned.")
+            raise errors.KeyValueTableError(problem, "Pass what KeyVersion.to_bytes() returned.")
         return KeyVersion(stored)
 
     def __repr__(self) -> str:
@@ -570,7 +561,7 @@ async def apply_until_settled(
     token: bytes,
     *,
     horizon: float,
-    retried: type[TransientError] = TransientError,
+    retried: type[errors.TransientError] = errors.TransientError,
 ) -> None:
     """Apply changes; repeat the request after a lost reply, and after an error of `retried`, until it is settled.
 
@@ -594,12 +585,12 @@ async def apply_until_settled(
 
     try:
         await _repeat(again, first, began, horizon)
-    except AdjunctError as failed:
+    except errors.AdjunctError as failed:
         # "Sealed" and "deleted" are only reported for writes that were not applied.
-        if not was_lost or isinstance(failed, KeyValueTableError):
+        if not was_lost or isinstance(failed, errors.KeyValueTableError):
             raise
         raise table.error(
-            OutcomeUnknownError,
+            errors.OutcomeUnknownError,
             f"a write of {len(changes):,} keys was sent, and whether it was applied could not be determined in "
             f"{time.monotonic() - began:.1f} s (limit: {horizon:g} s): {failed}",
             "Read the keys before writing them again.",
@@ -611,12 +602,14 @@ async def read_with_retries(request: Callable[[], Awaitable[T]]) -> T:
     began = time.monotonic()
     try:
         return await request()
-    except TransientError as error:
+    except errors.TransientError as error:
         first = error
     return await _repeat(lambda repeated: request(), first, began, RETRY_SECONDS)
 
 
-async def _repeat(request: Callable[[bool], Awaitable[T]], error: TransientError, began: float, horizon: float) -> T:
+async def _repeat(
+    request: Callable[[bool], Awaitable[T]], error: errors.TransientError, began: float, horizon: float
+) -> T:
     """Return the result of a request whose first attempt, which `began` then, ended in an error; repeat it.
 
     It is told whether an earlier attempt may have had an effect.
@@ -632,7 +625,7 @@ async def _repeat(request: Callable[[bool], Awaitable[T]], error: TransientError
             raise lost  # the pause took longer than requested, because the machine was suspended or busy
         try:
             return await request(lost is not None)
-        except TransientError as again:
+        except errors.TransientError as again:
             error = again
     raise error
 
@@ -694,4 +687,4 @@ class KeyValueTableConfiguration:
         if self.partitions > MOST_PARTITIONS:
             problem = f"partitions={self.partitions:,} of a key-value table: expected at most {MOST_PARTITIONS:,}."
             step = "Use fewer: any number of families can share a partition."
-            raise ConfigurationError(problem, step, argument="partitions")
+            raise errors.ConfigurationError(problem, step, argument="partitions")

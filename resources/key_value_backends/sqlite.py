@@ -17,14 +17,8 @@ from weakref import WeakSet
 
 import tenacity
 
+from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.common import argument_error, check_seconds
-from dagster_adjunct.resources.errors import (
-    AdjunctError,
-    ConfigurationError,
-    TableAccessError,
-    TableError,
-    TableUnavailableError,
-)
 from dagster_adjunct.resources.key_value.segment import (
     ABSENT,
     ANYTHING,
@@ -53,7 +47,7 @@ def sql_table_name(table: TableId) -> str:
     """Return the name of the table with the entries. Raises ConfigurationError for an invalid incarnation."""
     if not _INCARNATION.fullmatch(table.incarnation):
         problem = f"key-value table {table} has the incarnation {table.incarnation!r}: expected 16 hexadecimal digits."
-        raise ConfigurationError(problem, "Open it through its manager.", table=str(table))
+        raise errors.ConfigurationError(problem, "Open it through its manager.", table=str(table))
     return f"kvt_{table.incarnation}"
 
 
@@ -225,15 +219,15 @@ def is_busy(error: BaseException) -> bool:
     return getattr(error, "sqlite_errorcode", 0) & 0xFF in _BUSY
 
 
-def translate_sqlite_error(error: sqlite3.Error, label: str) -> AdjunctError:
+def translate_sqlite_error(error: sqlite3.Error, label: str) -> errors.AdjunctError:
     """Return the meaning of an SQLite error of a request that changed nothing; `label` says what was used."""
     if is_busy(error):
         step = "It is retried. If that continues, find the long transaction, or raise busy_timeout."
-        return TableUnavailableError(f"{label} is locked by another process ({error}).", step, table=label)
+        return errors.TableUnavailableError(f"{label} is locked by another process ({error}).", step, table=label)
     if getattr(error, "sqlite_errorcode", 0) & 0xFF in _UNUSABLE:
         next_step = "Check that it is a writable SQLite file, and that its disk has space."
-        return TableAccessError(f"{label} can't be used ({error}).", next_step, table=label)
-    return TableError(f"{label} rejected the request: {error}.", "Check the file and its disk.", table=label)
+        return errors.TableAccessError(f"{label} can't be used ({error}).", next_step, table=label)
+    return errors.TableError(f"{label} rejected the request: {error}.", "Check the file and its disk.", table=label)
 
 
 # A key-value table is two tables of the file. `kvt_<incarnation>` has the entries of all partitions, ordered by table
@@ -519,7 +513,7 @@ class SqliteSegments:
         except sqlite3.Error as error:
             raise translate_sqlite_error(error, label) from error
         except OSError as error:
-            raise TableAccessError(
+            raise errors.TableAccessError(
                 f"{label} can't be created: {error.strerror} ({error.filename}).", "Use a writable path.", table=label
             ) from error
         entries = "partition INTEGER NOT NULL, key BLOB NOT NULL, version BLOB NOT NULL, value BLOB NOT NULL"

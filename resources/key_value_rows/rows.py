@@ -18,16 +18,9 @@ from typing import Any, ClassVar
 
 from tenacity import AsyncRetrying, RetryError, retry_if_result, stop_after_delay, wait_random_exponential
 
+from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.backends.store import StoreTable
 from dagster_adjunct.resources.backends.write_plan import Entry, Row, RowCodec, validate_entries
-from dagster_adjunct.resources.errors import (
-    AdjunctError,
-    KeyValueTableNotFoundError,
-    LakeNotFoundError,
-    OutcomeUnknownError,
-    ScopeNotFoundError,
-    TableUnavailableError,
-)
 from dagster_adjunct.resources.key_value.manager import KeyValueTableManager, ensure_table
 from dagster_adjunct.resources.key_value.segment import (
     ConditionsFailed,
@@ -154,7 +147,7 @@ class OptimisticWrites:
             keys = list(dict.fromkeys(entry.key for entry in entries))
             try:
                 stored = await self.table.segment(self.partition).get([self.table_keys[key] for key in keys])
-            except AdjunctError as error:
+            except errors.AdjunctError as error:
                 self._give_up(entries, error)
                 return False
             stored_entries = dict(zip(keys, stored, strict=True))
@@ -181,7 +174,7 @@ class OptimisticWrites:
             except ConditionsFailed as conflict:
                 self._contested |= {keys[place] for place in conflict.found}
                 lost.update(keys)
-            except AdjunctError as error:
+            except errors.AdjunctError as error:
                 failed.update(dict.fromkeys(keys, self.rows._outcome(error)))
             else:
                 self.defaults_put += sum(key in decision.begun for key in keys)
@@ -199,13 +192,13 @@ class OptimisticWrites:
         for key in alone:
             yield [key], [changes[key]]
 
-    def _give_up(self, entries: Sequence[Entry], error: AdjunctError) -> None:
+    def _give_up(self, entries: Sequence[Entry], error: errors.AdjunctError) -> None:
         problem = self.rows._outcome(error)
         self.problems.update({entry.place: problem for entry in entries})
 
-    def _too_contested(self) -> TableUnavailableError:
+    def _too_contested(self) -> errors.TableUnavailableError:
         keys, label = list(dict.fromkeys(entry.key for entry in self.left)), self.rows._label
-        return TableUnavailableError(
+        return errors.TableUnavailableError(
             f"{label}: writes of {len(keys)} keys conflicted with others for {_CONTESTED:g} s; the first key is "
             f"{keys[0]!r}.",
             "It is retried. If that continues, have fewer writers of the same key.",
@@ -213,7 +206,7 @@ class OptimisticWrites:
         )
 
 
-_NOT_CREATED = (LakeNotFoundError, ScopeNotFoundError, KeyValueTableNotFoundError)
+_NOT_CREATED = (errors.LakeNotFoundError, errors.ScopeNotFoundError, errors.KeyValueTableNotFoundError)
 
 
 @validated
@@ -280,9 +273,9 @@ class KeyValueRows(StoreTable):
 
     def problem_of(self, error: BaseException, *, sent: bool = True) -> Problem:
         # Transient errors had no effect: a reply that is lost for good is an error of its own.
-        if isinstance(error, OutcomeUnknownError):
+        if isinstance(error, errors.OutcomeUnknownError):
             return Problem(State.UNKNOWN, error)
-        return super().problem_of(error, sent=sent and not isinstance(error, AdjunctError))
+        return super().problem_of(error, sent=sent and not isinstance(error, errors.AdjunctError))
 
     async def open(self) -> None:
         """Connect, unless the first write may have to create the table."""
@@ -301,7 +294,7 @@ class KeyValueRows(StoreTable):
         try:
             opened = await self._opened(make=not reads)
             return await (self._get if reads else self._write)(opened, operation)
-        except AdjunctError as error:
+        except errors.AdjunctError as error:
             if reads and self.create and isinstance(error, _NOT_CREATED):
                 return Outcomes(len(operation), [None] * len(operation))
             return Outcomes.all(len(operation), self.problem_of(error))
@@ -323,13 +316,13 @@ class KeyValueRows(StoreTable):
         async def read(number: int, entries: list[Entry]) -> None:
             try:
                 stored_entries = await opened.segment(number).get([table_keys[entry.key] for entry in entries])
-            except AdjunctError as error:
+            except errors.AdjunctError as error:
                 problems.update(dict.fromkeys([entry.place for entry in entries], self._outcome(error)))
                 return
             for entry, stored in zip(entries, stored_entries, strict=True):
                 try:
                     records[entry.place] = None if stored is None else self._record(entry.key, stored.value or b"")
-                except AdjunctError as error:
+                except errors.AdjunctError as error:
                     problems[entry.place] = self._outcome(error)
 
         await asyncio.gather(*(read(number, entries) for number, entries in parts.items()))
@@ -359,7 +352,7 @@ class KeyValueRows(StoreTable):
                 if entry.key not in places:
                     places[entry.key] = opened.coder.place(*self._keys.address(entry.key))
                 parts.setdefault(places[entry.key][0], []).append(entry)
-            except AdjunctError as error:
+            except errors.AdjunctError as error:
                 unfit[entry.place] = self._outcome(error)
         return {key: stored for key, (_, stored) in places.items()}, parts, unfit
 
@@ -367,9 +360,9 @@ class KeyValueRows(StoreTable):
         document = self._documents.from_bytes(stored, key)
         return None if is_deleted(document) else self._documents.record(document, self._codec.names, key)
 
-    def _outcome(self, error: AdjunctError) -> Problem:
+    def _outcome(self, error: errors.AdjunctError) -> Problem:
         """Return the outcome of an entry whose request failed."""
-        if isinstance(error, KeyValueTableNotFoundError):
+        if isinstance(error, errors.KeyValueTableNotFoundError):
             self._open = None  # the table may be created again
         return self.problem_of(error)
 

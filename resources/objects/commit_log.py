@@ -28,18 +28,8 @@ from typing import Annotated, Any, Final, Literal, TypeVar
 
 from pydantic import AwareDatetime, Field, ValidationError
 
+from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.common import StoredDocument, check_name, first_validation_problem, utc_now
-from dagster_adjunct.resources.errors import (
-    CommitConflictError,
-    CommitStateUnknownError,
-    ConfigurationError,
-    MalformedDocumentError,
-    ManifestMismatchError,
-    ObjectExistsError,
-    ObjectNotFoundError,
-    PreconditionFailedError,
-    TransientError,
-)
 from dagster_adjunct.resources.objects.store import ObjectStore, check_key
 
 FORMAT: Final = 1
@@ -93,7 +83,7 @@ def encode_document(document: VersionedDocument) -> bytes:
     except (TypeError, ValueError) as error:
         problem = f"a {type(document).__name__.lower()} can't be written as JSON: {error}."
         step = "Use strings, numbers, booleans, None, lists and dictionaries only."
-        raise ConfigurationError(problem, step, argument="body") from error
+        raise errors.ConfigurationError(problem, step, argument="body") from error
     return text.encode()
 
 
@@ -108,7 +98,7 @@ def decode_document(cls: type[D], data: bytes, where: str, next_step: str) -> D:
             f"{where} is not a valid {cls.__name__.lower()} of format {FORMAT}: {first_validation_problem(error)} "
             f"({len(data)} bytes found)."
         )
-        raise MalformedDocumentError(problem, next_step, document=where) from None
+        raise errors.MalformedDocumentError(problem, next_step, document=where) from None
 
 
 def decode_body(cls: type[D], body: object, where: str, problem: str, next_step: str) -> D:
@@ -117,7 +107,7 @@ def decode_body(cls: type[D], body: object, where: str, problem: str, next_step:
     try:
         return cls.model_validate(body)
     except ValidationError as error:
-        raise MalformedDocumentError(
+        raise errors.MalformedDocumentError(
             f"{where} {problem}: {first_validation_problem(error)}.", next_step, document=where
         ) from error
 
@@ -127,7 +117,9 @@ def _check_format(body: object, where: str) -> None:
     found = body.get("format") if isinstance(body, Mapping) else None
     if isinstance(found, int) and found > FORMAT:
         problem = f"{where} has format {found}; this release of Adjunct reads format {FORMAT}."
-        raise MalformedDocumentError(problem, "Upgrade dagster-adjunct: a newer version wrote this.", document=where)
+        raise errors.MalformedDocumentError(
+            problem, "Upgrade dagster-adjunct: a newer version wrote this.", document=where
+        )
 
 
 S = TypeVar("S")
@@ -179,7 +171,7 @@ def commit_with_rebase(
     for attempt in range(attempts - 1):
         try:
             return commit(seen)
-        except CommitConflictError:
+        except errors.CommitConflictError:
             _back_off(attempt)
             current = catch_up(seen)
             if current is None:
@@ -232,7 +224,7 @@ class CommitLog:
             if text.isdecimal() and int(text) < number:
                 numbered[int(text)].append(item.key)
         for _, keys in sorted(numbered.items(), reverse=True):
-            with suppress(MalformedDocumentError, ObjectNotFoundError):
+            with suppress(errors.MalformedDocumentError, errors.ObjectNotFoundError):
                 if len(keys) == 1:
                     yield self.read(keys[0])
 
@@ -251,7 +243,7 @@ class CommitLog:
             problem = f"manifest {manifest_key!r} in {self.store.url} is of kind {manifest.kind!r} and belongs at "
             problem += f"{expected!r}; expected kind {self.kind!r} here."
             step = "It may have been copied or renamed: restore the original object."
-            raise MalformedDocumentError(problem, step, document=manifest_key)
+            raise errors.MalformedDocumentError(problem, step, document=manifest_key)
         return _commit_of(manifest, manifest_key)
 
     def history(self, limit: int | None = None) -> Iterator[Commit]:
@@ -279,7 +271,7 @@ class CommitLog:
         newest = other.current()
         for commit in other.history() if newest is not None else ():
             data = self.store.get(commit.manifest_key).data
-            with suppress(ObjectExistsError):
+            with suppress(errors.ObjectExistsError):
                 self.store.put_if_absent(self.manifest_key(commit.number, commit.id), data)
         return self._commit(newest, None, body, by, None)
 
@@ -290,7 +282,7 @@ class CommitLog:
         new_id = check_name("commit", commit_id or uuid.uuid4().hex)
         key = self.manifest_key(number, new_id)
         if not by:
-            raise ConfigurationError(f"a commit to {self.prefix} has no author.", "Pass by=….", argument="by")
+            raise errors.ConfigurationError(f"a commit to {self.prefix} has no author.", "Pass by=….", argument="by")
         mine: Any = {"kind": self.kind, "number": number, "commit": new_id}
         parent_id = None if parent is None else parent.id
         manifest = Manifest(**mine, parent=parent_id, created_at=self.now(), by=by, body=body)
@@ -298,11 +290,13 @@ class CommitLog:
         data = encode_document(manifest)
         try:
             self.store.put_if_absent(key, data)
-        except ObjectExistsError:
+        except errors.ObjectExistsError:
             # Equal bytes, including the time, are our own: the request was repeated on the way.
             if self.store.get(key).data != data:
                 problem = f"commit id {new_id!r} was used before in {self.prefix}, at number {number}."
-                raise ConfigurationError(problem, "Use a new id for each attempt.", argument="commit_id") from None
+                raise errors.ConfigurationError(
+                    problem, "Use a new id for each attempt.", argument="commit_id"
+                ) from None
         etag = self._swap(expected, pointer)
         return replace(_commit_of(manifest, key), etag=etag)
 
@@ -331,7 +325,7 @@ class CommitLog:
                 if expected is None:
                     return self.store.put_if_absent(self.pointer_key, data)
                 return self.store.put_if_match(self.pointer_key, data, expected)
-            except (ObjectExistsError, PreconditionFailedError, TransientError) as error:
+            except (errors.ObjectExistsError, errors.PreconditionFailedError, errors.TransientError) as error:
                 # Even a failed condition may be our own success, if the request was repeated on the way.
                 problem = error
             won, etag = self._resolve_outcome(expected, pointer, problem)
@@ -355,7 +349,7 @@ class CommitLog:
                 return False, None
             if now.number > pointer.number and self._descends_from(self._read_current(now, etag), pointer):
                 return True, None
-        except (TransientError, ObjectNotFoundError, MalformedDocumentError) as error:
+        except (errors.TransientError, errors.ObjectNotFoundError, errors.MalformedDocumentError) as error:
             raise self._unknown_error(pointer, error) from problem
         raise self._conflict_error(pointer, f"number {now.number} ({now.commit})")
 
@@ -363,27 +357,27 @@ class CommitLog:
         while commit.number > pointer.number:
             parent = self._parent_of(commit)
             if parent is None:
-                raise ObjectNotFoundError(
+                raise errors.ObjectNotFoundError(
                     f"the commits before {commit.manifest_key!r} were deleted.", key=commit.manifest_key
                 )
             commit = parent
         return commit.id == pointer.commit
 
-    def _conflict_error(self, pointer: Pointer, found: str) -> CommitConflictError:
+    def _conflict_error(self, pointer: Pointer, found: str) -> errors.CommitConflictError:
         problem = f"commit {pointer.number} of {self.prefix} lost a race: CURRENT is at {found}, expected "
         problem += f"number {pointer.number - 1}."
-        return CommitConflictError(problem, "Read the current commit and try again.", prefix=self.prefix)
+        return errors.CommitConflictError(problem, "Read the current commit and try again.", prefix=self.prefix)
 
-    def _unknown_error(self, pointer: Pointer, error: Exception | None) -> CommitStateUnknownError:
+    def _unknown_error(self, pointer: Pointer, error: Exception | None) -> errors.CommitStateUnknownError:
         problem = f"commit {pointer.number} of {self.prefix} may or may not have happened: {self.store.url} did not "
         problem += f"confirm it ({error})."
         step = f"Check whether {pointer.commit!r} is in the history before you retry."
-        return CommitStateUnknownError(problem, step, prefix=self.prefix)
+        return errors.CommitStateUnknownError(problem, step, prefix=self.prefix)
 
     def _read_pointer(self) -> tuple[Pointer, str] | None:
         try:
             stored = self.store.get(self.pointer_key)
-        except ObjectNotFoundError:
+        except errors.ObjectNotFoundError:
             return None
         where = f"pointer {self.pointer_key!r} in {self.store.url}"
         next_step = f"Restore this object from a backup or an older version. The commits in {self.prefix}/manifests/ "
@@ -394,20 +388,20 @@ class CommitLog:
             problem = (
                 f"{where} is of kind {pointer.kind!r} and names {pointer.manifest!r}; expected kind {self.kind!r} "
             )
-            raise MalformedDocumentError(f"{problem}and {expected!r}.", next_step, document=where)
+            raise errors.MalformedDocumentError(f"{problem}and {expected!r}.", next_step, document=where)
         return pointer, stored.etag
 
     def _read_current(self, pointer: Pointer, etag: str) -> Commit:
         try:
             commit = self.read(pointer.manifest)
-        except ObjectNotFoundError:
+        except errors.ObjectNotFoundError:
             now = self._read_pointer()
             if now is not None and now[0] != pointer:
                 return self._read_current(*now)  # others have committed, and the old manifest was deleted
             problem = f"pointer {self.pointer_key!r} in {self.store.url} names {pointer.manifest!r}, which is missing."
             step = "Restore that object from a backup or an older object version; older commits under "
             step += f"{self.prefix}/manifests/ are intact."
-            raise MalformedDocumentError(problem, step, document=self.pointer_key) from None
+            raise errors.MalformedDocumentError(problem, step, document=self.pointer_key) from None
         return replace(commit, etag=etag)
 
     def _parent_of(self, commit: Commit) -> Commit | None:
@@ -415,7 +409,7 @@ class CommitLog:
             return None
         try:
             return self.read(self.manifest_key(commit.number - 1, commit.parent))
-        except ObjectNotFoundError:
+        except errors.ObjectNotFoundError:
             return None
 
     def _etag_of(self, parent: Commit | None) -> str | None:
@@ -425,7 +419,7 @@ class CommitLog:
         found = self._read_pointer()
         if found is None or (found[0].commit, found[0].number) != (parent.id, parent.number):
             problem = f"commit {parent.number} ({parent.id}) of {self.prefix} is no longer the current one."
-            raise CommitConflictError(problem, "Read the current commit and try again.", prefix=self.prefix)
+            raise errors.CommitConflictError(problem, "Read the current commit and try again.", prefix=self.prefix)
         return found[1]
 
     def manifest_key(self, number: int, commit_id: str) -> str:
@@ -474,7 +468,7 @@ def read_page(store: ObjectStore, ref: PageRef) -> list[Any]:
         problem = f"page {ref.key!r} in {store.url} differs from its manifest: found {len(data)} bytes with SHA-256 "
         problem += f"{hashlib.sha256(data).hexdigest()}, expected {ref.sha256} with {ref.count} items."
         step = "Restore the object from a backup or an older object version."
-        raise ManifestMismatchError(problem, step, key=ref.key)
+        raise errors.ManifestMismatchError(problem, step, key=ref.key)
     items = json.loads(data)
     assert isinstance(items, list)
     return items

@@ -17,17 +17,8 @@ from urllib.parse import unquote, urlsplit
 from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.common import argument_error, check_name, utc_now
-from dagster_adjunct.resources.errors import (
-    AdjunctError,
-    ConditionalWritesUnsupportedError,
-    ConfigurationError,
-    LakeNotFoundError,
-    ObjectExistsError,
-    ObjectNotFoundError,
-    PreconditionFailedError,
-    StoreUnavailableError,
-)
 from dagster_adjunct.resources.objects.commit_log import CommitLog, LakeDocument, decode_document, encode_document
 from dagster_adjunct.resources.objects.store import LAKE_DOCUMENT, PROBE_PREFIX, ObjectStore, S3Options, StoreDescriptor
 from dagster_adjunct.resources.validation import validated, validated_methods
@@ -46,9 +37,9 @@ def probe_conditional_writes(store: ObjectStore) -> None:
     """
     key = f"{PROBE_PREFIX}{uuid.uuid4().hex}"
 
-    def unsupported(what: str) -> ConditionalWritesUnsupportedError:
+    def unsupported(what: str) -> errors.ConditionalWritesUnsupportedError:
         problem = f"store {store.url} does not honour conditional writes: {what}."
-        return ConditionalWritesUnsupportedError(problem, _INSTEAD, url=store.url)
+        return errors.ConditionalWritesUnsupportedError(problem, _INSTEAD, url=store.url)
 
     try:
         first = _write_and_verify(store, key, b"first", lambda: store.put_if_absent(key, b"first"))
@@ -61,7 +52,7 @@ def probe_conditional_writes(store: ObjectStore) -> None:
         if _write_and_verify(store, key, b"fourth", lambda: store.put_if_match(key, b"fourth", first)):
             raise unsupported("a put-if-match (PUT with If-Match) with a stale ETag was accepted")
     finally:
-        with contextlib.suppress(AdjunctError):
+        with contextlib.suppress(errors.AdjunctError):
             store.delete(key)
 
 
@@ -73,12 +64,12 @@ def _write_and_verify(store: ObjectStore, key: str, data: bytes, write: Callable
     for last in (False, True):
         try:
             return write()
-        except (ObjectExistsError, PreconditionFailedError, StoreUnavailableError) as error:
-            with contextlib.suppress(ObjectNotFoundError):
+        except (errors.ObjectExistsError, errors.PreconditionFailedError, errors.StoreUnavailableError) as error:
+            with contextlib.suppress(errors.ObjectNotFoundError):
                 stored = store.get(key)
                 if stored.data == data:
                     return stored.etag
-            if not isinstance(error, StoreUnavailableError):
+            if not isinstance(error, errors.StoreUnavailableError):
                 return None
             if last:
                 raise
@@ -139,7 +130,7 @@ def _parse_lake_url(url: str, settings: LakeSettings) -> tuple[str, S3Options | 
     if not isinstance(url, str) or not url.strip():
         problem = f"lake {url!r} is not a URL: expected s3://BUCKET/PREFIX, a folder or file:///FOLDER."
         step = "Leave it out to use ADJUNCT_LAKE, or .adjunct/lake if that is not set."
-        raise ConfigurationError(problem, step, argument="url")
+        raise errors.ConfigurationError(problem, step, argument="url")
     check_store_url(url, "lake")
     scheme = url.partition("://")[0] if "://" in url else ""
     if scheme in ("s3", "s3a"):
@@ -182,20 +173,20 @@ def check_store_url(url: str, what: str, schemes: Sequence[str] = _SCHEMES) -> N
     else:
         return
     if "@" in url:
-        raise ConfigurationError(
+        raise errors.ConfigurationError(
             f"the URL of the {what}, which is not shown as it may contain a login, {problem}.",
             f"Write it as in {_FORMS['s3']}, and give credentials by boto3's own chain.",
             argument="url",
         )
     or_folder = "" if url != url.strip() else f", or ./{url} for a folder of this very name"
-    raise ConfigurationError(f"{what} {url!r} {problem}.", f"Write {right}{or_folder}.", argument="url")
+    raise errors.ConfigurationError(f"{what} {url!r} {problem}.", f"Write {right}{or_folder}.", argument="url")
 
 
 def read_lake_document(store: ObjectStore) -> LakeDocument | None:
     """Return the document of the lake at a store's root, or None without a lake. Raises MalformedDocumentError."""
     try:
         data = store.get(LAKE_DOCUMENT).data
-    except ObjectNotFoundError:
+    except errors.ObjectNotFoundError:
         return None
     step = "Restore this object from a backup or an older object version; nothing else in the lake is affected."
     return decode_document(LakeDocument, data, f"lake document {LAKE_DOCUMENT!r} in {store.url}", step)
@@ -253,7 +244,7 @@ def _create_lake(store: ObjectStore) -> None:
     probe_conditional_writes(store)
     try:
         store.put_if_absent(LAKE_DOCUMENT, encode_document(LakeDocument(id=uuid.uuid4().hex, probed_at=utc_now())))
-    except (ObjectExistsError, StoreUnavailableError):
+    except (errors.ObjectExistsError, errors.StoreUnavailableError):
         if read_lake_document(store) is None:
             raise
         return  # created by another process, or by our request, whose reply was lost
@@ -282,7 +273,7 @@ class Lake:
         if now.tzinfo is None:
             problem = f"the clock of the lake {self.url} returned {now}, which has no time zone."
             step = "Return a time with a zone: clock=lambda: datetime.now(UTC)."
-            raise ConfigurationError(problem, step, argument="clock", url=self.url)
+            raise errors.ConfigurationError(problem, step, argument="clock", url=self.url)
         return now
 
     @property
@@ -336,7 +327,9 @@ def open_lake(
     lake = lake_in(open_store(url, settings), shared=settings.shared)
     if not create and not lake.exists():
         problem = f"there is no lake at {lake.url}."
-        raise LakeNotFoundError(problem, "Check --lake and ADJUNCT_LAKE; the first write creates a lake.", url=lake.url)
+        raise errors.LakeNotFoundError(
+            problem, "Check --lake and ADJUNCT_LAKE; the first write creates a lake.", url=lake.url
+        )
     return lake
 
 

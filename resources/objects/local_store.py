@@ -17,15 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
-from dagster_adjunct.resources.errors import (
-    DISK_FULL_ERRNOS,
-    REFUSED_ERRNOS,
-    AdjunctError,
-    ConditionalWritesUnsupportedError,
-    ConfigurationError,
-    LakeNotFoundError,
-    StoreUnavailableError,
-)
+from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.objects.store import (
     LAKE_DOCUMENT,
     PROBE_PREFIX,
@@ -196,7 +188,7 @@ class LocalStore(ObjectStore):
         if set(path) & set("*[{\\"):
             problem = f"Spark can't read {path!r}: it treats '*', '[', '{{' and '\\' in a path as a pattern."
             step = "Move the lake to a folder without these characters."
-            raise ConfigurationError(problem, step, url=self.url, key=key)
+            raise errors.ConfigurationError(problem, step, url=self.url, key=key)
         return f"file:{path}"
 
     def staging_dir(self) -> Path:
@@ -212,17 +204,17 @@ class LocalStore(ObjectStore):
         if not missing:
             raise self._translate_os_error(error, "what is below it") from error
 
-    def _translate_os_error(self, error: OSError, what: str) -> AdjunctError:
+    def _translate_os_error(self, error: OSError, what: str) -> errors.AdjunctError:
         reason = error.strerror or str(error)
         if self._root.exists() and not self._root.is_dir():
             problem = f"{self.url} can't hold a lake: it is not a folder."
-            return ConfigurationError(problem, "Use a folder or s3://BUCKET/PREFIX.", argument="url")
-        if error.errno in REFUSED_ERRNOS or not self._root.exists():
+            return errors.ConfigurationError(problem, "Use a folder or s3://BUCKET/PREFIX.", argument="url")
+        if error.errno in errors.REFUSED_ERRNOS or not self._root.exists():
             problem = f"folder {self.url} can't hold a lake: {reason} ({what})."
-            return ConfigurationError(problem, "Use a folder that this user may read and write.", argument="url")
+            return errors.ConfigurationError(problem, "Use a folder that this user may read and write.", argument="url")
         problem = f"the file system of {self.url} failed at {what}: {reason}."
         step = "Check whether the disk is full or failing, then run it again."
-        return StoreUnavailableError(problem, step, url=self.url)
+        return errors.StoreUnavailableError(problem, step, url=self.url)
 
     def _open(self, key: str) -> BufferedReader:
         try:
@@ -237,7 +229,7 @@ class LocalStore(ObjectStore):
             return
         if self._ready and not key.startswith(PROBE_PREFIX) and not (self._root / LAKE_DOCUMENT).exists():
             problem = f"the lake at {self.url} was deleted since it was opened."
-            raise LakeNotFoundError(problem, "Open it again: the first write creates a new lake.", url=self.url)
+            raise errors.LakeNotFoundError(problem, "Open it again: the first write creates a new lake.", url=self.url)
         try:
             self._staging.mkdir(parents=True, exist_ok=True)
             (self._internal / "locks").mkdir(exist_ok=True)
@@ -294,9 +286,9 @@ class LocalStore(ObjectStore):
                 self._raise_if_folder(path, key)
                 raise object_exists_error(self.url, key) from None
             except OSError as error:
-                if error.errno in (*DISK_FULL_ERRNOS, errno.EIO, errno.EROFS, errno.EACCES):
+                if error.errno in (*errors.DISK_FULL_ERRNOS, errno.EIO, errno.EROFS, errno.EACCES):
                     raise
-                raise ConditionalWritesUnsupportedError(
+                raise errors.ConditionalWritesUnsupportedError(
                     f"the file system of {self.url} can't create files atomically: hard links fail ({error.strerror}).",
                     "Put the lake on a local disk, NFSv4 or s3://.",
                     url=self.url,
@@ -328,9 +320,11 @@ class LocalStore(ObjectStore):
         if path.is_dir():
             raise self._folder_error(key, "it is the folder of other objects")
 
-    def _folder_error(self, key: str, reason: str) -> ConfigurationError:
+    def _folder_error(self, key: str, reason: str) -> errors.ConfigurationError:
         problem = f"object {key!r} can't be stored in {self.url}: {reason}."
-        return ConfigurationError(problem, "Use keys of which none is the folder of another.", url=self.url, key=key)
+        return errors.ConfigurationError(
+            problem, "Use keys of which none is the folder of another.", url=self.url, key=key
+        )
 
     def _sync_folder(self, path: Path) -> str:
         """Sync the folder, so that the file survives a power cut, and return the ETag."""

@@ -18,15 +18,7 @@ from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError, Inc
 from botocore.exceptions import ConnectionError as EndpointError
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
-from dagster_adjunct.resources.errors import (
-    AdjunctError,
-    ConditionalWritesUnsupportedError,
-    ConfigurationError,
-    ObjectNotFoundError,
-    PreconditionFailedError,
-    StoreUnavailableError,
-    translate_file_errors,
-)
+from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.objects.store import (
     ObjectInfo,
     ObjectStore,
@@ -54,11 +46,11 @@ _FIRST_PAUSE = 0.1
 _LONGEST_PAUSE = 5.0
 
 
-class StoreBusyError(StoreUnavailableError):
+class StoreBusyError(errors.StoreUnavailableError):
     """The store did nothing (409 among concurrent writers, throttling): retry."""
 
 
-class UploadGoneError(StoreUnavailableError):
+class UploadGoneError(errors.StoreUnavailableError):
     """The multipart upload does not exist (any more): check whether it was completed, else start again."""
 
 
@@ -76,7 +68,7 @@ class S3Request:
         return self.request if self.key is None else f"{self.request} of {self.key!r}{more} in {self.url}"
 
 
-def _translate_error(error: ClientError | BotoCoreError, what: S3Request) -> AdjunctError:
+def _translate_error(error: ClientError | BotoCoreError, what: S3Request) -> errors.AdjunctError:
     """Return the Adjunct error for a botocore error.
 
     `StoreBusyError` means that nothing was done, plain `StoreUnavailableError` that the outcome is unknown.
@@ -84,20 +76,22 @@ def _translate_error(error: ClientError | BotoCoreError, what: S3Request) -> Adj
     if isinstance(error, ClientError):
         return _translate_response(error, what)
     if isinstance(error, EndpointError | HTTPClientError | IncompleteReadError):
-        kind: type[StoreUnavailableError | ConfigurationError] = StoreUnavailableError
+        kind: type[errors.StoreUnavailableError | errors.ConfigurationError] = errors.StoreUnavailableError
         problem, step = "got no answer", "Check the endpoint and the network, then run it again."
     else:
-        kind, problem = ConfigurationError, "could not be sent"
+        kind, problem = errors.ConfigurationError, "could not be sent"
         step = "Check boto3's credentials, region and endpoint (AWS_PROFILE, AWS_REGION, ADJUNCT_S3_ENDPOINT, …)."
     return kind(f"{what} {problem}: {type(error).__name__}: {error}", step, url=what.url, key=what.key)
 
 
-def _translate_response(error: ClientError, what: S3Request) -> AdjunctError:
+def _translate_response(error: ClientError, what: S3Request) -> errors.AdjunctError:
     answer = error.response.get("Error", {})
     code, message = str(answer.get("Code", "")), str(answer.get("Message", ""))
     status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
 
-    def translated(kind: type[AdjunctError], step: str, reason: str = "", **about: str | None) -> AdjunctError:
+    def translated(
+        kind: type[errors.AdjunctError], step: str, reason: str = "", **about: str | None
+    ) -> errors.AdjunctError:
         return kind(f"{what} was answered {status} {code}{reason and ': '}{reason}.", step, **about)
 
     url, key = what.url, what.key
@@ -106,23 +100,25 @@ def _translate_response(error: ClientError, what: S3Request) -> AdjunctError:
     if status == 409:
         return translated(StoreBusyError, "Run it again.", "concurrent writers", url=url, key=key)
     if status == 412:
-        return translated(PreconditionFailedError, "Read the object again, then retry.", key=key)
+        return translated(errors.PreconditionFailedError, "Read the object again, then retry.", key=key)
     if code == "NoSuchBucket":
-        return translated(ConfigurationError, "Create it, or correct the URL.", "the bucket does not exist", url=url)
+        return translated(
+            errors.ConfigurationError, "Create it, or correct the URL.", "the bucket does not exist", url=url
+        )
     if code == "NoSuchUpload":
         return translated(UploadGoneError, "Run it again.", url=url, key=key)
     if status == 404:
-        return translated(ObjectNotFoundError, "Check the URL, and whether the object was deleted.", key=key)
+        return translated(errors.ObjectNotFoundError, "Check the URL, and whether the object was deleted.", key=key)
     if status == 501 or code == "NotImplemented":
         step = "Use a store with conditional writes, or upgrade this one."
-        return translated(ConditionalWritesUnsupportedError, step, "the store does not support it", url=url)
+        return translated(errors.ConditionalWritesUnsupportedError, step, "the store does not support it", url=url)
     if status in (401, 403):
         step, reason = "Check the credentials, the bucket's policy and the clock.", "the credentials do not allow it"
-        return translated(ConfigurationError, step, reason, url=url, key=key)
+        return translated(errors.ConfigurationError, step, reason, url=url, key=key)
     if status >= 500 or status == 0 or code in ("RequestTimeout", "RequestTimeTooSkewed"):
-        return translated(StoreUnavailableError, "Run it again.", url=url, key=key)
+        return translated(errors.StoreUnavailableError, "Run it again.", url=url, key=key)
     step = "Check the URL and the ADJUNCT_S3_… settings."
-    return translated(ConfigurationError, step, message.rstrip("."), url=url, key=key)
+    return translated(errors.ConfigurationError, step, message.rstrip("."), url=url, key=key)
 
 
 def send_request(what: S3Request, request: Callable[[], T]) -> T:
@@ -134,7 +130,10 @@ def send_request(what: S3Request, request: Callable[[], T]) -> T:
 
 
 def retry_request(
-    what: S3Request, request: Callable[[], T], attempts: int, on: type[StoreUnavailableError] = StoreUnavailableError
+    what: S3Request,
+    request: Callable[[], T],
+    attempts: int,
+    on: type[errors.StoreUnavailableError] = errors.StoreUnavailableError,
 ) -> T:
     """Send a request up to `attempts` times while its error is `on`, with back-off, and return its result."""
     return Retrying(
@@ -180,7 +179,7 @@ def upload_multipart(
     except BaseException:
         # This decides the outcome after a lost reply: a completed upload can't be aborted, and an aborted one can't be
         # completed.
-        with suppress(AdjunctError):
+        with suppress(errors.AdjunctError):
             send_request(what, partial(client.abort_multipart_upload, **at, UploadId=upload_id))
         raise
 
@@ -221,7 +220,9 @@ class S3Store(ObjectStore):
     def __init__(self, url: str, options: S3Options | None = None) -> None:
         bucket, _, prefix = url.removeprefix("s3://").rstrip("/").partition("/")
         if not url.startswith("s3://") or not bucket:
-            raise ConfigurationError(f"lake {url!r} names no bucket: expected s3://BUCKET/PREFIX.", argument="url")
+            raise errors.ConfigurationError(
+                f"lake {url!r} names no bucket: expected s3://BUCKET/PREFIX.", argument="url"
+            )
         self._bucket = bucket
         self._prefix = f"{check_key(prefix)}/" if prefix else ""
         self._options = options or S3Options()
@@ -279,7 +280,7 @@ class S3Store(ObjectStore):
                 for chunk in body.iter_chunks(1024 * 1024):
                     file.write(chunk)
 
-        with translate_file_errors(path.parent, f"a copy of object {key!r} in {self.url}"):
+        with errors.translate_file_errors(path.parent, f"a copy of object {key!r} in {self.url}"):
             try:
                 self._send("GET", key, request)
                 temporary.replace(path)
@@ -299,7 +300,7 @@ class S3Store(ObjectStore):
             return retry_request(
                 what, partial(self._put, key, data, IfMatch=etag), self._options.attempts, StoreBusyError
             )
-        except ObjectNotFoundError:
+        except errors.ObjectNotFoundError:
             raise etag_error(self.url, key, None, etag) from None
 
     def upload(self, path: Path, key: str) -> str:
@@ -333,10 +334,10 @@ class S3Store(ObjectStore):
 
     def staging_dir(self) -> Path:
         folder = Path(tempfile.gettempdir()) / f"adjunct-staging-{os.getuid()}"
-        with translate_file_errors(folder, f"files for {self.url}"):
+        with errors.translate_file_errors(folder, f"files for {self.url}"):
             folder.mkdir(mode=0o700, exist_ok=True)
         if folder.stat().st_uid != os.getuid():
-            raise ConfigurationError(
+            raise errors.ConfigurationError(
                 f"folder {folder} belongs to another user.", "Set TMPDIR to a folder of your own.", setting="TMPDIR"
             )
         return folder
@@ -350,13 +351,13 @@ class S3Store(ObjectStore):
                 return send_request(what, send)
             except StoreBusyError:
                 raise
-            except (PreconditionFailedError, UploadGoneError, StoreUnavailableError) as error:
+            except (errors.PreconditionFailedError, UploadGoneError, errors.StoreUnavailableError) as error:
                 head = self._head(key, attempts=1)  # the whole attempt is retried anyway
                 if head is not None:
                     if head["Metadata"].get(_TOKEN) == token:
                         return str(head["ETag"])
                     raise object_exists_error(self.url, key) from None
-                if isinstance(error, PreconditionFailedError):  # deleted between the two requests
+                if isinstance(error, errors.PreconditionFailedError):  # deleted between the two requests
                     raise StoreBusyError(error.problem, error.next_step, url=self.url, key=key) from error
                 raise
 
@@ -368,7 +369,7 @@ class S3Store(ObjectStore):
     def _head(self, key: str, attempts: int | None = None) -> Any | None:
         try:
             return self._send("HEAD", key, lambda: self._client().head_object(**self._at(key)), attempts)
-        except ObjectNotFoundError:
+        except errors.ObjectNotFoundError:
             return None
 
     def _delete_objects(self, what: S3Request, objects: Sequence[Any]) -> None:
@@ -378,9 +379,9 @@ class S3Store(ObjectStore):
             refusal = f"{what}: {key} was answered {code}."
             if code == "AccessDenied":
                 step = "Allow s3:DeleteObject on the lake's prefix."
-                raise ConfigurationError(refusal, step, url=self.url, key=key)
+                raise errors.ConfigurationError(refusal, step, url=self.url, key=key)
             if code != "NoSuchKey":
-                raise StoreUnavailableError(refusal, "Run it again.", url=self.url, key=key)
+                raise errors.StoreUnavailableError(refusal, "Run it again.", url=self.url, key=key)
 
     def _encryption(self) -> dict[str, Any]:
         settings = {"ServerSideEncryption": self._options.sse, "SSEKMSKeyId": self._options.sse_kms_key_id}
@@ -427,6 +428,6 @@ def create_s3_client(options: S3Options, what: S3Request) -> S3Client:
         step = (
             "Write it like https://s3.example.com:9000 (AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, boto3's configuration)."
         )
-        raise ConfigurationError(problem, step, setting="AWS_ENDPOINT_URL_S3", url=what.url) from None
+        raise errors.ConfigurationError(problem, step, setting="AWS_ENDPOINT_URL_S3", url=what.url) from None
     check_endpoint(client.meta.endpoint_url)
     return client

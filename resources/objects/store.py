@@ -16,15 +16,8 @@ from pathlib import Path
 from typing import ClassVar, Protocol, runtime_checkable
 from weakref import WeakValueDictionary
 
+from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.common import argument_error, utc_now
-from dagster_adjunct.resources.errors import (
-    ConfigurationError,
-    InvalidNameError,
-    ObjectExistsError,
-    ObjectNotFoundError,
-    PreconditionFailedError,
-    translate_file_errors,
-)
 
 LAKE_DOCUMENT = "_adjunct/lake.json"
 PROBE_PREFIX = "_adjunct/probe/"
@@ -184,7 +177,7 @@ def check_key(key: str) -> str:
     if not segments or len(key) > _KEY_LENGTH or not all(_SEGMENT.fullmatch(segment) for segment in segments):
         problem = f"object key {key!r} is not safe: expected segments of letters, digits and '_.=+@-' joined by '/', "
         problem += f"none beginning with a dot or longer than 200 characters, {_KEY_LENGTH} in all."
-        raise InvalidNameError(problem, "Build keys from checked names.", name=f"{key!s:.300}")
+        raise errors.InvalidNameError(problem, "Build keys from checked names.", name=f"{key!s:.300}")
     return key
 
 
@@ -198,7 +191,7 @@ def check_prefix(prefix: str) -> str:
 def staged_file_errors(store: ObjectStore, path: Path, what: str) -> AbstractContextManager[None]:
     """Translate errors of writing a file for upload; they name the store if the file is in it, else its folder."""
     place = store.url if str(path).startswith(f"{store.url}/") else path.parent
-    return translate_file_errors(place, what)
+    return errors.translate_file_errors(place, what)
 
 
 def read_store_clock(store: ObjectStore, key: str) -> datetime:
@@ -244,27 +237,27 @@ def check_endpoint(endpoint: str | None) -> None:
     if "@" in endpoint:
         problem = "the URL of the S3 endpoint contains a login, which S3 does not use and logs would show."
         step = "Write it like https://s3.example.com:9000, and give credentials by boto3's own chain (AWS_PROFILE, …)."
-        raise ConfigurationError(problem, step, argument="endpoint")
+        raise errors.ConfigurationError(problem, step, argument="endpoint")
     if not _ENDPOINT.fullmatch(endpoint):
         problem = f"the S3 endpoint {endpoint.partition('?')[0]!r} is not the http or https URL of a server."
         step = "Write it like https://s3.example.com:9000 (ADJUNCT_S3_ENDPOINT, else AWS_ENDPOINT_URL_S3)."
-        raise ConfigurationError(problem, step, argument="endpoint")
+        raise errors.ConfigurationError(problem, step, argument="endpoint")
 
 
-def object_missing_error(url: str, key: str) -> ObjectNotFoundError:
-    return ObjectNotFoundError(
+def object_missing_error(url: str, key: str) -> errors.ObjectNotFoundError:
+    return errors.ObjectNotFoundError(
         f"object {key!r} is not in {url}.", "Check the URL, and whether it was deleted.", key=key
     )
 
 
-def object_exists_error(url: str, key: str) -> ObjectExistsError:
-    return ObjectExistsError(f"object {key!r} already exists in {url}.", "Read it, or use another key.", key=key)
+def object_exists_error(url: str, key: str) -> errors.ObjectExistsError:
+    return errors.ObjectExistsError(f"object {key!r} already exists in {url}.", "Read it, or use another key.", key=key)
 
 
-def etag_error(url: str, key: str, found: ObjectInfo | None, expected: str) -> PreconditionFailedError:
+def etag_error(url: str, key: str, found: ObjectInfo | None, expected: str) -> errors.PreconditionFailedError:
     """Return the error of `put_if_match` for an object that has another ETag, or is missing."""
     problem = f"object {key!r} in {url} has ETag {found.etag if found else 'none'}, expected {expected}."
-    return PreconditionFailedError(problem, "Read it again, then retry.", key=key)
+    return errors.PreconditionFailedError(problem, "Read it again, then retry.", key=key)
 
 
 class InMemoryStore(ObjectStore):
@@ -346,7 +339,7 @@ class InMemoryStore(ObjectStore):
 
     def spark_uri(self, key: str) -> str:
         problem = f"Spark can't read {check_key(key)!r} of {self.url}: it is in this process's memory."
-        raise ConfigurationError(problem, "Use a folder or s3:// as the lake.", url=self.url, key=key)
+        raise errors.ConfigurationError(problem, "Use a folder or s3:// as the lake.", url=self.url, key=key)
 
     def staging_dir(self) -> Path:
         if self._staging is None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from pydantic import Field, PlainSerializer, PlainValidator, ValidationError
 
+from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.arrow import pa
 from dagster_adjunct.resources.common import (
     StoredDocument,
@@ -25,15 +26,6 @@ from dagster_adjunct.resources.common import (
     first_validation_problem,
     split_stream_name,
     to_microseconds,
-)
-from dagster_adjunct.resources.errors import (
-    AdjunctError,
-    ConfigurationError,
-    InvalidNameError,
-    OffsetOutOfRangeError,
-    ProducerConflictError,
-    SchemaMismatchError,
-    StreamExistsError,
 )
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.schemas.schema import Schema, check_key_types
@@ -57,7 +49,7 @@ class SystemStreamPartition:
         if not isinstance(self.partition, int) or isinstance(self.partition, bool) or self.partition < 0:
             problem = f"partition {self.partition!r} of {self.system}.{self.stream} is not a partition number: "
             problem += "expected an integer from 0."
-            raise InvalidNameError(problem, name=str(self.partition), stream=f"{self.system}.{self.stream}")
+            raise errors.InvalidNameError(problem, name=str(self.partition), stream=f"{self.system}.{self.stream}")
 
     @classmethod
     def parse(cls, text: str) -> SystemStreamPartition:
@@ -85,9 +77,9 @@ def _parse_partition(text: str) -> SystemStreamPartition:
     return SystemStreamPartition(parts[0], parts[1], int(parts[2]))
 
 
-def _unreadable_partition(text: object) -> InvalidNameError:
+def _unreadable_partition(text: object) -> errors.InvalidNameError:
     problem = f"stream partition {text!r} can't be read: expected SYSTEM.STREAM.NUMBER."
-    return InvalidNameError(problem, "Write it as in lake.flights.3.", name=f"{text!s:.300}")
+    return errors.InvalidNameError(problem, "Write it as in lake.flights.3.", name=f"{text!s:.300}")
 
 
 _NAME_LENGTH = 300
@@ -98,13 +90,13 @@ def require_one_stream(system: str, ssps: Iterable[SystemStreamPartition]) -> st
     streams = sorted({ssp.qualified_stream for ssp in ssps})
     if len(streams) != 1 or not streams[0].startswith(f"{system}."):
         problem = f"a read names the streams {', '.join(streams) or '(none)'}: expected one of system {system!r}."
-        raise ConfigurationError(problem, "Read each stream separately: their columns differ.", system=system)
+        raise errors.ConfigurationError(problem, "Read each stream separately: their columns differ.", system=system)
     return split_stream_name(streams[0])[1]
 
 
-def missing_partition_error(ssp: SystemStreamPartition, count: int) -> OffsetOutOfRangeError:
+def missing_partition_error(ssp: SystemStreamPartition, count: int) -> errors.OffsetOutOfRangeError:
     problem = f"{ssp} does not exist: the stream has {count} partitions, 0 to {count - 1}."
-    return OffsetOutOfRangeError(problem, stream=ssp.qualified_stream, partition=ssp.partition)
+    return errors.OffsetOutOfRangeError(problem, stream=ssp.qualified_stream, partition=ssp.partition)
 
 
 def check_producer(producer: str, sequence: int) -> None:
@@ -131,17 +123,21 @@ def check_append(producer: str, sequence: int, version: str | None, valid_from: 
     if not isinstance(valid_from, datetime) or valid_from.tzinfo is None or version is None:
         what = "without end_of_dataset" if version is None else f"of version {version!r}"
         problem = f"valid_from={valid_from!r} {what}: expected a version that ends, and a time with its zone."
-        raise ConfigurationError(problem, "Give end_of_dataset, and a datetime with tzinfo=UTC.", argument="valid_from")
+        raise errors.ConfigurationError(
+            problem, "Give end_of_dataset, and a datetime with tzinfo=UTC.", argument="valid_from"
+        )
     return to_microseconds(valid_from)
 
 
-def stale_sequence_error(stream: str, producer: str, sequence: int, newest: int) -> ProducerConflictError:
+def stale_sequence_error(stream: str, producer: str, sequence: int, newest: int) -> errors.ProducerConflictError:
     """Return the error for a sequence older than those that are still known of its producer."""
     problem = f"sequence {sequence} of producer {producer!r} in {stream} is older than those that are still known; the "
     problem += f"newest is {newest}."
     step = f"Nothing was added. Give new records the sequence {newest + 1}, or a new producer name if its counter "
     step += "restarted. A late retry of an earlier append needs nothing: its records are in the stream."
-    return ProducerConflictError(problem, step, stream=stream, producer=producer, sequence=sequence, newest=newest)
+    return errors.ProducerConflictError(
+        problem, step, stream=stream, producer=producer, sequence=sequence, newest=newest
+    )
 
 
 def check_same_contents(stream: str, producer: str, sequence: int, newest: int, before: str, now: str) -> None:
@@ -150,14 +146,16 @@ def check_same_contents(stream: str, producer: str, sequence: int, newest: int, 
         problem = f"sequence {sequence} of producer {producer!r} in {stream} was appended with other contents (digest "
         problem += f"{before[:12]}, now {now[:12]}); the newest is {newest}."
         step = f"Nothing was added. Retry with the same records, or give new records the sequence {newest + 1}."
-        raise ProducerConflictError(problem, step, stream=stream, producer=producer, sequence=sequence, newest=newest)
+        raise errors.ProducerConflictError(
+            problem, step, stream=stream, producer=producer, sequence=sequence, newest=newest
+        )
 
 
 def check_table_options(what: str, order_by: Sequence[str], partitioned: bool) -> None:
     """Raise ConfigurationError for options of an append that a table, which keeps its order, does not have."""
     if order_by or partitioned:
         problem = f"{what}: order_by and partitioned are only for Spark frames; a table keeps its order."
-        raise ConfigurationError(problem, "Sort the table first, and leave both out.", argument="order_by")
+        raise errors.ConfigurationError(problem, "Sort the table first, and leave both out.", argument="order_by")
 
 
 def check_marker_partitions(
@@ -167,13 +165,13 @@ def check_marker_partitions(
     wrong = [p for p in chosen if not 0 <= p < count]
     if wrong or not chosen:
         problem = f"marker {version!r}: partitions {wrong} are not partitions of {stream}, which has {count}."
-        raise ConfigurationError(
+        raise errors.ConfigurationError(
             problem, f"Give partitions from 0 to {count - 1}.", argument="partitions", stream=stream
         )
     if missing := [p for p in chosen if rows is not None and p not in rows]:
         problem = f"marker {version!r} has no row count for partitions {missing} of {stream}."
         step = "Give a count for every partition that gets the marker, or no counts."
-        raise ConfigurationError(problem, step, argument="rows", stream=stream)
+        raise errors.ConfigurationError(problem, step, argument="rows", stream=stream)
     if negative := [p for p in chosen if rows is not None and rows[p] < 0]:
         found = f"marker {version!r} has row counts below 0 for partitions {negative} of {stream}"
         raise argument_error(found, "counts from 0 on", argument="rows", stream=stream)
@@ -183,7 +181,7 @@ def _schema_from_stored(value: Any) -> Schema:
     """Return the columns of a stored document. Raises ValueError, as validators of pydantic do."""
     try:
         return value if isinstance(value, Schema) else Schema.from_json(value)
-    except AdjunctError as error:
+    except errors.AdjunctError as error:
         raise ValueError(str(error)) from error
 
 
@@ -210,20 +208,20 @@ def build_declaration(
     """
     what = f"stream {split_stream_name(stream)[1]!r}"
     if not schema.fields:
-        raise SchemaMismatchError(f"{what} has no columns.", "Name at least one column.", stream=stream)
+        raise errors.SchemaMismatchError(f"{what} has no columns.", "Name at least one column.", stream=stream)
     if len(set(key)) != len(key):
-        raise ConfigurationError(
+        raise errors.ConfigurationError(
             f"{what}: key columns {list(key)} contain a column twice.", argument="key", stream=stream
         )
     check_key_types(schema, key, what)
     if not key and partitions != 1:
         problem = f"{what} has no key and {partitions} partitions: without a key it can only have one."
-        raise ConfigurationError(problem, "Name key columns, or declare partitions=1.", stream=stream)
+        raise errors.ConfigurationError(problem, "Name key columns, or declare partitions=1.", stream=stream)
     try:
         return kind(columns=schema, key=key, partitions=partitions, **more)
     except ValidationError as error:
         problem = f"{what}: {first_validation_problem(error)} (found {error.errors(include_url=False)[0]['input']!r})."
-        raise ConfigurationError(problem, stream=stream) from None
+        raise errors.ConfigurationError(problem, stream=stream) from None
 
 
 def check_same_declaration(
@@ -245,7 +243,7 @@ def check_same_declaration(
     values = [(name, getattr(stored, name), getattr(wanted, name)) for name in names]
     if differences := columns + [f"{name} is {new!r}, expected {old!r}" for name, old, new in values if old != new]:
         problem = f"stream {split_stream_name(stream)[1]!r} exists with another declaration: {'; '.join(differences)}."
-        raise StreamExistsError(problem, next_step, stream=stream)
+        raise errors.StreamExistsError(problem, next_step, stream=stream)
 
 
 def time_from_micros(micros: int) -> datetime:
@@ -494,8 +492,8 @@ class StreamSystem(ABC):
         """Return the stream's partitions, in order."""
         return [SystemStreamPartition(self.name, stream, p) for p in range(self.info(stream).partitions)]
 
-    def _unable(self, what: str, next_step: str) -> ConfigurationError:
-        return ConfigurationError(f"stream system {self.name!r} can't {what}.", next_step, system=self.name)
+    def _unable(self, what: str, next_step: str) -> errors.ConfigurationError:
+        return errors.ConfigurationError(f"stream system {self.name!r} can't {what}.", next_step, system=self.name)
 
 
 @validated
@@ -567,7 +565,7 @@ def require_writer(system: StreamSystem) -> StreamWriter:
     if isinstance(system, StreamWriter):
         return system
     problem = f"stream system {system.name!r} can't create streams or append: it is not a StreamWriter."
-    raise ConfigurationError(problem, "Send to a stream of another system.", system=system.name)
+    raise errors.ConfigurationError(problem, "Send to a stream of another system.", system=system.name)
 
 
 # One form for each number, within 64 bits: "0003" is not an offset.
@@ -593,7 +591,7 @@ def parse_offset(text: str, what: str) -> int:
     if isinstance(text, str) and _OFFSET.fullmatch(text):
         return int(text)
     problem = f"{what}: {text!r:.80} is not an offset: expected a decimal number without leading zeros, as in '42'."
-    raise OffsetOutOfRangeError(problem, "Use offsets as this system returns them.", offset=f"{text!s:.80}")
+    raise errors.OffsetOutOfRangeError(problem, "Use offsets as this system returns them.", offset=f"{text!s:.80}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -620,7 +618,7 @@ class OffsetRangeChecker:
             step = f"End at {upcoming} or before{self.ahead}"
             raise _out_of_range(ssp, end, problem, step, upcoming=str(upcoming))
 
-    def too_old_error(self, ssp: SystemStreamPartition, start: int, oldest: int) -> OffsetOutOfRangeError:
+    def too_old_error(self, ssp: SystemStreamPartition, start: int, oldest: int) -> errors.OffsetOutOfRangeError:
         """Return the error for a range that begins before the oldest offset."""
         problem = f"{ssp}: the range begins at offset {start}, the oldest that the {self.of} still holds is {oldest}."
         return _out_of_range(ssp, start, problem, self.dropped, oldest=str(oldest))
@@ -628,9 +626,9 @@ class OffsetRangeChecker:
 
 def _out_of_range(
     ssp: SystemStreamPartition, offset: int, problem: str, next_step: str, **edge: str
-) -> OffsetOutOfRangeError:
+) -> errors.OffsetOutOfRangeError:
     about: Any = {"stream": ssp.qualified_stream, "partition": ssp.partition, "offset": str(offset), **edge}
-    return OffsetOutOfRangeError(problem, next_step, **about)
+    return errors.OffsetOutOfRangeError(problem, next_step, **about)
 
 
 SystemFactory = Callable[["Lake"], StreamSystem]
@@ -643,7 +641,7 @@ def register_system(name: str, factory: SystemFactory) -> None:
     """Register `factory(lake)`, which returns a StreamSystem, as `name`. The same factory may register again."""
     check_name("system", name)
     if name == LAKE or _registered.setdefault(name, factory) is not factory:
-        raise ConfigurationError(
+        raise errors.ConfigurationError(
             f"stream system {name!r} is already registered.", "Register this one under another name.", system=name
         )
 

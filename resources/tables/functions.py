@@ -21,14 +21,7 @@ from functools import partial
 from inspect import signature
 from typing import Any, Generic, TypeVar
 
-from dagster_adjunct.resources.errors import (
-    ConfigurationError,
-    PermanentError,
-    RecordNotFoundError,
-    TableAccessError,
-    TableError,
-    TransientError,
-)
+from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.tables.conditions import check_conditions
 from dagster_adjunct.resources.tables.layers import Capabilities, Layer, limit_each_request, self_cancelled_error
 from dagster_adjunct.resources.tables.operation import (
@@ -52,7 +45,7 @@ def outcomes_from_missing(
     The entries of the keys that its RecordNotFoundErrors name are missing. The others are done, or, if the error is a
     group with other errors, have the first of those as their problem.
     """
-    not_found = [cause for cause in causes(error) if isinstance(cause, RecordNotFoundError)]
+    not_found = [cause for cause in causes(error) if isinstance(cause, errors.RecordNotFoundError)]
     if operation.kind is not OperationKind.UPDATE or not not_found:
         return None
     count, missing = len(operation), Problem(State.MISSING, error)
@@ -72,14 +65,14 @@ def outcomes_from_missing(
         except TypeError as unhashable:
             wrong = f"with unhashable keys: {unhashable}"
     if wrong:
-        invalid = TableError(
+        invalid = errors.TableError(
             f"RecordNotFoundError was raised for {count} entries {wrong}.",
             "Pass the requested keys that have no record: RecordNotFoundError(…, keys=[…]).",
         )
         invalid.__cause__ = error
         return Outcomes.all(count, Problem(State.REFUSED, invalid, of_request=True))
     members = [m for cause in causes(error) if isinstance(cause, BaseExceptionGroup) for m in cause.exceptions]
-    other = next((member for member in members if first_cause(member, RecordNotFoundError) is None), None)
+    other = next((member for member in members if first_cause(member, errors.RecordNotFoundError) is None), None)
     problems: dict[int, Problem] = {}
     if other is not None:
         problems = dict.fromkeys(range(count), problem_of(other))
@@ -87,13 +80,13 @@ def outcomes_from_missing(
     return Outcomes(count, problems=problems)
 
 
-def record_not_found_error(keys: Sequence[object], table: str = "the table") -> RecordNotFoundError:
+def record_not_found_error(keys: Sequence[object], table: str = "the table") -> errors.RecordNotFoundError:
     """The error for updates of missing records, naming the first few of `keys`."""
     shown = ", ".join(repr(key) for key in keys[:3]) + (", …" if len(keys) > 3 else "")
     many = len(keys) > 1
     problem = f"{table} has no record to update for {len(keys)} key{'s' if many else ''}: {shown}."
     step = "Put the record first, or send an UpdateMessage with a default under UPDATE_WITH_DEFAULTS."
-    return RecordNotFoundError(problem, step, keys=tuple(keys))
+    return errors.RecordNotFoundError(problem, step, keys=tuple(keys))
 
 
 _METHODS = {
@@ -147,7 +140,7 @@ class TableFunction:
 
         By default true for TransientError, and for OSError, which includes connection errors and timeouts.
         """
-        return isinstance(error, (TransientError, OSError))
+        return isinstance(error, (errors.TransientError, OSError))
 
     def problem_of(self, error: BaseException, *, sent: bool = True) -> Problem:
         """Return the problem that an error means for the request's entries. `sent`: the store may have received the
@@ -156,12 +149,12 @@ class TableFunction:
         RecordNotFoundError anywhere among the causes means a missing record. A retryable error is known to have had no
         effect only if nothing was sent. An OSError wrapped in a PermanentError is not retryable.
         """
-        if first_cause(error, RecordNotFoundError) is not None:
+        if first_cause(error, errors.RecordNotFoundError) is not None:
             return Problem(State.MISSING, error)
         decided = False
         for cause in causes(error):
-            decided = decided or isinstance(cause, PermanentError)
-            passes = isinstance(cause, TransientError) or self.is_retriable(cause)
+            decided = decided or isinstance(cause, errors.PermanentError)
+            passes = isinstance(cause, errors.TransientError) or self.is_retriable(cause)
             if passes and not (decided and isinstance(cause, OSError)):
                 return Problem(State.UNKNOWN if sent else State.FAILED, error, _retry_after(error, cause))
         return Problem(State.REFUSED, error)
@@ -257,12 +250,12 @@ class TableWriteFunction(TableFunction, ABC, Generic[K, V, U]):
         """Apply `update` to the record of `key`. RecordNotFoundError(keys=(key,)) if there is none."""
         problem = f"{type(self).__name__} does not support partial updates."
         step = "Put whole records, or override update() in the function."
-        raise TableError(problem, step, function=type(self).__name__)
+        raise errors.TableError(problem, step, function=type(self).__name__)
 
     async def put_if_absent(self, key: K, value: V, *args: object) -> bool:
         """Make `value` the record of `key` if there is none, in one request; return whether it did."""
         problem = f"{type(self).__name__} does not support put_if_absent."
-        raise TableError(problem, "Override put_if_absent() in the function.", function=type(self).__name__)
+        raise errors.TableError(problem, "Override put_if_absent() in the function.", function=type(self).__name__)
 
     async def put_all(self, entries: Sequence[tuple[K, V]], *args: object) -> None:
         """`put` for each entry, in order for each key."""
@@ -286,7 +279,9 @@ def check_args(function: TableFunction, operation: Operation[Any], table: str | 
     if operation.args and not function.capabilities.takes_args:
         where = "" if table is None else f"table {table}: "
         problem = f"{where}{type(function).__name__} does not accept the extra arguments of a {operation.kind.value}."
-        raise ConfigurationError(problem, "Omit them, or use a function of your own that accepts them.", table=table)
+        raise errors.ConfigurationError(
+            problem, "Omit them, or use a function of your own that accepts them.", table=table
+        )
 
 
 def problem_from_error(function: TableFunction, error: BaseException, *, sent: bool = True) -> Problem:
@@ -297,7 +292,7 @@ def problem_from_error(function: TableFunction, error: BaseException, *, sent: b
     try:
         return function.problem_of(error, sent=sent)
     except Exception as wrong:  # noqa: BLE001 - it becomes the outcome
-        table_error = TableError(
+        table_error = errors.TableError(
             f"{type(function).__name__} raised {type(wrong).__name__} ({wrong}) when asked whether "
             f"{type(error).__name__} ({error}) can be retried.",
             "Fix its is_retriable(): it is called for every error and for its causes.",
@@ -434,7 +429,7 @@ class FunctionLayer:
             if not sent:
                 problem = problem_from_error(function, error, sent=False)
                 return Outcomes.all(count, replace(problem, of_request=True))
-            if isinstance(error, ConfigurationError):
+            if isinstance(error, errors.ConfigurationError):
                 raise  # nothing was sent
             return outcomes_from_error(function, operation, error, of_request=True)
         return outcomes if _fits(outcomes, operation) else self._invalid_outcomes(function, operation, outcomes)
@@ -449,7 +444,7 @@ class FunctionLayer:
             records = len(outcomes.records) if isinstance(outcomes.records, Sized) else outcomes.records
             problems = f"{outcomes.problems!r:.100}" if outcomes.problems else "none"
             answer = f"Outcomes of {outcomes.count} entries (records: {records}, problems: {problems})"
-        error = TableError(
+        error = errors.TableError(
             f"{type(function).__name__} answered a {operation.kind.value} of {len(operation)} entries with {answer}.",
             "Return Outcomes from send() with one outcome for each entry, and for a get one record or None; "
             "problems are given as {place: Problem(State.REFUSED, error)}.",
@@ -463,7 +458,7 @@ class FunctionLayer:
         if function is None:
             verb, missing = ("asked for records", "read") if reads else ("asked to write", "write")
             problem = f"table {self.table} was {verb} but has no {missing} function."
-            raise ConfigurationError(problem, f"Declare it with {missing}_function=….", table=self.table)
+            raise errors.ConfigurationError(problem, f"Declare it with {missing}_function=….", table=self.table)
         check_args(function, operation, self.table)
         if operation.conditions:
             check_conditions(self.table, type(function).__name__, function.capabilities, operation)
@@ -571,6 +566,6 @@ def is_retryable(problem: Problem) -> bool:
 def _is_data_error(error: BaseException | None) -> bool:
     if isinstance(error, BaseExceptionGroup):
         return all(map(_is_data_error, error.exceptions))
-    if isinstance(error, ConfigurationError | TableAccessError):
+    if isinstance(error, errors.ConfigurationError | errors.TableAccessError):
         return False
-    return isinstance(error, PermanentError | ValueError | TypeError | ArithmeticError)
+    return isinstance(error, errors.PermanentError | ValueError | TypeError | ArithmeticError)

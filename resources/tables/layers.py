@@ -11,12 +11,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from dagster_adjunct.resources.errors import (
-    ConfigurationError,
-    SchemaMismatchError,
-    TableAccessError,
-    TableUnavailableError,
-)
+from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.tables.operation import Operation, OperationKind, Outcomes, Problem, State
 from dagster_adjunct.resources.validation import validated
 
@@ -51,7 +46,9 @@ async def send_without_problems(
 
 def may_have_effect(operation: Operation[Any], error: BaseException) -> bool:
     """Whether sending again may repeat an effect: for updates, unless their declaration was rejected."""
-    return operation.kind is OperationKind.UPDATE and not isinstance(error, ConfigurationError | SchemaMismatchError)
+    return operation.kind is OperationKind.UPDATE and not isinstance(
+        error, errors.ConfigurationError | errors.SchemaMismatchError
+    )
 
 
 def may_send_separately(operation: Operation[Any], outcomes: Outcomes) -> bool:
@@ -66,7 +63,7 @@ def may_send_separately(operation: Operation[Any], outcomes: Outcomes) -> bool:
         outcomes.done or not all(p.of_request and p.state is State.REFUSED for p in outcomes.problems.values())
     ):
         return False
-    of_table = isinstance(problem.error, ConfigurationError | TableAccessError)
+    of_table = isinstance(problem.error, errors.ConfigurationError | errors.TableAccessError)
     return not of_table and not may_have_effect(operation, problem.error)
 
 
@@ -98,7 +95,7 @@ STORE_CAPABILITIES = Capabilities(
 )
 
 
-def self_cancelled_error(error: asyncio.CancelledError) -> TableUnavailableError:
+def self_cancelled_error(error: asyncio.CancelledError) -> errors.TableUnavailableError:
     """Return the error of a request that cancelled itself; raise `error` if its task is being cancelled.
 
     Passing the cancellation on would end the caller's task as if it had been cancelled. A task group takes that for an
@@ -107,7 +104,7 @@ def self_cancelled_error(error: asyncio.CancelledError) -> TableUnavailableError
     task = asyncio.current_task()
     if task is None or task.cancelling():
         raise error
-    failure = TableUnavailableError(
+    failure = errors.TableUnavailableError(
         "the function raised CancelledError although nobody had cancelled the request.",
         "Find out what cancels its tasks or closes its client during requests.",
     )

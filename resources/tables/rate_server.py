@@ -31,14 +31,8 @@ from typing import Any, Literal, Protocol
 
 from pydantic import Field, ValidationError
 
+from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.common import LoopThread, StoredDocument, first_validation_problem
-from dagster_adjunct.resources.errors import (
-    AdjunctError,
-    CommitConflictError,
-    MalformedDocumentError,
-    TableError,
-    TransientError,
-)
 from dagster_adjunct.resources.metadata import SharedValue
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.spark.errors import error_to_json
@@ -410,7 +404,7 @@ class CreditServer:
         if not isinstance(credits, int | float) or not 0 < credits < float("inf"):
             raise HandshakeError(f"a demand of {credits!r} credits")
         if server is None:
-            unknown = TableError(
+            unknown = errors.TableError(
                 f"budget {message.get('budget')!r} ({message.get('tag')}) is not served by this run.",
                 "Declare the table, with its rate, in the application.",
                 budget=message.get("budget"),
@@ -477,7 +471,7 @@ class _BudgetServer:
         began = time.monotonic()
         try:
             got = await asyncio.to_thread(self._leases.lease, request)
-        except (TransientError, CommitConflictError) as error:
+        except (errors.TransientError, errors.CommitConflictError) as error:
             _log.warning("credits: nothing could be leased: %s", error)
             if began - self._leased_at > _STORE_SECONDS:
                 self._fail(error)
@@ -493,9 +487,9 @@ class _BudgetServer:
             self._changed.set()
 
     def _fail(self, error: Exception) -> None:
-        if not isinstance(error, AdjunctError):
+        if not isinstance(error, errors.AdjunctError):
             _log.error("credits: nothing could be leased", exc_info=error)
-            error = AdjunctError(f"leasing credits failed: {error!r}.", "See the driver's log.")
+            error = errors.AdjunctError(f"leasing credits failed: {error!r}.", "See the driver's log.")
         for demand, answer in list(self._waiting.items()):
             del self._waiting[demand]
             self._demands.withdraw(demand, time.monotonic())
@@ -552,7 +546,7 @@ class BudgetLeases:
         try:
             return SharedTimeline.model_validate_json(data)
         except ValidationError as error:
-            raise MalformedDocumentError(
+            raise errors.MalformedDocumentError(
                 f"{self._where} can't be read: {first_validation_problem(error)}.",
                 "If a newer release wrote it, upgrade dagster-adjunct; else delete the object: it is created again, "
                 "and its content expires after two seconds.",

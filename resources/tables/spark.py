@@ -11,14 +11,8 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.arrow import np, pa, pc
-from dagster_adjunct.resources.errors import (
-    AdjunctError,
-    NullKeyError,
-    SchemaMismatchError,
-    TableError,
-    TableUnavailableError,
-)
 from dagster_adjunct.resources.schemas.column_sql import named_column
 from dagster_adjunct.resources.schemas.values import first_unreadable, readable_value, unreadable_values
 from dagster_adjunct.resources.spark.errors import error_from_json, error_to_json
@@ -157,7 +151,7 @@ def _reading_task(
                 outcomes = await table.send(gets)
             error = error_from_outcomes(table.name, gets, outcomes) if outcomes.problems else None
             records = pickle.dumps(list(outcomes.records or ())) if error is None else None
-        except AdjunctError as raised:
+        except errors.AdjunctError as raised:
             error = raised
         metrics = (table.metrics - before).to_document()
         return records, {"metrics": metrics, "error": None if error is None else error_to_json(error)}
@@ -197,7 +191,7 @@ class TaskReport:
 
     failed: int = 0
     keys: list[str] = field(default_factory=list)  # the first of those that failed
-    error: AdjunctError | None = None
+    error: errors.AdjunctError | None = None
     unfit: bool = False  # whether the error is about its record's content
     letters: list[Any] = field(default_factory=list)
     null_keys: int = 0
@@ -229,14 +223,14 @@ class TaskReport:
                 self.error, self.unfit = _error_from_problem(problem), is_rejected
 
 
-def _error_from_problem(problem: Problem) -> AdjunctError:
-    ours = None if problem.error is None else first_cause(problem.error, AdjunctError)
+def _error_from_problem(problem: Problem) -> errors.AdjunctError:
+    ours = None if problem.error is None else first_cause(problem.error, errors.AdjunctError)
     if ours is not None:
         return ours
     reason = f"{problem.describe()}."
     if problem.may_pass:
-        return TableUnavailableError(reason, "Check that the store can be reached, then run the batch again.")
-    return TableError(reason, "Correct the records or the table, then run the batch again.")
+        return errors.TableUnavailableError(reason, "Check that the store can be reached, then run the batch again.")
+    return errors.TableError(reason, "Correct the records or the table, then run the batch again.")
 
 
 async def send_batches(
@@ -348,7 +342,7 @@ def write_table(df: DataFrame, write: TableWrite, *, exchange: bool, what: str) 
         raise _failure_error(failed, sum(min(len(report["letters"]), at_most or 0) for report in reports), write)
     letters = tuple(letter for report in reports for letter in report["letters"])
     if at_most is not None and len(letters) > at_most:
-        raise TableError(
+        raise errors.TableError(
             f"{what}: table {write.table.name} rejects more than {at_most} records of this batch, the limit of its "
             f"dead letters; the first has key {letters[0]['key']}: {letters[0]['problem']}",
             "Correct the records or the table, then run the batch again; or raise the limit with at_most=….",
@@ -358,7 +352,7 @@ def write_table(df: DataFrame, write: TableWrite, *, exchange: bool, what: str) 
     return WriteResult({**total.counts(), **counters}, letters, total)
 
 
-def _failure_error(failed: Sequence[dict[str, Any]], letters: int, write: TableWrite) -> AdjunctError:
+def _failure_error(failed: Sequence[dict[str, Any]], letters: int, write: TableWrite) -> errors.AdjunctError:
     """Return the first task's error, with the number of failed records in all tasks and their first keys.
 
     `letters` are rejected records that would have become dead letters.
@@ -400,7 +394,7 @@ def check_record_columns(columns: Sequence[str], table: str, key: Sequence[str],
     missing = [name for name in needed if name not in columns]
     if missing:
         shown = ", ".join(name for name in columns if not name.startswith("__"))
-        raise SchemaMismatchError(
+        raise errors.SchemaMismatchError(
             f"{what}: records for table {table} have no {', '.join(map(repr, missing))}; they have {shown}.",
             "Turn the records into updates first: .map(*update_message(key=…, update=…, default=…))."
             if updates
@@ -415,7 +409,7 @@ def _sending_task(write: TableWrite, what: str) -> Callable[[Iterator[Any]], Ite
     def send(batches: Iterator[Any]) -> Iterator[Any]:
         try:
             report = asyncio.run(_Sending(write, what).send_all(batches))
-        except AdjunctError as error:
+        except errors.AdjunctError as error:
             # As a result, not as an exception: the table's retries are over, and Spark would retry the task
             # and wrap the error.
             report = TaskReport(error=error)
@@ -520,7 +514,7 @@ def _drop_null_keys(batch: Any, write: TableWrite, what: str) -> tuple[Any, int]
     nulls = batch.num_rows - kept.num_rows
     if nulls and write.on_null_key == "fail":
         first = _describe_place(batch.filter(pc.invert(valid)), write.source)
-        raise NullKeyError(
+        raise errors.NullKeyError(
             f"{what}: {nulls} record(s) have no {' or no '.join(write.table.key)}, the key of table "
             f"{write.table.name}{f'; the first is {first}' if first else ''}.",
             'Filter them out, or skip and count them: send_to(…, on_null_key="skip").',

@@ -11,15 +11,8 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
+from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.common import LoopThread, argument_error, check_name
-from dagster_adjunct.resources.errors import (
-    AdjunctError,
-    ConfigurationError,
-    NullKeyError,
-    RecordNotFoundError,
-    TableError,
-    TableUnavailableError,
-)
 from dagster_adjunct.resources.schemas.records import ArrowFrame
 from dagster_adjunct.resources.tables.arrow import ArrowEntries
 from dagster_adjunct.resources.tables.batching import BatchLayer, BatchProvider
@@ -123,7 +116,7 @@ def check_entries(table: str, operation: Operation[Any]) -> None:
     entries = operation.entries
     if not (hasattr(entries, "null_key") and hasattr(entries, "take")):
         problem = f"table {table} got an Operation whose entries are a {type(entries).__name__}."
-        raise TableError(problem, "Use RowEntries(keys, values), or ArrowEntries.of(batch, key).", table=table)
+        raise errors.TableError(problem, "Use RowEntries(keys, values), or ArrowEntries.of(batch, key).", table=table)
 
 
 def check_request(table: str, key: Sequence[str], operation: Operation[Any]) -> None:
@@ -133,7 +126,7 @@ def check_request(table: str, key: Sequence[str], operation: Operation[Any]) -> 
     if place is not None:
         found, named = f"{entries.keys[place]!r} as a key to {operation.kind.value}", " and ".join(key)
         problem = f"table {table} got {found}; {named} must not be null."
-        raise NullKeyError(problem, "Filter such records out before they reach the table.", table=table)
+        raise errors.NullKeyError(problem, "Filter such records out before they reach the table.", table=table)
     if type(entries) is RowEntries:
         try:
             deque(map(hash, entries.keys), 0)
@@ -142,13 +135,13 @@ def check_request(table: str, key: Sequence[str], operation: Operation[Any]) -> 
     needs_values = operation.kind in (OperationKind.UPDATE, OperationKind.PUT_IF_ABSENT)
     if needs_values and (place := entries.null_value()) is not None:
         problem = f"table {table} got None to {operation.kind.value} for key {entries.keys[place]!r}."
-        raise TableError(problem, "Use delete() to remove a record, or leave the entry out.", table=table)
+        raise errors.TableError(problem, "Use delete() to remove a record, or leave the entry out.", table=table)
 
 
-def _unhashable_key_error(table: str, error: TypeError) -> TableError:
+def _unhashable_key_error(table: str, error: TypeError) -> errors.TableError:
     problem = f"table {table} got a key that is not hashable: {error}."
     step = "Use a plain value, or a tuple of plain values for a key of several columns."
-    return TableError(problem, step, table=table)
+    return errors.TableError(problem, step, table=table)
 
 
 def split_pairs(table: str, entries: Iterable[tuple[Any, Any]]) -> tuple[list[Any], list[Any]]:
@@ -156,12 +149,12 @@ def split_pairs(table: str, entries: Iterable[tuple[Any, Any]]) -> tuple[list[An
     step = "Pass a list of (key, value), or the .items() of a dict."
     if isinstance(entries, (Mapping, set, frozenset)):
         problem = f"table {table} got a {type(entries).__name__} as entries; expected pairs in the order to apply them."
-        raise TableError(problem, step, table=table)
+        raise errors.TableError(problem, step, table=table)
     try:
         pairs = list(entries)
         return [key for key, _ in pairs], [value for _, value in pairs]
     except (TypeError, ValueError) as error:
-        raise TableError(f"table {table} got entries that are not pairs: {error}.", step, table=table) from error
+        raise errors.TableError(f"table {table} got entries that are not pairs: {error}.", step, table=table) from error
 
 
 # In order of precedence.
@@ -170,7 +163,7 @@ _ORDER = (State.REFUSED, State.UNKNOWN, State.FAILED, State.MISSING)
 _SHOWN = 300  # characters of a key
 
 
-def error_from_outcomes(table: str, operation: Operation[Any], outcomes: Outcomes) -> AdjunctError | None:
+def error_from_outcomes(table: str, operation: Operation[Any], outcomes: Outcomes) -> errors.AdjunctError | None:
     """Return the error of failed entries, naming table, operation and keys; None if there is none.
 
     Its class is that of the first entry's error if that is one of ours, and its cause that error. Entries that failed
@@ -183,13 +176,13 @@ def error_from_outcomes(table: str, operation: Operation[Any], outcomes: Outcome
     problem = outcomes.problems[places[0]]
     keys = tuple(dict.fromkeys(operation.entries.keys[place] for place in places))
     cause = problem.error
-    if problem.state is State.MISSING and isinstance(cause, RecordNotFoundError) and cause.table == table:
+    if problem.state is State.MISSING and isinstance(cause, errors.RecordNotFoundError) and cause.table == table:
         return cause  # `explain_missing_records` has said everything
-    if isinstance(cause, AdjunctError):
+    if isinstance(cause, errors.AdjunctError):
         error = copy.copy(cause)  # of the same class, whatever its constructor requires
         error.next_step = cause.next_step
     else:
-        kind = TableUnavailableError if problem.may_pass else TableError
+        kind = errors.TableUnavailableError if problem.may_pass else errors.TableError
         error = kind("", "" if problem.may_pass else "Correct what the store rejects, then send it again.")
     failures = [_describe_failures(operation, outcomes, same) for same in failed]
     error.problem = f"table {table}: {' Also, '.join(failures)}"
@@ -291,10 +284,10 @@ class RemoteTable(Generic[K, V, U]):
         if read_function is None and write_function is None:
             problem = f"table {name} has neither a read nor a write function."
             step = "Pass read_function=…, write_function=… or both (often the same object)."
-            raise ConfigurationError(problem, step, table=name)
+            raise errors.ConfigurationError(problem, step, table=name)
         self.conditions.check(None if write_function is None else write_function.capabilities)
         if self.batches.compact and (newest_by is not None or idempotent):
-            raise ConfigurationError(
+            raise errors.ConfigurationError(
                 f"table {name}: compact batches send only the last write of a key. If newest_by or idempotent skips "
                 "that one, the earlier writes are lost.",
                 "Leave out compact=True, or declare the table without newest_by and idempotent.",
@@ -304,7 +297,7 @@ class RemoteTable(Generic[K, V, U]):
         if cache is not None and (newest_by is not None or idempotent):
             problem = f"table {name}: a cache can't know which writes the store skips under newest_by or idempotent."
             step = "Remove the cache, or declare a second table for reading that has the cache and no conditions."
-            raise ConfigurationError(problem, step, argument="cache", table=name)
+            raise errors.ConfigurationError(problem, step, argument="cache", table=name)
         self.credit_source: CreditSource | None = None
         self._meter, self._reported = Meter(), TableMetrics()
         assert self._layers  # raises if the layers can't be composed
@@ -488,7 +481,7 @@ class RemoteTable(Generic[K, V, U]):
         for key, message in zip(keys, messages, strict=True):
             if not isinstance(message, UpdateMessage):
                 problem = f"table {self.name} got {message!r} for key {key!r}; expected an UpdateMessage."
-                raise TableError(problem, "Wrap the update: UpdateMessage(update, default).", table=self.name)
+                raise errors.TableError(problem, "Wrap the update: UpdateMessage(update, default).", table=self.name)
         defaults = [message.default for message in messages]
         kept = defaults if any(default is not None for default in defaults) else None
         updates = RowEntries(keys, [message.update for message in messages], kept)

@@ -18,13 +18,8 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property, partial
 from typing import Any
 
+from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.common import check_name, check_whole_number
-from dagster_adjunct.resources.errors import (
-    ConfigurationError,
-    ObjectExistsError,
-    ObjectNotFoundError,
-    TableUnavailableError,
-)
 from dagster_adjunct.resources.key_value.segment import (
     ANYTHING,
     ConditionsFailed,
@@ -201,7 +196,7 @@ class GroupCommit:
                 fresh = False
             try:
                 decision = self._decide(state, group)
-            except ObjectNotFoundError as error:  # the run was merged away since
+            except errors.ObjectNotFoundError as error:  # the run was merged away since
                 reads, state = reads + 1, None
                 if reads == _READS:
                     raise self.core.missing_run_error(error) from error
@@ -221,7 +216,7 @@ class GroupCommit:
             state, fresh = now, True
         problem = f"other writers of {self.core.pointer.key!r} were faster for {_PATIENCE:.0f} s."
         step = "Try again, with more partitions or fewer writers."
-        raise TableUnavailableError(problem, step, table=str(self.core.table))
+        raise errors.TableUnavailableError(problem, step, table=str(self.core.table))
 
     def _decide(self, state: SegmentState, group: list[QueuedWrite]) -> CommitDecision:
         """Decide about the group. Requests that a sealed segment rejects are answered, and leave the group."""
@@ -327,7 +322,7 @@ class ObjectSegments:
         )
         if unknown := sorted(set(s3 or {}) - {field.name for field in fields(S3Options)}):
             problem = f"key-value tables in objects have s3 with {', '.join(map(repr, unknown))}, unknown to S3Options."
-            raise ConfigurationError(problem, "Pass fields of S3Options.", argument="s3")
+            raise errors.ConfigurationError(problem, "Pass fields of S3Options.", argument="s3")
         self._given, self._s3 = os.fspath(url) if isinstance(url, os.PathLike) else url, s3
         self._cache_bytes = cache_bytes
         self._cache = BlockCache(cache_bytes)
@@ -357,7 +352,7 @@ class ObjectSegments:
         """Write the missing pointers."""
 
         def create(core: SegmentCore) -> None:
-            with suppress(ObjectExistsError):
+            with suppress(errors.ObjectExistsError):
                 core.pointer.store.put_if_absent(core.pointer.key, SegmentState().following(now_in_ms()).to_bytes())
 
         self._of_each(table, partitions, create)
@@ -375,7 +370,7 @@ class ObjectSegments:
         """Swap in pointers of deleted segments, which stay, then delete the runs."""
 
         def delete(core: SegmentCore) -> None:
-            with suppress(ObjectNotFoundError):
+            with suppress(errors.ObjectNotFoundError):
                 _settle_status(table, core.pointer, Status.DELETED)
             store = core.pointer.store
             store.delete_many([item.key for item in store.list(core.objects.key(""))])
@@ -419,10 +414,10 @@ def _settle_status(table: TableId, pointer: PointerObject, status: Status) -> St
     try:
         swapped = pointer.change(settled, is_in=is_settled)
     except ReplyLostError as error:
-        raise TableUnavailableError(error.problem, "Do it again.", table=str(table)) from error
+        raise errors.TableUnavailableError(error.problem, "Do it again.", table=str(table)) from error
     if swapped is None:
         problem = f"other writers were always first to replace {pointer.key!r} in {pointer.store.url}."
-        raise TableUnavailableError(problem, "Do it again.", table=str(table))
+        raise errors.TableUnavailableError(problem, "Do it again.", table=str(table))
     return swapped[1].status
 
 

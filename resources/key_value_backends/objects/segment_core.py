@@ -17,17 +17,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
-from dagster_adjunct.resources.errors import (
-    AdjunctError,
-    ConfigurationError,
-    KeyValueTableNotFoundError,
-    KeyValueTableSealedError,
-    MalformedDocumentError,
-    ObjectNotFoundError,
-    StoreUnavailableError,
-    TableAccessError,
-    TableUnavailableError,
-)
+from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.key_value.segment import (
     KeyRange,
     StoredEntry,
@@ -282,12 +272,12 @@ class SegmentCore:
     def read_consistently(self, read: Callable[[SegmentState], T]) -> T:
         """Return what `read` returns for the current state; again if a run that it needs was merged away meanwhile."""
         with self.translate_errors():
-            missing: ObjectNotFoundError | None = None
+            missing: errors.ObjectNotFoundError | None = None
             for _ in range(_READS):
                 state = self.pointer.read_fresh()
                 try:
                     return read(state)
-                except ObjectNotFoundError as error:
+                except errors.ObjectNotFoundError as error:
                     missing = error
             raise self.missing_run_error(missing)
 
@@ -307,32 +297,32 @@ class SegmentCore:
                 applied |= find_tokens(self.objects.index(run).tokens, tokens)
         return applied
 
-    def deleted_error(self) -> KeyValueTableNotFoundError:
+    def deleted_error(self) -> errors.KeyValueTableNotFoundError:
         return deleted_table_error(self.table, f"{self._label()} at {self.pointer.key!r} in {self.pointer.store.url}")
 
-    def sealed_error(self) -> KeyValueTableSealedError:
+    def sealed_error(self) -> errors.KeyValueTableSealedError:
         return sealed_table_error(self.table, self._label())
 
     def _label(self) -> str:
         return f"key-value table {self.table}"
 
-    def missing_run_error(self, error: ObjectNotFoundError | None) -> MalformedDocumentError:
+    def missing_run_error(self, error: errors.ObjectNotFoundError | None) -> errors.MalformedDocumentError:
         key = None if error is None else error.key
         problem = f"a run that the pointer {self.pointer.key!r} in {self.pointer.store.url} names is missing: {error}"
         step = "Restore this object from a backup or an older object version."
-        return MalformedDocumentError(problem, step, document=key or self.pointer.key)
+        return errors.MalformedDocumentError(problem, step, document=key or self.pointer.key)
 
     @contextmanager
     def translate_errors(self) -> Iterator[None]:
         """A context in which errors of the store become those of a table."""
         try:
             yield
-        except ObjectNotFoundError as error:
+        except errors.ObjectNotFoundError as error:
             raise self.deleted_error() from error
-        except StoreUnavailableError as error:
-            raise TableUnavailableError(error.problem, error.next_step, table=str(self.table)) from error
-        except ConfigurationError as error:
-            raise TableAccessError(error.problem, error.next_step, table=str(self.table)) from error
+        except errors.StoreUnavailableError as error:
+            raise errors.TableUnavailableError(error.problem, error.next_step, table=str(self.table)) from error
+        except errors.ConfigurationError as error:
+            raise errors.TableAccessError(error.problem, error.next_step, table=str(self.table)) from error
 
     def _page(self, state: SegmentState, within: KeyRange, limit: int, wanted: int, values: bool) -> StoredPage:
         keys: list[bytes] = []
@@ -447,7 +437,7 @@ class SegmentUpkeep:
         with self._work:
             try:
                 work()
-            except (AdjunctError, OSError) as error:  # including a full disk
+            except (errors.AdjunctError, OSError) as error:  # including a full disk
                 # Others, or later commits, do it; nothing refers to unfinished work.
                 _log.warning("upkeep of %s failed: %s", self._core.pointer.key, error)
 
@@ -504,7 +494,7 @@ class SegmentUpkeep:
             return False
         try:
             run = self._write_merged(claim.into, runs)
-        except ObjectNotFoundError:  # merged or deleted by others while this process was suspended
+        except errors.ObjectNotFoundError:  # merged or deleted by others while this process was suspended
             return False
         doomed: list[str] = []
 

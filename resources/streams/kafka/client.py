@@ -20,13 +20,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from pydantic import SkipValidation
 
+from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.common import check_name
-from dagster_adjunct.resources.errors import (
-    AdjunctError,
-    ConfigurationError,
-    StreamNotFoundError,
-    StreamUnavailableError,
-)
 from dagster_adjunct.resources.streams.kafka.record_formats import KafkaTopic, check_topic_name
 from dagster_adjunct.resources.streams.system import OffsetRangeChecker
 from dagster_adjunct.resources.validation import validated
@@ -81,15 +76,15 @@ def check_client_settings(client: Mapping[str, SettingValue], client_factory: st
     """
     for key, value in client.items():
         if key in _RESERVED_SETTINGS:
-            raise ConfigurationError(
+            raise errors.ConfigurationError(
                 f"client setting {key!r} can't be set: {_RESERVED_SETTINGS[key]}.", "Leave it out.", setting=key
             )
         if not isinstance(value, str | int | float | bool):
             problem = f"client setting {key!r} is a {type(value).__name__}: expected a text, a number or a boolean."
             step = 'Return callbacks from a function, and name it: client_factory="module:function".'
-            raise ConfigurationError(problem, step, setting=key)
+            raise errors.ConfigurationError(problem, step, setting=key)
         if _SECRET.search(key) and not is_env_reference(value):
-            raise ConfigurationError(
+            raise errors.ConfigurationError(
                 f"client setting {key!r} is a secret in plain text, which would be stored, logged and sent around.",
                 f'Put it into an environment variable of every process, and give its name: "{_REFERENCE}NAME".',
                 setting=key,
@@ -97,7 +92,7 @@ def check_client_settings(client: Mapping[str, SettingValue], client_factory: st
     if client_factory is not None and not _FACTORY.fullmatch(client_factory):
         problem = f"client_factory is {client_factory!r}: expected a function, as module:function."
         step = "Name a function that executors can import; it takes nothing and returns librdkafka settings."
-        raise ConfigurationError(problem, step, argument="client_factory")
+        raise errors.ConfigurationError(problem, step, argument="client_factory")
 
 
 @validated
@@ -117,7 +112,7 @@ class KafkaSettings:
         if not self.bootstrap_servers:
             problem = f"Kafka system {self.name!r} has no bootstrap servers."
             step = "Give them as HOST:PORT, separated by commas."
-            raise ConfigurationError(problem, step, argument="bootstrap_servers")
+            raise errors.ConfigurationError(problem, step, argument="bootstrap_servers")
         check_client_settings(self.client, self.client_factory)
         if self.prefix:
             check_topic_name(self.prefix)
@@ -126,7 +121,7 @@ class KafkaSettings:
             check_name("stream", stream)
             other = names.setdefault(topic.name_for(stream), stream)
             if other != stream:
-                raise ConfigurationError(
+                raise errors.ConfigurationError(
                     f"streams {other!r} and {stream!r} of Kafka system {self.name!r} are both topic "
                     f"{topic.name_for(stream)!r}: a topic can only be one stream.",
                     "Leave one of them out.",
@@ -163,7 +158,7 @@ def resolve_secret(value: Any, what: str) -> Any:
     if name not in os.environ:
         problem = f"{what} is to be taken from the environment variable {name}, which is not set in this process."
         step = f"Set {name} wherever Dagster, the command line and Spark's executors run."
-        raise ConfigurationError(problem, step, setting=name)
+        raise errors.ConfigurationError(problem, step, setting=name)
     return os.environ[name]
 
 
@@ -188,10 +183,12 @@ class BrokerRefusals:
         reason = str(self._refusal.str())
         if reason.startswith(_NO_TOKEN):
             step = "Check whether the token callback's server can be reached, then retry."
-            raise StreamUnavailableError(f"{self._settings.where}: {reason[:300]}.", step, system=self._settings.name)
+            raise errors.StreamUnavailableError(
+                f"{self._settings.where}: {reason[:300]}.", step, system=self._settings.name
+            )
         problem = f"{self._settings.where} rejected the connection: {self._refusal.name().lstrip('_')}: {reason[:300]}."
         step = "Check security.protocol, the SASL mechanism and credentials, and the certificates."
-        raise ConfigurationError(problem, step, system=self._settings.name)
+        raise errors.ConfigurationError(problem, step, system=self._settings.name)
 
 
 _log = logging.getLogger("adjunct.kafka")
@@ -248,7 +245,7 @@ def new_client(
         )
     except (KafkaException, TypeError, ValueError) as error:
         reason = error.args[0].str() if isinstance(error, KafkaException) else str(error)
-        raise ConfigurationError(
+        raise errors.ConfigurationError(
             f"Kafka system {settings.name!r}: the client settings can't be used: {reason}.",
             "Correct client= of kafka_system; the names are those of librdkafka.",
             system=settings.name,
@@ -263,10 +260,10 @@ def _with_token(client: dict[str, Any], settings: KafkaSettings) -> dict[str, An
         return client
     try:
         first = [callback(client.get("sasl.oauthbearer.config", ""))]
-    except AdjunctError:
+    except errors.AdjunctError:
         raise
     except Exception as error:
-        raise StreamUnavailableError(
+        raise errors.StreamUnavailableError(
             f"Kafka system {settings.name!r}: could not get a token: the callback failed with {type(error).__name__}.",
             "Check whether the callback's server can be reached from here, then retry.",
             system=settings.name,
@@ -278,8 +275,8 @@ def _call_factory(place: str) -> Mapping[str, Any]:
     """Return the settings of a client factory. Raises ConfigurationError if it fails or returns reserved settings."""
     module, _, name = place.partition(":")
 
-    def error(problem: str, next_step: str) -> ConfigurationError:
-        return ConfigurationError(f"client_factory {place!r} {problem}.", next_step, argument="client_factory")
+    def error(problem: str, next_step: str) -> errors.ConfigurationError:
+        return errors.ConfigurationError(f"client_factory {place!r} {problem}.", next_step, argument="client_factory")
 
     try:
         function: Callable[[], Any] = getattr(importlib.import_module(module), name)
@@ -288,7 +285,7 @@ def _call_factory(place: str) -> Mapping[str, Any]:
         raise error(f"can't be imported: {cause}", step) from cause
     try:
         made = function()
-    except AdjunctError:
+    except errors.AdjunctError:
         raise
     except Exception as cause:
         step = "Call it in this process's environment, without arguments, to see its error."
@@ -337,7 +334,7 @@ class KafkaAdmin:
                 return sorted(self._connected().list_topics(timeout=min(left, part)).topics)
             except KafkaException as error:
                 translated = self._translate_error(error.args[0], "its topics")
-                if left <= part or not isinstance(translated, StreamUnavailableError):
+                if left <= part or not isinstance(translated, errors.StreamUnavailableError):
                     raise translated from error
             part *= 2
 
@@ -367,7 +364,7 @@ class KafkaAdmin:
         while self.describe(topic) is None:
             if time.monotonic() > deadline:
                 problem = f"{self.settings.where} created topic {topic!r}, but does not list it yet."
-                raise StreamUnavailableError(problem, "Retry in a moment.", system=self.settings.name)
+                raise errors.StreamUnavailableError(problem, "Retry in a moment.", system=self.settings.name)
             time.sleep(_POLL_SECONDS)
         self.upcoming(topic, range(partitions))
 
@@ -441,16 +438,16 @@ class KafkaAdmin:
         """Raise if brokers rejected us, and drop the client, whose retries could lock the account."""
         try:
             self._refusals.check()
-        except AdjunctError:
+        except errors.AdjunctError:
             with self._lock:
                 self._client, self._refusals = None, BrokerRefusals(self.settings)
             raise
 
-    def _translate_error(self, error: KafkaError, what: str) -> AdjunctError:
+    def _translate_error(self, error: KafkaError, what: str) -> errors.AdjunctError:
         self._connected().poll(0)
         try:
             self._check()
-        except AdjunctError as refused:
+        except errors.AdjunctError as refused:
             return refused
         return translate_kafka_error(error, self.settings, what)
 
@@ -467,21 +464,25 @@ def response_timeout(settings: KafkaSettings) -> float:
     return float(settings.client.get("socket.timeout.ms", 60_000)) / 1000
 
 
-def no_answer_error(settings: KafkaSettings, what: str, reason: str) -> StreamUnavailableError:
+def no_answer_error(settings: KafkaSettings, what: str, reason: str) -> errors.StreamUnavailableError:
     step = "Check whether its brokers are up and can be reached from here, then retry."
-    return StreamUnavailableError(f"{settings.where} did not return {what}: {reason}.", step, system=settings.name)
+    return errors.StreamUnavailableError(
+        f"{settings.where} did not return {what}: {reason}.", step, system=settings.name
+    )
 
 
-def translate_kafka_error(error: KafkaError, settings: KafkaSettings, what: str) -> AdjunctError:
+def translate_kafka_error(error: KafkaError, settings: KafkaSettings, what: str) -> errors.AdjunctError:
     """Return the Adjunct error for a Kafka error of a request or a read."""
     reason = f"{error.name()}: {error.str()}"
     if error.name() in ("UNKNOWN_TOPIC_OR_PART", "_UNKNOWN_TOPIC", "_UNKNOWN_PARTITION"):
         problem = f"{settings.where} does not have {what} ({reason})."
-        return StreamNotFoundError(problem, "Check whether the topic was deleted.", system=settings.name)
+        return errors.StreamNotFoundError(problem, "Check whether the topic was deleted.", system=settings.name)
     if error.retriable() or error.name() in TRANSIENT_CODES:
         return no_answer_error(settings, what, reason)
     problem = f"{settings.where} rejected the request for {what} ({reason})."
-    return ConfigurationError(problem, "Check the settings and the access rules of the cluster.", system=settings.name)
+    return errors.ConfigurationError(
+        problem, "Check the settings and the access rules of the cluster.", system=settings.name
+    )
 
 
 TOPIC_RANGES = OffsetRangeChecker(

@@ -26,15 +26,9 @@ from functools import partial
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, Literal
 
+from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.arrow import pa, pc
 from dagster_adjunct.resources.common import StoredDocument
-from dagster_adjunct.resources.errors import (
-    AdjunctError,
-    CommitConflictError,
-    PermanentError,
-    SchemaMismatchError,
-    StreamUnavailableError,
-)
 from dagster_adjunct.resources.objects.commit_log import decode_document
 from dagster_adjunct.resources.schemas.column_sql import F, quote_name
 from dagster_adjunct.resources.schemas.values import first_unreadable, readable_value
@@ -64,27 +58,29 @@ _MAX_KEY_SHOWN = 60
 
 def translate_produce_error(
     error: KafkaError, target: Target, key: bytes | None = None, size: int | None = None
-) -> AdjunctError:
+) -> errors.AdjunctError:
     """Return the Adjunct error for a Kafka error of an append."""
     reason = error.str()
     if error.name() in ("_FENCED", "PRODUCER_FENCED", "INVALID_PRODUCER_EPOCH"):
         problem = f"{target}: another producer of the same name took over during the append, or the append took longer "
         problem += f"than transaction.timeout.ms ({reason})."
         step = "Nothing of this append is visible. Run one application of a name at a time, then append again."
-        return CommitConflictError(problem, step, stream=str(target))
+        return errors.CommitConflictError(problem, step, stream=str(target))
     if error.name() == "MSG_SIZE_TOO_LARGE":
         its_size = "" if size is None else f" has {size:,} bytes and"
         problem = f"{target}: the record with the key {_describe_key(key)}{its_size} is larger than the topic allows "
         problem += f"({target.max_bytes:,} bytes)."
         step = f"Make it smaller, or raise max.message.bytes of {target.topic!r}, and message.max.bytes in client=."
-        return PermanentError(problem, step, stream=str(target))
+        return errors.PermanentError(problem, step, stream=str(target))
     if error.name() in TRANSIENT_CODES:
         problem = f"{target}: Kafka did not accept the records ({error.name()}: {reason})."
         step = "Check whether the brokers are up, then append again."
-        return StreamUnavailableError(problem, step, system=target.settings.name, stream=str(target))
+        return errors.StreamUnavailableError(problem, step, system=target.settings.name, stream=str(target))
     record = "" if key is None else f" the record with the key {_describe_key(key)}"
     step = f"Check the settings and the access rules of topic {target.topic!r}, then append again."
-    return PermanentError(f"{target}: Kafka rejected{record or ' the records'} ({error.name()}: {reason}).", step)
+    return errors.PermanentError(
+        f"{target}: Kafka rejected{record or ' the records'} ({error.name()}: {reason}).", step
+    )
 
 
 def _describe_key(key: bytes | None) -> str:
@@ -175,7 +171,7 @@ class Sender:
         self._first: dict[int, int | None] = {}
         self._last: dict[int, int | None] = {}
         self._rows: dict[int, int] = {}
-        self._failure: AdjunctError | None = None
+        self._failure: errors.AdjunctError | None = None
         self._refusals = BrokerRefusals(target.settings)
         self.producer: Producer = new_client(
             "producer", target.settings, {**own, "on_delivery": self._delivered}, self._refusals
@@ -215,17 +211,21 @@ class Sender:
         if left:
             problem = f"{self._target}: {left} records were not delivered within {self._seconds + _GRACE:.0f} s."
             step = "Check whether the brokers are up, then append again."
-            raise StreamUnavailableError(problem, step, system=self._target.settings.name, stream=str(self._target))
+            raise errors.StreamUnavailableError(
+                problem, step, system=self._target.settings.name, stream=str(self._target)
+            )
         return [
             SentSpan(partition, self._first[partition], None if last is None else last + 1, self._rows[partition])
             for partition, last in sorted(self._last.items())
         ]
 
-    def translate_error(self, error: KafkaError, key: bytes | None = None, size: int | None = None) -> AdjunctError:
+    def translate_error(
+        self, error: KafkaError, key: bytes | None = None, size: int | None = None
+    ) -> errors.AdjunctError:
         """Return the Adjunct error for this error of the client."""
         try:
             self._refusals.check()
-        except AdjunctError as login:
+        except errors.AdjunctError as login:
             return login
         if error.code() == error._FATAL:
             return self._fatal_error()
@@ -252,7 +252,7 @@ class Sender:
             raise self._failure
         return left
 
-    def _fatal_error(self) -> AdjunctError:
+    def _fatal_error(self) -> errors.AdjunctError:
         """Return the error that ended the client."""
         from confluent_kafka import KafkaException
 
@@ -263,7 +263,7 @@ class Sender:
                 return translate_produce_error(error.args[0], self._target)
         problem = f"{self._target}: the producer failed fatally."
         step = "Append again."
-        return StreamUnavailableError(problem, step, system=self._target.settings.name, stream=str(self._target))
+        return errors.StreamUnavailableError(problem, step, system=self._target.settings.name, stream=str(self._target))
 
     def _delivered(self, error: KafkaError | None, message: Message) -> None:
         if error is not None:
@@ -305,7 +305,7 @@ def _record_times(batch: pa.RecordBatch, what: Target) -> Iterable[int]:
         which = found.text if found is not None else readable_value(pc.min(stated))
         problem = f"{what}: a record has the time {which}, but Kafka only stores times from 1970-01-01 to 9999-12-31."
         step = "Leave its __timestamp null: the record then has the time of the append."
-        raise SchemaMismatchError(problem, step, stream=str(what))
+        raise errors.SchemaMismatchError(problem, step, stream=str(what))
     times: list[int] = pc.fill_null(pc.divide(given, 1000), 0).to_pylist()
     return times
 
@@ -405,7 +405,7 @@ def read_marks(target: Target, producer: str) -> ProducerMarks:
 
     try:
         return _read_marks(target, producer, "read_committed", _OPEN_SECONDS)
-    except StreamUnavailableError as error:
+    except errors.StreamUnavailableError as error:
         cause: Any = error.__cause__
         if cause is None or cause.args[0].name() != "_TIMED_OUT":
             raise

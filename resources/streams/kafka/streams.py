@@ -15,13 +15,8 @@ from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.common import check_choice, check_name
-from dagster_adjunct.resources.errors import (
-    ConfigurationError,
-    InvalidNameError,
-    StreamExistsError,
-    StreamNotFoundError,
-)
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.schemas.records import ArrowFrame, to_arrow_table
 from dagster_adjunct.resources.schemas.schema import Schema
@@ -181,7 +176,7 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
             problem = f'stream system {self.name!r} can\'t read epochs="latest": a topic does not store which ranges '
             problem += "were read again, so replaced records can't be found."
             step = "Send the results to a stream of the lake too, or compare headers (adjunct-source, adjunct-epoch)."
-            raise ConfigurationError(problem, step, argument="epochs", system=self.name)
+            raise errors.ConfigurationError(problem, step, argument="epochs", system=self.name)
         from dagster_adjunct.resources.streams.kafka.source import KafkaReadPlan, records_frame
 
         spark = resolve_session(spark)
@@ -318,7 +313,7 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
                 "(cleanup.policy), which only accepts records with a key."
             )
             step = "Deliver versions through a topic that is not compacted."
-            raise ConfigurationError(problem, step, stream=f"{self.name}.{facts.stream}", topic=facts.topic)
+            raise errors.ConfigurationError(problem, step, stream=f"{self.name}.{facts.stream}", topic=facts.topic)
         offsets: dict[str, dict[int, int]] = {}
         if facts.declared.transactional:
             ours = [(ssp, int(offset)) for ssp, offset in consumed.items() if ssp.system == self.name]
@@ -379,7 +374,7 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
             problem = f"stream {name!r} exists with another declaration: topic {topic!r} of "
             problem += f"{self.settings.where} has {described[1]} partitions, expected {partitions}."
             step = "Declare the partitions that it has, or use another name."
-            raise StreamExistsError(problem, step, stream=f"{self.name}.{name}")
+            raise errors.StreamExistsError(problem, step, stream=f"{self.name}.{name}")
         return topic, described is not None
 
     def _describe_topic(self, stream: str) -> TopicFacts:
@@ -395,12 +390,12 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
 
         return self._ask_once(stream, ask)
 
-    def _not_found(self, stream: str, topic: str) -> StreamNotFoundError:
+    def _not_found(self, stream: str, topic: str) -> errors.StreamNotFoundError:
         there = self.list_streams()
         some = ", ".join(there[:20]) + (f" and {len(there) - 20} more" if len(there) > 20 else "")
         problem = f"there is no stream {stream!r} in {self.settings.where}: it would be topic {topic!r}."
         step = f"Declare the stream's topic, create it, or use another stream: {some or 'there are none'}."
-        return StreamNotFoundError(problem, step, stream=f"{self.name}.{stream}")
+        return errors.StreamNotFoundError(problem, step, stream=f"{self.name}.{stream}")
 
     def _describe_topic_of(self, ssps: Iterable[SystemStreamPartition]) -> TopicFacts:
         """Return the topic of the one stream of these partitions, which must exist."""
@@ -460,7 +455,7 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
 def _is_stream_name(topic: str) -> bool:
     try:
         check_name("stream", topic)
-    except InvalidNameError:
+    except errors.InvalidNameError:
         return False
     return True
 

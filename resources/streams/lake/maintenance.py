@@ -18,15 +18,10 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
+from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.arrow import pa, pc
 from dagster_adjunct.resources.bucketing.files import BucketLayout, conform_to_layout
 from dagster_adjunct.resources.bucketing.writer import ROW, BucketFileWriter, WriteOptions
-from dagster_adjunct.resources.errors import (
-    MalformedDocumentError,
-    ManifestMismatchError,
-    ObjectExistsError,
-    OffsetOutOfRangeError,
-)
 from dagster_adjunct.resources.objects.commit_log import Commit, retry_conflicts
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.objects.store import delete_holds, holder_prefix
@@ -62,7 +57,7 @@ def retain_files(lake: Lake, stream: str, identity: str, number: str, attempts: 
     key = f"{_holder_prefix(lake, stream, holder)}{number}.json"
     try:
         lake.store.put_if_absent(key, body)
-    except ObjectExistsError:
+    except errors.ObjectExistsError:
         return  # retained since they were listed
     # From now on, maintenance finds this hold after dropping the files from the index.
     streams = StreamStates(lake)
@@ -74,7 +69,7 @@ def retain_files(lake: Lake, stream: str, identity: str, number: str, attempts: 
         problem = f"stream {stream!r} has changed since its commit {number}: {len(missing)} of {len(wanted)} folders "
         problem += "of files are no longer in its index."
         step = "Take a new view of the stream (stream_view), and retry."
-        raise OffsetOutOfRangeError(problem, step, stream=f"lake.{stream}")
+        raise errors.OffsetOutOfRangeError(problem, step, stream=f"lake.{stream}")
 
 
 def release_files(lake: Lake, stream: str, *, holder: str, keep: Collection[str] = ()) -> tuple[str, ...]:
@@ -95,7 +90,7 @@ def list_retained_attempts(lake: Lake, stream: str) -> dict[str, list[str]]:
         except (ValueError, KeyError, TypeError) as error:
             problem = f"the hold {item.key!r} in {lake.url} can't be read ({error!r}), so its files are not known."
             step = "Restore it, or delete it and register the stream again with its holder."
-            raise MalformedDocumentError(problem, step, document=item.key) from error
+            raise errors.MalformedDocumentError(problem, step, document=item.key) from error
     return {holder: sorted(attempts) for holder, attempts in attempts_of.items()}
 
 
@@ -180,7 +175,7 @@ def check_row_count(prefix: str, what: str, written: int, expected: int) -> None
     if written != expected:
         problem = f"{prefix}: {what} wrote {written} records, the manifest lists {expected}."
         step = "Nothing was committed, and the stream is unchanged. Report this with the stream's manifest."
-        raise ManifestMismatchError(problem, step, key=prefix)
+        raise errors.ManifestMismatchError(problem, step, key=prefix)
 
 
 def count_expired(segments: Sequence[Segment], retention: Retention | None, now_ms: int) -> int:
