@@ -452,7 +452,7 @@ def test_a_dataset_that_is_dropped_unclosed_gives_its_lease_back(planes: Planes)
         eventually(lambda: not watch.running and planes.leased() == [])
 
 
-def test_a_dataset_and_its_iteration_that_are_collected_together_give_their_lease_back(planes: Planes) -> None:
+def test_a_dataset_collected_together_with_its_iteration_gives_its_lease_back(planes: Planes) -> None:
     first = planes.publish(1)
     served = planes.open()
     running = served.items()

@@ -219,7 +219,7 @@ def test_no_failure_quotes_a_sensitive_column_that_was_renamed_and_sent_to_an_ou
         assert sensitive_columns(context, operator, columns) == {"id", "shout"}
 
 
-def test_no_failure_quotes_a_merged_column_that_a_function_may_have_made_of_a_sensitive_one() -> None:
+def test_no_failure_quotes_a_merged_column_that_may_stem_from_a_sensitive_one() -> None:
     app = Application("app")
     trips = app.input_stream("lake.old")
     noted = trips.flat_map(lambda record: [record], schema=Schema.of(tailnum="string", note="string"))

@@ -400,7 +400,7 @@ def test_where_one_partition_fails_no_request_goes_on_behind_the_error() -> None
     asyncio.run(read())
 
 
-def test_without_a_loop_partitions_are_read_at_once_and_no_request_goes_on_behind_an_error() -> None:
+def test_without_a_loop_partitions_are_read_at_once_and_end_before_an_error() -> None:
     table = ScriptedSegments(waits=True).table()
     all_at_once, ended = threading.Barrier(4, timeout=30), []
     for partition in range(4):

@@ -286,9 +286,7 @@ def test_what_takes_too_long_is_given_up_and_the_next_request_is_answered(
     run(impatient.segment.close())
 
 
-def test_a_connection_in_the_middle_of_a_request_is_not_used_again_though_giving_it_up_was_cancelled(
-    backend, handle, run
-):
+def test_a_connection_given_up_in_the_middle_of_a_request_is_not_used_again(backend, handle, run):
     async def cancel_twice() -> None:
         pool = backend._pools.here()
         wire = await pool.take()
