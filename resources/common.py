@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import getpass
-import importlib
 import inspect
 import os
 import re
@@ -14,7 +13,6 @@ import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from datetime import UTC, datetime, timedelta
-from itertools import accumulate
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 from weakref import WeakSet
@@ -64,25 +62,6 @@ def check_choice(value: object, found: str, choices: Sequence[object], *, argume
     """Raise `argument_error` unless `value` is one of the choices."""
     if value not in choices:
         raise argument_error(found, f"one of {', '.join(map(repr, choices))}", argument=argument, **about)
-
-
-class LazyModule:
-    """A module that is slow to import, imported when one of its attributes is first used; pickled by its name."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __getattr__(self, attribute: str) -> Any:
-        if attribute == "_module":
-            # Packages first: two threads that import a package and a module of it, which it imports too, deadlock.
-            for name in accumulate(self._name.split("."), "{}.{}".format):
-                module = importlib.import_module(name)
-            self._module = module
-            return module
-        return getattr(self._module, attribute)
-
-    def __reduce__(self) -> tuple[type[LazyModule], tuple[str]]:
-        return LazyModule, (self._name,)
 
 
 # The folder that the floors are imported from. The examples below it count as user code.

@@ -27,10 +27,9 @@ from dagster_adjunct.assets.declaration.change_values import (
     unknown_operation_reason,
 )
 from dagster_adjunct.assets.declaration.extractors import metadata_columns
-from dagster_adjunct.resources.arrow import np, pa, pc
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
-from dagster_adjunct.resources.schemas.column_sql import F, named_column
-from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.lazy_modules import F, np, pa, pc
+from dagster_adjunct.resources.schemas.schema import Schema, named_column
 from dagster_adjunct.resources.schemas.values import readable_values
 from dagster_adjunct.resources.streams.system import TOMBSTONE
 from dagster_adjunct.resources.validation import validated

@@ -22,9 +22,8 @@ from functools import lru_cache, reduce
 from operator import or_
 from typing import TYPE_CHECKING, Any, Literal
 
-from dagster_adjunct.resources.arrow import pa, pc
 from dagster_adjunct.resources.errors import ConfigurationError
-from dagster_adjunct.resources.schemas.column_sql import F
+from dagster_adjunct.resources.lazy_modules import F, pa, pc
 from dagster_adjunct.resources.schemas.schema import Schema
 
 if TYPE_CHECKING:

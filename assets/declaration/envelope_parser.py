@@ -41,8 +41,8 @@ from dagster_adjunct.assets.declaration.envelopes import (
     with_avro_as_json,
 )
 from dagster_adjunct.assets.declaration.extractors import metadata_columns
-from dagster_adjunct.resources.schemas.column_sql import F, named_column, quote_name
-from dagster_adjunct.resources.schemas.schema import Field, Schema
+from dagster_adjunct.resources.lazy_modules import F
+from dagster_adjunct.resources.schemas.schema import Field, Schema, named_column, quote_name
 from dagster_adjunct.resources.schemas.values import UTF8, YEARS
 from dagster_adjunct.resources.streams.system import META, TOMBSTONE
 

@@ -23,9 +23,8 @@ from importlib import import_module
 from operator import and_
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast, runtime_checkable
 
-from dagster_adjunct.resources.arrow import pa
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError, SchemaMismatchError
-from dagster_adjunct.resources.schemas.column_sql import F, quote_name
+from dagster_adjunct.resources.lazy_modules import F, pa
 from dagster_adjunct.resources.schemas.schema import (
     Field,
     Schema,
@@ -33,6 +32,7 @@ from dagster_adjunct.resources.schemas.schema import (
     decimal_digits,
     is_missing,
     is_widening,
+    quote_name,
     to_exact_array,
 )
 from dagster_adjunct.resources.schemas.values import first_unreadable

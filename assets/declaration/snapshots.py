@@ -15,7 +15,6 @@ from numbers import Integral
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from dagster_adjunct.assets.declaration.extractors import value_classes
-from dagster_adjunct.resources.arrow import pa
 from dagster_adjunct.resources.backends.postgres_connection import (
     connect_snapshot,
     connection_settings,
@@ -25,6 +24,7 @@ from dagster_adjunct.resources.backends.postgres_connection import (
 )
 from dagster_adjunct.resources.common import argument_error
 from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, DatasetError, SchemaMismatchError
+from dagster_adjunct.resources.lazy_modules import pa
 from dagster_adjunct.resources.schemas.records import ArrowFrame, to_spark_frame
 from dagster_adjunct.resources.schemas.schema import Field, Schema, arrow_type
 from dagster_adjunct.resources.spark.errors import first_message_line

@@ -25,9 +25,9 @@ from dagster_adjunct.resources.bucketing.files import GENERATION_COLUMN
 from dagster_adjunct.resources.bucketing.timeline import IS_FIRST, VALID_FROM, VALID_TO
 from dagster_adjunct.resources.common import to_microseconds
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError
+from dagster_adjunct.resources.lazy_modules import F
 from dagster_adjunct.resources.objects.store import ObjectStore
-from dagster_adjunct.resources.schemas.column_sql import F, named_column, quote_name
-from dagster_adjunct.resources.schemas.schema import Schema, is_widening
+from dagster_adjunct.resources.schemas.schema import Schema, is_widening, named_column, quote_name
 from dagster_adjunct.resources.spark.errors import translate_spark_errors
 from dagster_adjunct.resources.spark.in_process import resolve_session
 from dagster_adjunct.resources.validation import validated

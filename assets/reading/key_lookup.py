@@ -22,10 +22,10 @@ from functools import partial
 from typing import Any, TypeVar
 
 from dagster_adjunct.assets.reading.stored_file import StoredFile
-from dagster_adjunct.resources.arrow import pa, pq
 from dagster_adjunct.resources.bucketing.files import BucketLayout, Generation, conform_to_layout, unpack_footer
 from dagster_adjunct.resources.bucketing.writer import GROUP_KEYS
 from dagster_adjunct.resources.errors import NullKeyError, SchemaMismatchError
+from dagster_adjunct.resources.lazy_modules import pa, pq
 from dagster_adjunct.resources.objects.arrow_files import RangedFile
 from dagster_adjunct.resources.objects.store import ObjectStore
 from dagster_adjunct.resources.schemas.schema import Field, Plain, plain_converter

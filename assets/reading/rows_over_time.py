@@ -27,7 +27,8 @@ from dagster_adjunct.assets.versions.version import POSITION, TOMBSTONE, SealedV
 from dagster_adjunct.resources.bucketing.files import GENERATION_COLUMN
 from dagster_adjunct.resources.bucketing.timeline import HAS_ENDS, IS_FIRST, VALID_FROM, VALID_TO
 from dagster_adjunct.resources.errors import DatasetError
-from dagster_adjunct.resources.schemas.column_sql import F, named_column, quote_name
+from dagster_adjunct.resources.lazy_modules import F
+from dagster_adjunct.resources.schemas.schema import named_column, quote_name
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

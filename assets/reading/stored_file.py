@@ -9,9 +9,9 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from dagster_adjunct.assets.versions.version import SealedVersion
-from dagster_adjunct.resources.arrow import pa, pq
 from dagster_adjunct.resources.bucketing.files import BucketFile, BucketLayout, columns_problem, conform_to_layout
 from dagster_adjunct.resources.errors import ManifestMismatchError, ObjectNotFoundError
+from dagster_adjunct.resources.lazy_modules import pa, pq
 from dagster_adjunct.resources.objects.arrow_files import open_bytes, open_object
 from dagster_adjunct.resources.objects.store import ObjectStore
 

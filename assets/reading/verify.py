@@ -14,9 +14,9 @@ from typing import Any
 
 from dagster_adjunct.assets.reading.stored_file import StoredFile, list_stored_files
 from dagster_adjunct.assets.reading.version_reader import VersionReader
-from dagster_adjunct.resources.arrow import np, pa, pc
 from dagster_adjunct.resources.bucketing.files import BucketLayout, columns_problem, encode_key
 from dagster_adjunct.resources.errors import ManifestMismatchError, ObjectNotFoundError
+from dagster_adjunct.resources.lazy_modules import np, pa, pc
 
 _WORKERS = 8
 

@@ -25,9 +25,9 @@ from dagster_adjunct.assets.versions.version import POSITION, TOMBSTONE, SealedV
 from dagster_adjunct.resources.bucketing.hashing import bucket_function
 from dagster_adjunct.resources.bucketing.timeline import IS_FIRST, VALID_FROM, VALID_TO
 from dagster_adjunct.resources.errors import ManifestMismatchError, SchemaMismatchError
+from dagster_adjunct.resources.lazy_modules import F
 from dagster_adjunct.resources.objects.store import ObjectStore
-from dagster_adjunct.resources.schemas.column_sql import F, named_column
-from dagster_adjunct.resources.schemas.schema import Field, Plain, plain_converter
+from dagster_adjunct.resources.schemas.schema import Field, Plain, named_column, plain_converter
 from dagster_adjunct.resources.spark.errors import find_adjunct_error, translate_spark_errors
 from dagster_adjunct.resources.spark.in_process import resolve_session
 

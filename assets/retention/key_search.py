@@ -21,10 +21,10 @@ from dagster_adjunct.assets.retention.discard import RetentionDecision
 from dagster_adjunct.assets.versions.dataset_log import SETS, DatasetLog
 from dagster_adjunct.assets.versions.leases import list_attempts
 from dagster_adjunct.assets.versions.manifest import DatasetManifest
-from dagster_adjunct.resources.arrow import pa, pc, pq
 from dagster_adjunct.resources.bucketing.files import BucketFile, BucketLayout, encode_key, unpack_footer
 from dagster_adjunct.resources.bucketing.writer import GROUP_KEYS
 from dagster_adjunct.resources.errors import MalformedDocumentError, ObjectNotFoundError
+from dagster_adjunct.resources.lazy_modules import pa, pc, pq
 from dagster_adjunct.resources.objects.arrow_files import open_object
 from dagster_adjunct.resources.objects.commit_log import commit_number
 from dagster_adjunct.resources.objects.store import ObjectInfo, ObjectStore

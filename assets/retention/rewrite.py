@@ -42,7 +42,6 @@ from dagster_adjunct.assets.versions.version import (
     count_current_rows,
     version_id,
 )
-from dagster_adjunct.resources.arrow import np, pa
 from dagster_adjunct.resources.bucketing.files import (
     BucketFile,
     BucketLayout,
@@ -54,6 +53,7 @@ from dagster_adjunct.resources.bucketing.files import (
 from dagster_adjunct.resources.bucketing.timeline import HAS_ENDS, VALID_FROM, TimelineOptions
 from dagster_adjunct.resources.bucketing.writer import BucketFileWriter, WriteOptions, write_bucket_file
 from dagster_adjunct.resources.errors import CommitConflictError, DatasetError, ManifestMismatchError, ObjectExistsError
+from dagster_adjunct.resources.lazy_modules import np, pa
 from dagster_adjunct.resources.objects.commit_log import Commit
 from dagster_adjunct.resources.objects.store import ObjectStore, staged_file_errors
 

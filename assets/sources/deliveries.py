@@ -31,8 +31,8 @@ from dagster_adjunct.assets.sources.entries import (
 )
 from dagster_adjunct.assets.versions.manifest import BoundedManifest, DatasetManifest, Lost, MarkerFacts, as_bounded
 from dagster_adjunct.assets.versions.version import DatasetDeclaration, check_declaration
-from dagster_adjunct.resources.arrow import pa
 from dagster_adjunct.resources.errors import MarkerConflictError
+from dagster_adjunct.resources.lazy_modules import pa
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from dagster_adjunct.resources.streams.system import Marker, SystemStreamPartition

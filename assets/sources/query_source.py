@@ -15,11 +15,10 @@ from dagster_adjunct.assets.sources.deliveries import Awaiting, Delivery, Versio
 from dagster_adjunct.assets.sources.entries import derive_entry_schema
 from dagster_adjunct.assets.versions.manifest import BoundedManifest
 from dagster_adjunct.assets.versions.version import declaration_from_spec
-from dagster_adjunct.resources.arrow import pa
 from dagster_adjunct.resources.errors import DatasetError
-from dagster_adjunct.resources.schemas.column_sql import F, named_column, quote_text
+from dagster_adjunct.resources.lazy_modules import F, pa
 from dagster_adjunct.resources.schemas.records import ArrowFrame, to_arrow_table
-from dagster_adjunct.resources.schemas.schema import Schema, fit_to_schema, repeated_names
+from dagster_adjunct.resources.schemas.schema import Schema, fit_to_schema, named_column, quote_text, repeated_names
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from dagster_adjunct.resources.streams.system import META
 

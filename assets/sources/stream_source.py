@@ -39,9 +39,9 @@ from dagster_adjunct.assets.versions.manifest import (
     follow_added_partitions,
     follow_repartition,
 )
-from dagster_adjunct.resources.arrow import pa
 from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.errors import SchemaMismatchError
+from dagster_adjunct.resources.lazy_modules import pa
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS

@@ -18,7 +18,7 @@ from dagster_adjunct.assets.declaration.envelope_parser import read_transactions
 from dagster_adjunct.assets.declaration.envelopes import DebeziumEnvelope
 from dagster_adjunct.assets.sources.entries import OpenedStream, Ranges, describe_input, resolve_stream
 from dagster_adjunct.resources.errors import DatasetError, SchemaMismatchError
-from dagster_adjunct.resources.schemas.column_sql import F
+from dagster_adjunct.resources.lazy_modules import F
 from dagster_adjunct.resources.streams.system import OFFSET, PARTITION, TIMESTAMP, OffsetRange, StreamSystem
 
 if TYPE_CHECKING:

@@ -47,15 +47,14 @@ from dagster_adjunct.assets.versions.manifest import Bootstrap
 from dagster_adjunct.assets.versions.reports import AdvanceReport, OnStage, Stages, ignore_stage
 from dagster_adjunct.assets.versions.version import POSITION
 from dagster_adjunct.assets.writing.generation import SPARK, Runtime, open_runtime, write_generation
-from dagster_adjunct.resources.arrow import pa, pq
 from dagster_adjunct.resources.bucketing.files import Generation
 from dagster_adjunct.resources.bucketing.timeline import VALID_FROM, TimelineOptions
 from dagster_adjunct.resources.bucketing.writer import WriteOptions
 from dagster_adjunct.resources.errors import AdjunctError, DatasetError, OffsetOutOfRangeError
+from dagster_adjunct.resources.lazy_modules import F, pa, pq
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.objects.store import staged_file_errors
-from dagster_adjunct.resources.schemas.column_sql import F
-from dagster_adjunct.resources.schemas.schema import Schema, is_widening, repeated_names
+from dagster_adjunct.resources.schemas.schema import Schema, is_widening, named_column, repeated_names
 from dagster_adjunct.resources.spark.errors import translate_spark_errors
 from dagster_adjunct.resources.streams.system import TIMESTAMP, TOMBSTONE, StreamSystem, SystemStreamPartition
 from dagster_adjunct.resources.validation import validated
@@ -133,8 +132,6 @@ def _snapshot_valid_from(
     That time is the timestamp of the oldest record after the snapshot's position, so that no change precedes the row it
     changes; the current time where there is no such record.
     """
-    from dagster_adjunct.resources.schemas.column_sql import named_column
-
     name = source.spec.following.valid_from
     if name is not None and name in source.schema.names:
         return named_column(name).cast("timestamp")
@@ -186,8 +183,6 @@ def validate_snapshot_position(snapshot: Snapshot, source: OpenedStream, what: s
 
 def cast_to_schema(rows: DataFrame, schema: Schema, what: str) -> DataFrame:
     """Return the columns of the schema, cast to its types. Raises DatasetError for missing columns and wrong types."""
-    from dagster_adjunct.resources.schemas.column_sql import named_column
-
     types = {field.name: field.dataType.simpleString() for field in rows.schema.fields}
     repeated = repeated_names(rows.columns)
     wrong = [(name, "is missing") for name in schema.names if name not in types]

@@ -26,9 +26,9 @@ from dagster_adjunct.assets.reading.diff import key_codes
 from dagster_adjunct.assets.reading.stored_file import StoredFile
 from dagster_adjunct.assets.sources.changes import bad_change_error, late_change_reason
 from dagster_adjunct.assets.versions.version import POSITION
-from dagster_adjunct.resources.arrow import np, pa, pc, pq
 from dagster_adjunct.resources.bucketing.files import BucketLayout, Generation, unpack_footer
 from dagster_adjunct.resources.bucketing.writer import ROWS_PER_GROUP
+from dagster_adjunct.resources.lazy_modules import np, pa, pc, pq
 from dagster_adjunct.resources.objects.arrow_files import open_object
 from dagster_adjunct.resources.objects.store import ObjectStore
 from dagster_adjunct.resources.schemas.schema import arrow_type

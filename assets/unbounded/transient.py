@@ -29,8 +29,8 @@ from dagster_adjunct.assets.versions.reports import Action, AdvanceReport, Stage
 from dagster_adjunct.assets.versions.version import POSITION, build_layout
 from dagster_adjunct.resources.common import first_validation_problem, utc_now
 from dagster_adjunct.resources.errors import AdjunctError, DatasetError, MalformedDocumentError, OffsetOutOfRangeError
-from dagster_adjunct.resources.schemas.column_sql import F, named_column
-from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.lazy_modules import F
+from dagster_adjunct.resources.schemas.schema import Schema, named_column
 from dagster_adjunct.resources.spark.in_process import resolve_session
 from dagster_adjunct.resources.streams.system import OFFSET, PARTITION, TOMBSTONE, StreamSystem, SystemStreamPartition
 

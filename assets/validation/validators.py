@@ -29,8 +29,8 @@ from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.versions.version import Verdict
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.common import argument_error
-from dagster_adjunct.resources.schemas.column_sql import F, quote_name
-from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.lazy_modules import F
+from dagster_adjunct.resources.schemas.schema import Schema, quote_name
 from dagster_adjunct.resources.spark.errors import first_message_line
 from dagster_adjunct.resources.sql.checking import check_expression, check_select, needs_spark_analysis
 from dagster_adjunct.resources.sql.expression import did_you_mean, multi_record_functions, parse_expression

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, NoReturn
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.versions.dataset_log import Attempt, DatasetLog
-from dagster_adjunct.resources.arrow import pa, pc
 from dagster_adjunct.resources.bucketing.files import BucketFile, BucketLayout, Generation
 from dagster_adjunct.resources.bucketing.writer import (
     DIGEST,
@@ -27,9 +26,10 @@ from dagster_adjunct.resources.bucketing.writer import (
     write_buckets,
 )
 from dagster_adjunct.resources.errors import SchemaMismatchError
+from dagster_adjunct.resources.lazy_modules import pa, pc
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
 from dagster_adjunct.resources.objects.store import ObjectStore
-from dagster_adjunct.resources.schemas.column_sql import named_column
+from dagster_adjunct.resources.schemas.schema import named_column
 from dagster_adjunct.resources.spark.in_process import session_factory
 from dagster_adjunct.resources.spark.scope import session_scope
 from dagster_adjunct.resources.streams.registry import open_systems

@@ -24,8 +24,8 @@ from dagster_adjunct.orchestration.operators.stream_facts import CURRENT, Column
 from dagster_adjunct.resources.bucketing.timeline import IS_FIRST, VALID_FROM, VALID_TO
 from dagster_adjunct.resources.common import argument_error
 from dagster_adjunct.resources.errors import OperatorFailedError, PlanningError
-from dagster_adjunct.resources.schemas.column_sql import F, named_column, quote_name
-from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.lazy_modules import F
+from dagster_adjunct.resources.schemas.schema import Schema, named_column, quote_name
 from dagster_adjunct.resources.streams.system import OFFSET, PARTITION
 from dagster_adjunct.resources.user_code import MASKED, truncate_text
 

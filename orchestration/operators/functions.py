@@ -28,10 +28,9 @@ from dagster_adjunct.orchestration.operators.operator import Flow, PlanContext, 
 from dagster_adjunct.orchestration.operators.records import WithColumns
 from dagster_adjunct.orchestration.operators.stream_facts import Columns
 from dagster_adjunct.resources import errors
-from dagster_adjunct.resources.arrow import pa
 from dagster_adjunct.resources.common import argument_error
-from dagster_adjunct.resources.schemas.column_sql import F, named_column
-from dagster_adjunct.resources.schemas.schema import Schema, arrow_type, to_exact_array
+from dagster_adjunct.resources.lazy_modules import F, pa
+from dagster_adjunct.resources.schemas.schema import Schema, arrow_type, named_column, to_exact_array
 from dagster_adjunct.resources.schemas.values import first_unreadable, readable_value
 from dagster_adjunct.resources.spark.errors import encode_task_errors
 from dagster_adjunct.resources.spark.map_arrow import map_in_arrow

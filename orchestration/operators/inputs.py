@@ -19,7 +19,7 @@ from dagster_adjunct.orchestration.operators.stream_facts import (
 )
 from dagster_adjunct.resources.common import argument_error
 from dagster_adjunct.resources.errors import PlanningError
-from dagster_adjunct.resources.schemas.column_sql import F
+from dagster_adjunct.resources.lazy_modules import F
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -41,8 +41,8 @@ from dagster_adjunct.orchestration.operators.remote_tables import (
 from dagster_adjunct.orchestration.operators.stream_facts import Catalog, ColumnFacts, Columns, LineageNode
 from dagster_adjunct.resources.common import argument_error
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError, SchemaMismatchError
-from dagster_adjunct.resources.schemas.column_sql import F, named_column, quote_name
-from dagster_adjunct.resources.schemas.schema import Field, Schema
+from dagster_adjunct.resources.lazy_modules import F
+from dagster_adjunct.resources.schemas.schema import Field, Schema, named_column, quote_name
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

@@ -32,7 +32,8 @@ from dagster_adjunct.orchestration.operators.stream_facts import (
 )
 from dagster_adjunct.resources.common import argument_error
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
-from dagster_adjunct.resources.schemas.column_sql import F, named_column
+from dagster_adjunct.resources.lazy_modules import F
+from dagster_adjunct.resources.schemas.schema import named_column
 from dagster_adjunct.resources.sql.checking import check_condition, check_expression, check_expressions
 from dagster_adjunct.resources.sql.expression import implies_true, parse_expression, struct_fields
 from dagster_adjunct.resources.sql.types import expression_type, types_differ

@@ -55,8 +55,8 @@ from dagster_adjunct.orchestration.operators.operator import (
 )
 from dagster_adjunct.orchestration.operators.stream_facts import ColumnFacts, Columns
 from dagster_adjunct.resources.common import argument_error, check_name, to_microseconds
-from dagster_adjunct.resources.schemas.column_sql import F, named_column
-from dagster_adjunct.resources.schemas.schema import Field, Schema
+from dagster_adjunct.resources.lazy_modules import F
+from dagster_adjunct.resources.schemas.schema import Field, Schema, named_column
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

@@ -42,7 +42,7 @@ from dagster_adjunct.orchestration.operators.stream_facts import (
 from dagster_adjunct.resources.backends.columns import Column, Kind, parse_column
 from dagster_adjunct.resources.common import argument_error, split_stream_name
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
-from dagster_adjunct.resources.schemas.column_sql import quote_name, quote_text
+from dagster_adjunct.resources.schemas.schema import quote_name, quote_text
 from dagster_adjunct.resources.sql.checking import check_expression
 from dagster_adjunct.resources.sql.expression import did_you_mean, parse_expression
 from dagster_adjunct.resources.sql.types import expression_type

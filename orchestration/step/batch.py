@@ -82,8 +82,8 @@ from dagster_adjunct.orchestration.step.recorded_answers import (
 from dagster_adjunct.resources.bucketing.files import bucketed_frame
 from dagster_adjunct.resources.common import split_stream_name, sum_counters
 from dagster_adjunct.resources.errors import NullKeyError
-from dagster_adjunct.resources.schemas.column_sql import F, named_column
-from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.lazy_modules import F
+from dagster_adjunct.resources.schemas.schema import Schema, named_column
 from dagster_adjunct.resources.spark.tuning import PersistedFrames, use_interpreted_plans
 from dagster_adjunct.resources.streams.system import (
     OFFSET,

@@ -20,8 +20,8 @@ from dagster_adjunct.orchestration.step.event_times import number_by_partition
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.bucketing.files import GENERATION_COLUMN, bucketed_frame
 from dagster_adjunct.resources.common import sum_counters
-from dagster_adjunct.resources.schemas.column_sql import F, named_column
-from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.lazy_modules import F
+from dagster_adjunct.resources.schemas.schema import Schema, named_column
 from dagster_adjunct.resources.streams.system import (
     OFFSET,
     PARTITION,

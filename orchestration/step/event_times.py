@@ -24,10 +24,9 @@ from dagster_adjunct.orchestration.operators.operator import Operator
 from dagster_adjunct.orchestration.operators.stream_facts import required_retention
 from dagster_adjunct.orchestration.step.context import BatchInputs, StepContext
 from dagster_adjunct.orchestration.step.progress import Measured, declared_event_times, times_after_batch
-from dagster_adjunct.resources.arrow import np, pa, pc
 from dagster_adjunct.resources.common import split_stream_name, to_microseconds
-from dagster_adjunct.resources.schemas.column_sql import F, bigint_array
-from dagster_adjunct.resources.spark.tuning import PersistedFrames
+from dagster_adjunct.resources.lazy_modules import F, np, pa, pc
+from dagster_adjunct.resources.spark.tuning import PersistedFrames, bigint_array
 from dagster_adjunct.resources.streams.system import (
     EPOCH,
     OFFSET,

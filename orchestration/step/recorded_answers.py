@@ -19,11 +19,10 @@ from dagster_adjunct.orchestration.operators.columns import list_hidden_columns,
 from dagster_adjunct.orchestration.operators.functions import PickledFunction, check_readable_records
 from dagster_adjunct.orchestration.operators.remote_tables import SinkContext, TableLookup
 from dagster_adjunct.resources import errors
-from dagster_adjunct.resources.arrow import pa
 from dagster_adjunct.resources.backends.columns import arrow_column_from_records, to_arrow_type
+from dagster_adjunct.resources.lazy_modules import F, pa
 from dagster_adjunct.resources.objects.lake import Lake
-from dagster_adjunct.resources.schemas.column_sql import F, named_column
-from dagster_adjunct.resources.schemas.schema import Schema, is_same_family
+from dagster_adjunct.resources.schemas.schema import Schema, is_same_family, named_column
 from dagster_adjunct.resources.schemas.values import first_unreadable
 from dagster_adjunct.resources.spark.errors import encode_task_errors
 from dagster_adjunct.resources.spark.map_arrow import map_in_arrow

@@ -43,8 +43,8 @@ from dagster_adjunct.orchestration.step.recorded_answers import add_unknown_answ
 from dagster_adjunct.resources.bucketing.files import GENERATION_COLUMN, BucketLayout, bucketed_frame
 from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.errors import OperatorFailedError, PermanentError, PlanningError
-from dagster_adjunct.resources.schemas.column_sql import F, named_column
-from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.lazy_modules import F
+from dagster_adjunct.resources.schemas.schema import Schema, named_column
 from dagster_adjunct.resources.sql.expression import parse_expression
 from dagster_adjunct.resources.streams.system import (
     RECORD_META,

@@ -29,9 +29,9 @@ from decimal import Context, Decimal
 from enum import Enum
 from typing import Any
 
-from dagster_adjunct.resources.arrow import pa
 from dagster_adjunct.resources.common import ClassRegistry
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
+from dagster_adjunct.resources.lazy_modules import pa
 from dagster_adjunct.resources.schemas.schema import arrow_type, to_exact_array
 from dagster_adjunct.resources.validation import validated
 

@@ -15,9 +15,9 @@ from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Any
 
-from dagster_adjunct.resources.arrow import np, pa, pc
 from dagster_adjunct.resources.backends.columns import Column, Kind, declared_digits
 from dagster_adjunct.resources.backends.write_plan import RowCodec
+from dagster_adjunct.resources.lazy_modules import np, pa, pc
 from dagster_adjunct.resources.tables.arrow import ArrowEntries
 from dagster_adjunct.resources.tables.operation import Conditions, Operation, OperationKind
 

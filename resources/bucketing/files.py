@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from dagster_adjunct.resources import errors
-from dagster_adjunct.resources.arrow import pa
+from dagster_adjunct.resources.lazy_modules import pa
 from dagster_adjunct.resources.objects.store import ObjectStore
-from dagster_adjunct.resources.schemas.column_sql import quote_name, quote_text
-from dagster_adjunct.resources.schemas.schema import Schema, arrow_type, is_widening
+from dagster_adjunct.resources.schemas.schema import Schema, arrow_type, is_widening, quote_name, quote_text
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -17,7 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from dagster_adjunct.resources.arrow import np, pa, pc
+from dagster_adjunct.resources.lazy_modules import np, pa, pc
 
 VALID_FROM = "__valid_from"
 VALID_TO = "__valid_to"

@@ -17,7 +17,6 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 from uuid import uuid4
 
-from dagster_adjunct.resources.arrow import np, pa, pc, pq
 from dagster_adjunct.resources.bucketing.files import (
     BucketFile,
     BucketLayout,
@@ -26,12 +25,12 @@ from dagster_adjunct.resources.bucketing.files import (
     encode_key,
     pack_footer,
 )
-from dagster_adjunct.resources.bucketing.hashing import assign_buckets
+from dagster_adjunct.resources.bucketing.hashing import assign_buckets, row_hash
 from dagster_adjunct.resources.bucketing.timeline import VALID_FROM, Timeline, TimelineOptions
 from dagster_adjunct.resources.errors import ManifestMismatchError, NullKeyError, ObjectExistsError, PermanentError
+from dagster_adjunct.resources.lazy_modules import F, np, pa, pc, pq
 from dagster_adjunct.resources.objects.store import ObjectStore, StoreDescriptor, staged_file_errors
-from dagster_adjunct.resources.schemas.column_sql import F, quote_name, row_hash
-from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.schemas.schema import Schema, quote_name
 from dagster_adjunct.resources.schemas.values import first_unreadable, readable_value
 from dagster_adjunct.resources.spark.errors import (
     encode_task_errors,

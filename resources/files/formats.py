@@ -33,11 +33,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from dagster_adjunct.resources.arrow import np, pa, pc, pq
 from dagster_adjunct.resources.errors import AdjunctError, SchemaMismatchError, file_error
 from dagster_adjunct.resources.files.tree import FileTree, ListedFile
+from dagster_adjunct.resources.lazy_modules import F, np, pa, pc, pq
 from dagster_adjunct.resources.objects.arrow_files import ArrowReadableFile, open_input, read_json_lines
-from dagster_adjunct.resources.schemas.column_sql import F
 from dagster_adjunct.resources.schemas.schema import Field, Schema, arrow_type, fit_to_schema, repeated_names
 from dagster_adjunct.resources.schemas.values import first_unreadable
 from dagster_adjunct.resources.spark.map_arrow import read_in_tasks

@@ -9,7 +9,6 @@ from functools import partial
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
-from dagster_adjunct.resources.arrow import pa
 from dagster_adjunct.resources.errors import AdjunctError, NullKeyError, SchemaMismatchError
 from dagster_adjunct.resources.key_value.entries import TableEntry
 from dagster_adjunct.resources.key_value.segment import (
@@ -32,8 +31,9 @@ from dagster_adjunct.resources.key_value.serializers import (
     TextSerializer,
 )
 from dagster_adjunct.resources.key_value.table import BlockingKeyValueTable, KeyValueTable, OpenTable
-from dagster_adjunct.resources.schemas.column_sql import named_column as sql_column
+from dagster_adjunct.resources.lazy_modules import pa
 from dagster_adjunct.resources.schemas.schema import arrow_type
+from dagster_adjunct.resources.schemas.schema import named_column as sql_column
 from dagster_adjunct.resources.schemas.values import first_unreadable
 from dagster_adjunct.resources.spark.errors import (
     encode_task_errors,

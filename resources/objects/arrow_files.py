@@ -11,8 +11,8 @@ from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
-from dagster_adjunct.resources.arrow import pa, pj
 from dagster_adjunct.resources.errors import ConfigurationError
+from dagster_adjunct.resources.lazy_modules import pa, pj
 from dagster_adjunct.resources.objects.store import ObjectStore, S3Options
 
 

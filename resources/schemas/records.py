@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from datetime import date
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from dagster_adjunct.resources.arrow import pa
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
+from dagster_adjunct.resources.lazy_modules import pa
 from dagster_adjunct.resources.schemas.schema import Schema, build_without_missing, repeated_names
 
 if TYPE_CHECKING:

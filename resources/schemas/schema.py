@@ -1,4 +1,4 @@
-"""Schemas with Spark's simple type names, and the conversion of Arrow data to them without loss.
+"""Schemas with Spark's simple type names, names quoted for Spark SQL, and the conversion of Arrow data without loss.
 
 A schema is stored as a list of {"name", "type"}; reading one imports neither Spark nor Arrow.
 """
@@ -17,13 +17,13 @@ from decimal import Context, Decimal
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from dagster_adjunct.resources.arrow import pa, pt
 from dagster_adjunct.resources.errors import MalformedDocumentError, SchemaMismatchError
-from dagster_adjunct.resources.schemas.column_sql import quote_name
+from dagster_adjunct.resources.lazy_modules import F, pa, pt
 from dagster_adjunct.resources.schemas.values import YEARS, first_unreadable, unreadable_values
 from dagster_adjunct.resources.validation import validated, validated_methods
 
 if TYPE_CHECKING:
+    from pyspark.sql import Column
     from pyspark.sql.types import StructType
 
 _DECIMAL = re.compile(r"decimal\((\d{1,2}),\s*(\d{1,2})\)")
@@ -173,6 +173,21 @@ class Schema:
     @classmethod
     def from_spark(cls, schema: StructType) -> Schema:
         return cls(tuple(Field(field.name, field.dataType.simpleString()) for field in schema.fields))
+
+
+def quote_name(name: str) -> str:
+    """Return a column's name in backticks for Spark SQL."""
+    return f"`{name.replace('`', '``')}`"
+
+
+def quote_text(text: str) -> str:
+    """Return a text as a string literal of Spark SQL."""
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+def named_column(name: str) -> Column:
+    """Return the column of exactly this name; dots in it are no path into a struct."""
+    return F.col(quote_name(name))
 
 
 def is_storable(kind: str) -> bool:

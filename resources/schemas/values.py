@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from dagster_adjunct.resources.arrow import np, pa, pc, pt
 from dagster_adjunct.resources.errors import SchemaMismatchError
+from dagster_adjunct.resources.lazy_modules import np, pa, pc, pt
 
 CHECKED_TYPES = ("string", "date", "timestamp")
 Errors = Literal["backslashreplace", "replace"]

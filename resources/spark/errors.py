@@ -26,7 +26,7 @@ from dagster_adjunct.resources.errors import (
     TransientError,
     file_error,
 )
-from dagster_adjunct.resources.schemas.column_sql import F
+from dagster_adjunct.resources.lazy_modules import F
 
 if TYPE_CHECKING:
     from pyspark.sql import Column

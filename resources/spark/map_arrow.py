@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from dagster_adjunct.resources.arrow import pa
-from dagster_adjunct.resources.schemas.column_sql import F
+from dagster_adjunct.resources.lazy_modules import F, pa
 from dagster_adjunct.resources.spark.errors import encode_task_errors
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from threading import Thread
@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from dagster_adjunct.resources.errors import ConfigurationError
+from dagster_adjunct.resources.lazy_modules import F
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
 
 _prewarming: WeakKeyDictionary[SparkContext, Thread] = WeakKeyDictionary()
 
@@ -83,6 +84,11 @@ def interpret_small_plans(spark: Callable[[], SparkSession], rows: int | None) -
 def _set(session: SparkSession, settings: dict[str, str]) -> None:
     for name, value in settings.items():
         session.conf.set(name, value)
+
+
+def bigint_array(values: Iterable[int]) -> Column:
+    """Return an array of bigint as one string literal, which Spark folds, so that the plan stays small."""
+    return F.split(F.lit(",".join(map(str, values))), ",").cast("array<bigint>")
 
 
 class PersistedFrames:

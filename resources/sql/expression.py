@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
-from dagster_adjunct.resources.common import LazyModule
+from dagster_adjunct.resources.lazy_modules import LazyModule
 from dagster_adjunct.resources.sql.spark_functions import AGGREGATE_FUNCTIONS, GENERATOR_FUNCTIONS, SPARK_FUNCTIONS
 
 if TYPE_CHECKING:

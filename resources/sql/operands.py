@@ -8,16 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
-from dagster_adjunct.resources.common import LazyModule
+from dagster_adjunct.resources.lazy_modules import exp
 from dagster_adjunct.resources.sql.expression import Expression, parse_expression
 from dagster_adjunct.resources.sql.types import KnownTypes
-
-if TYPE_CHECKING:
-    from sqlglot import exp
-else:
-    exp = LazyModule("sqlglot.expressions")
 
 Rule: TypeAlias = Callable[["Operands", "exp.Expr"], str | None]
 

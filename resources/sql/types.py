@@ -8,17 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
-from dagster_adjunct.resources.common import LazyModule
 from dagster_adjunct.resources.errors import SchemaMismatchError
+from dagster_adjunct.resources.lazy_modules import exp
 from dagster_adjunct.resources.schemas.schema import Schema, decimal_digits
 from dagster_adjunct.resources.sql.expression import ColumnName, Expression
-
-if TYPE_CHECKING:
-    from sqlglot import exp
-else:
-    exp = LazyModule("sqlglot.expressions")
 
 _INTEGER_DIGITS = {"tinyint": 3, "smallint": 5, "int": 10, "bigint": 20}
 _MAX_PRECISION = 38

@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.resources.arrow import pa
-from dagster_adjunct.resources.bucketing.hashing import row_digests
-from dagster_adjunct.resources.schemas.column_sql import F, row_hash
+from dagster_adjunct.resources.bucketing.hashing import row_digests, row_hash
+from dagster_adjunct.resources.lazy_modules import F, pa
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.errors import translate_spark_errors
 from dagster_adjunct.resources.streams.system import PARTITION

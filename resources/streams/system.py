@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 from pydantic import Field, PlainSerializer, PlainValidator, ValidationError
 
 from dagster_adjunct.resources import errors
-from dagster_adjunct.resources.arrow import pa
 from dagster_adjunct.resources.common import (
     StoredDocument,
     argument_error,
@@ -27,6 +26,7 @@ from dagster_adjunct.resources.common import (
     split_stream_name,
     to_microseconds,
 )
+from dagster_adjunct.resources.lazy_modules import pa
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.schemas.schema import Schema, check_key_types
 from dagster_adjunct.resources.validation import validated

@@ -12,8 +12,8 @@ from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from typing import Any
 
-from dagster_adjunct.resources.arrow import np, pa, pc
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
+from dagster_adjunct.resources.lazy_modules import np, pa, pc
 from dagster_adjunct.resources.schemas.records import ArrowFrame, to_arrow_table
 from dagster_adjunct.resources.schemas.schema import cast_column, repeated_names
 from dagster_adjunct.resources.schemas.values import first_unreadable

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from dagster_adjunct.resources import errors
-from dagster_adjunct.resources.arrow import np, pa, pc
-from dagster_adjunct.resources.schemas.column_sql import named_column
+from dagster_adjunct.resources.lazy_modules import np, pa, pc
+from dagster_adjunct.resources.schemas.schema import named_column
 from dagster_adjunct.resources.schemas.values import first_unreadable, readable_value, unreadable_values
 from dagster_adjunct.resources.spark.errors import error_from_json, error_to_json
 from dagster_adjunct.resources.spark.map_arrow import map_in_arrow

@@ -9,8 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from dagster_adjunct.resources.objects.lake import Lake
-from dagster_adjunct.resources.schemas.column_sql import named_column
-from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.schemas.schema import Schema, named_column
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams
 from dagster_adjunct.resources.streams.system import StreamInfo, StreamSystem
 

@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 
 from dagster_adjunct.assets.writing.generation import ARROW, SPARK
 from dagster_adjunct.resources.bucketing.files import BucketLayout
-from dagster_adjunct.resources.bucketing.hashing import row_digests
+from dagster_adjunct.resources.bucketing.hashing import row_digests, row_hash
 from dagster_adjunct.resources.bucketing.writer import WriteOptions
 from dagster_adjunct.resources.objects.lake import open_lake
-from dagster_adjunct.resources.schemas.column_sql import row_hash
 from dagster_adjunct.resources.schemas.schema import Schema
 
 if TYPE_CHECKING:

@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from dagster_adjunct.resources.common import LazyModule
+from dagster_adjunct.resources.lazy_modules import LazyModule
 
 _PROJECT = Path(__file__).resolve().parents[2] / "pyproject.toml"
 _IN_THREADS = """
 import sys, threading
-from dagster_adjunct.resources.arrow import pa
+from dagster_adjunct.resources.lazy_modules import pa
 
 def in_thread(act):
     thread = threading.Thread(target=act)

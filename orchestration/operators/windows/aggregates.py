@@ -13,10 +13,9 @@ from typing import Any, ClassVar, Literal, TypeAlias
 
 from dagster_adjunct.orchestration.operators.columns import function_label
 from dagster_adjunct.orchestration.operators.windows.exact_sums import ExactSum, Partial
-from dagster_adjunct.resources.arrow import pa
 from dagster_adjunct.resources.errors import ConfigurationError
-from dagster_adjunct.resources.schemas.column_sql import quote_name
-from dagster_adjunct.resources.schemas.schema import Field, decimal_digits
+from dagster_adjunct.resources.lazy_modules import pa
+from dagster_adjunct.resources.schemas.schema import Field, decimal_digits, quote_name
 from dagster_adjunct.resources.user_code import check_plain_function
 from dagster_adjunct.resources.validation import validated
 

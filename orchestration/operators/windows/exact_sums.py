@@ -11,8 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dagster_adjunct.resources.schemas.column_sql import quote_name
-from dagster_adjunct.resources.schemas.schema import decimal_digits
+from dagster_adjunct.resources.schemas.schema import decimal_digits, quote_name
 
 WIDEST = "decimal(38,0)"
 _LOW, _NARROW, _SMALL = 20, 27, 28

@@ -17,7 +17,7 @@ from zoneinfo import ZoneInfo
 from dagster_adjunct.orchestration.operators.columns import MAX_DURATION, check_duration
 from dagster_adjunct.resources.common import argument_error
 from dagster_adjunct.resources.errors import ConfigurationError
-from dagster_adjunct.resources.schemas.column_sql import F
+from dagster_adjunct.resources.lazy_modules import F
 from dagster_adjunct.resources.validation import validated
 
 if TYPE_CHECKING:

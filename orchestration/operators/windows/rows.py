@@ -36,11 +36,10 @@ from dagster_adjunct.orchestration.operators.windows.kinds import (
     window_end,
     window_start,
 )
-from dagster_adjunct.resources.arrow import pa
 from dagster_adjunct.resources.common import to_microseconds
 from dagster_adjunct.resources.errors import SchemaMismatchError
-from dagster_adjunct.resources.schemas.column_sql import F, named_column, quote_name
-from dagster_adjunct.resources.schemas.schema import Schema, arrow_type, to_exact_array
+from dagster_adjunct.resources.lazy_modules import F, pa
+from dagster_adjunct.resources.schemas.schema import Schema, arrow_type, named_column, quote_name, to_exact_array
 from dagster_adjunct.resources.schemas.values import first_unreadable
 from dagster_adjunct.resources.spark.errors import encode_task_errors
 from dagster_adjunct.resources.spark.map_arrow import apply_in_arrow

@@ -61,8 +61,8 @@ from dagster_adjunct.orchestration.operators.windows.rows import (
 )
 from dagster_adjunct.resources.common import argument_error, check_name
 from dagster_adjunct.resources.errors import ConfigurationError, OperatorFailedError, PlanningError
-from dagster_adjunct.resources.schemas.column_sql import F, named_column
-from dagster_adjunct.resources.schemas.schema import is_storable
+from dagster_adjunct.resources.lazy_modules import F
+from dagster_adjunct.resources.schemas.schema import is_storable, named_column
 from dagster_adjunct.resources.spark.errors import raise_error_column
 from dagster_adjunct.resources.streams.system import TOMBSTONE
 from dagster_adjunct.resources.user_code import MASKED, MAX_VALUE_CHARS

@@ -13,8 +13,8 @@ from functools import partial
 from typing import Any
 from uuid import UUID
 
-from dagster_adjunct.resources.arrow import pa
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
+from dagster_adjunct.resources.lazy_modules import pa
 from dagster_adjunct.resources.schemas.schema import Field, Schema
 from dagster_adjunct.resources.streams.kafka.formats import (
     CONVERSION_ERRORS,

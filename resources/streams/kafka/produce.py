@@ -27,10 +27,10 @@ from itertools import repeat
 from typing import TYPE_CHECKING, Any, Literal
 
 from dagster_adjunct.resources import errors
-from dagster_adjunct.resources.arrow import pa, pc
 from dagster_adjunct.resources.common import StoredDocument
+from dagster_adjunct.resources.lazy_modules import F, pa, pc
 from dagster_adjunct.resources.objects.commit_log import decode_document
-from dagster_adjunct.resources.schemas.column_sql import F, quote_name
+from dagster_adjunct.resources.schemas.schema import quote_name
 from dagster_adjunct.resources.schemas.values import first_unreadable, readable_value
 from dagster_adjunct.resources.spark.errors import encode_task_errors, translate_spark_errors
 from dagster_adjunct.resources.spark.map_arrow import map_in_arrow

@@ -10,8 +10,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from dagster_adjunct.resources.arrow import pa
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
+from dagster_adjunct.resources.lazy_modules import pa
 from dagster_adjunct.resources.schemas.schema import Field, Schema
 from dagster_adjunct.resources.streams.kafka.formats import (
     FAIL,

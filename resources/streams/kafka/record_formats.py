@@ -12,12 +12,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from dagster_adjunct.resources.arrow import np, pa, pc
 from dagster_adjunct.resources.bucketing.writer import check_readable, describe_record
 from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
-from dagster_adjunct.resources.schemas.column_sql import F, named_column
-from dagster_adjunct.resources.schemas.schema import Field, Schema, arrow_type, fit_to_schema, is_widening
+from dagster_adjunct.resources.lazy_modules import F, np, pa, pc
+from dagster_adjunct.resources.schemas.schema import Field, Schema, arrow_type, fit_to_schema, is_widening, named_column
 from dagster_adjunct.resources.spark.errors import encode_task_errors
 from dagster_adjunct.resources.streams.kafka.formats import (
     FAIL,

@@ -13,7 +13,7 @@ from weakref import WeakSet
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
-from dagster_adjunct.resources.arrow import np, pa
+from dagster_adjunct.resources.lazy_modules import np, pa
 from dagster_adjunct.resources.schemas.values import MICROS
 from dagster_adjunct.resources.spark.errors import encode_task_errors
 from dagster_adjunct.resources.streams.kafka.client import KafkaSettings

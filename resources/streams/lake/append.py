@@ -11,11 +11,10 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from dagster_adjunct.resources.arrow import pa, pc
 from dagster_adjunct.resources.bucketing.writer import WriteOptions, write_arrow_buckets, write_buckets
 from dagster_adjunct.resources.errors import CommitConflictError, ProducerConflictError, SchemaMismatchError
+from dagster_adjunct.resources.lazy_modules import F, pa, pc
 from dagster_adjunct.resources.objects.commit_log import Commit
-from dagster_adjunct.resources.schemas.column_sql import F, named_column, quote_name
 from dagster_adjunct.resources.schemas.records import ArrowFrame, to_arrow_table
 from dagster_adjunct.resources.schemas.schema import (
     Schema,
@@ -25,6 +24,8 @@ from dagster_adjunct.resources.schemas.schema import (
     fit_to_schema,
     is_same_family,
     is_widening,
+    named_column,
+    quote_name,
 )
 from dagster_adjunct.resources.schemas.values import first_unreadable
 from dagster_adjunct.resources.streams.lake.manifest import (

@@ -10,8 +10,8 @@ from contextlib import AbstractContextManager, ExitStack, suppress
 from itertools import count
 from pathlib import Path
 
-from dagster_adjunct.resources.arrow import pa, pq
 from dagster_adjunct.resources.errors import ConfigurationError, translate_file_errors
+from dagster_adjunct.resources.lazy_modules import pa, pq
 
 _GROUP = 65_536
 

@@ -19,9 +19,9 @@ from datetime import datetime, timedelta
 from typing import NamedTuple
 
 from dagster_adjunct.resources import errors
-from dagster_adjunct.resources.arrow import pa, pc
 from dagster_adjunct.resources.bucketing.files import BucketLayout, conform_to_layout
 from dagster_adjunct.resources.bucketing.writer import ROW, BucketFileWriter, WriteOptions
+from dagster_adjunct.resources.lazy_modules import pa, pc
 from dagster_adjunct.resources.objects.commit_log import Commit, retry_conflicts
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.objects.store import delete_holds, holder_prefix

@@ -9,16 +9,16 @@ from functools import partial, reduce
 from operator import or_
 from typing import TYPE_CHECKING, NamedTuple, TypedDict, Unpack, cast
 
-from dagster_adjunct.resources.arrow import np, pa, pc, pq
 from dagster_adjunct.resources.bucketing.files import GENERATION_COLUMN, bucket_file_suffix, bucketed_frame
 from dagster_adjunct.resources.bucketing.writer import ROW
 from dagster_adjunct.resources.common import to_microseconds
 from dagster_adjunct.resources.errors import ManifestMismatchError, ObjectNotFoundError
+from dagster_adjunct.resources.lazy_modules import F, np, pa, pc, pq
 from dagster_adjunct.resources.objects.arrow_files import open_object
 from dagster_adjunct.resources.objects.store import StoreDescriptor
-from dagster_adjunct.resources.schemas.column_sql import F, bigint_array, quote_name
-from dagster_adjunct.resources.schemas.schema import Schema, arrow_type
+from dagster_adjunct.resources.schemas.schema import Schema, arrow_type, quote_name
 from dagster_adjunct.resources.spark.in_process import resolve_session
+from dagster_adjunct.resources.spark.tuning import bigint_array
 from dagster_adjunct.resources.streams.lake.lineage import (
     WithoutPosition,
     drop_positions,

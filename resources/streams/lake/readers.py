@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Literal, Self, Unpack
 
 from pydantic import Field
 
-from dagster_adjunct.resources.arrow import pa
 from dagster_adjunct.resources.common import StoredDocument, check_name, check_whole_number, unqualify_stream_name
 from dagster_adjunct.resources.errors import CommitConflictError, OffsetOutOfRangeError
+from dagster_adjunct.resources.lazy_modules import pa
 from dagster_adjunct.resources.objects.commit_log import Commit, CommitLog, decode_body
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.streams.lake.lineage import Lineage, lineage_lookup, translate_coverage
