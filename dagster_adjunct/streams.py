@@ -1,7 +1,7 @@
 """Streams: what is read and written partition by partition, how streams are kept, and stream systems of your own."""
 
 from dagster_adjunct.orchestration.operators.event_time import ARRIVAL as ARRIVAL
-from dagster_adjunct.resources.streams.checksum import records_checksum as records_checksum
+from dagster_adjunct.resources.bucketing.hashing import records_checksum as records_checksum
 from dagster_adjunct.resources.streams.lake.manifest import CompactionPolicy as CompactionPolicy
 from dagster_adjunct.resources.streams.lake.manifest import Retention as Retention
 from dagster_adjunct.resources.streams.registry import open_system as open_system

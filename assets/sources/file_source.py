@@ -27,6 +27,12 @@ from dagster_adjunct.assets.sources.deliveries import Awaiting, Delivery, Versio
 from dagster_adjunct.assets.sources.entries import derive_entry_schema
 from dagster_adjunct.assets.versions.manifest import BoundedManifest, Delivered, MarkerFacts
 from dagster_adjunct.assets.versions.version import declaration_from_spec
+from dagster_adjunct.resources.bucketing.hashing import (
+    EMPTY_CHECKSUM,
+    arrow_checksum,
+    parse_records_checksum,
+    records_checksum,
+)
 from dagster_adjunct.resources.errors import DatasetError, MarkerConflictError, SourceChangedError
 from dagster_adjunct.resources.files.formats import (
     DeclaredFiles,
@@ -39,12 +45,6 @@ from dagster_adjunct.resources.files.tree import FileTree, ListedFile, open_tree
 from dagster_adjunct.resources.lazy_modules import pa
 from dagster_adjunct.resources.spark.errors import translate_spark_errors
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
-from dagster_adjunct.resources.streams.checksum import (
-    EMPTY_CHECKSUM,
-    arrow_checksum,
-    parse_records_checksum,
-    records_checksum,
-)
 from dagster_adjunct.resources.streams.system import OFFSET, PARTITION
 
 if TYPE_CHECKING:

@@ -39,18 +39,18 @@ from dagster_adjunct.assets.versions.manifest import (
     follow_added_partitions,
     follow_repartition,
 )
+from dagster_adjunct.resources.bucketing.hashing import (
+    EMPTY_CHECKSUM,
+    arrow_checksums_by,
+    checksums_by,
+    parse_records_checksum,
+)
 from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.errors import SchemaMismatchError
 from dagster_adjunct.resources.lazy_modules import pa
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
-from dagster_adjunct.resources.streams.checksum import (
-    EMPTY_CHECKSUM,
-    arrow_checksums_by_partition,
-    checksums_by_partition,
-    parse_records_checksum,
-)
 from dagster_adjunct.resources.streams.system import (
     FIRST_OFFSET,
     META,
@@ -246,8 +246,8 @@ class StreamSource(VersionSource):
     def _checksums(self, delivery: Delivery, spark: Callable[[], SparkSession], schema: Schema) -> dict[int, str]:
         if spark is IN_PROCESS:
             raise_if_spark_needed(self.spec, self.list_spark_needs())
-            return arrow_checksums_by_partition(self.records_in_arrow(delivery), schema)
-        return checksums_by_partition(self.records_in_spark(delivery, spark()), schema)
+            return arrow_checksums_by(PARTITION, self.records_in_arrow(delivery), schema)
+        return checksums_by(PARTITION, self.records_in_spark(delivery, spark()), schema)
 
 
 def _parse_ranges(delivery: Delivery) -> dict[SystemStreamPartition, tuple[str, str]]:

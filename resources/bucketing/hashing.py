@@ -1,4 +1,6 @@
-"""Spark's bucket hash: Murmur3 (x86, 32 bit), seed 42, chained over the columns.
+"""Spark's hashes of rows: the one that chooses their bucket, and the one that the checksum of records is made of.
+
+The bucket hash is Murmur3 (x86, 32 bit), seed 42, chained over the columns.
 
 `assign_buckets` returns what Spark's `pmod(hash(columns), n)` returns, so files that are written and keys that are
 looked up without Spark use Spark's buckets. The public `mmh3` package differs for strings whose UTF-8
@@ -11,6 +13,7 @@ arrays with one element; tests compare the two.
 from __future__ import annotations
 
 import math
+import re
 import struct
 from collections.abc import Callable, Iterable, Sequence
 from decimal import Context
@@ -20,10 +23,12 @@ from typing import TYPE_CHECKING, Any, Literal
 from dagster_adjunct.resources.errors import SchemaMismatchError
 from dagster_adjunct.resources.lazy_modules import F, np, pa, pc
 from dagster_adjunct.resources.schemas.schema import Plain, Schema, decimal_digits, plain_converter, quote_name
+from dagster_adjunct.resources.spark.errors import translate_spark_errors
+from dagster_adjunct.resources.validation import validated
 
 if TYPE_CHECKING:
     import numpy.typing as npt
-    from pyspark.sql import Column
+    from pyspark.sql import Column, DataFrame
 
     UInt32 = npt.NDArray[np.uint32]
 
@@ -330,3 +335,60 @@ def _xxhash_final(mixed: int) -> int:
     mixed = (mixed ^ mixed >> 33) * _P2 & _ALL
     mixed = (mixed ^ mixed >> 29) * _P3 & _ALL
     return mixed ^ mixed >> 32
+
+
+# A checksum of records that does not depend on their order, so that a producer can put it into a marker.
+
+_PATTERN = re.compile(r"r2-[0-9a-f]{16}", re.IGNORECASE)
+EMPTY_CHECKSUM = f"r2-{0:016x}"
+
+
+@validated
+def records_checksum(df: DataFrame, schema: Schema) -> str:
+    """Return the checksum of the records: `r2-` and 16 hex digits, as in r2-51d0bd7a9c5e0f6b.
+
+    It is the sum modulo 2**64 of a hash of each record: Spark's xxhash64 of the positions and values of the non-null
+    columns of `schema`, in its order. Other columns of the frame are ignored. Equal records in any order and
+    partitioning have equal checksums. Runs one Spark job.
+    """
+    with translate_spark_errors():
+        row = df.agg(*_sum_hash_halves(schema)).first()
+    assert row is not None
+    return _format_checksum(row[0], row[1])
+
+
+def checksums_by(number: str, df: DataFrame, schema: Schema) -> dict[int, str]:
+    """Return the checksum of the records with each number in this column, such as `__partition`; one Spark job."""
+    with translate_spark_errors():
+        rows = df.groupBy(number).agg(*_sum_hash_halves(schema)).collect()
+    return {row[0]: _format_checksum(row[1], row[2]) for row in rows}
+
+
+def arrow_checksums_by(number: str, table: pa.Table, schema: Schema) -> dict[int, str]:
+    """Return the checksum of the records with each number in this column of an Arrow table."""
+    sums: dict[int, int] = {}
+    digests = row_digests(table, schema).to_pylist()
+    for group, digest in zip(table.column(number).to_pylist(), digests, strict=True):
+        sums[group] = sums.get(group, 0) + digest
+    return {group: _format_checksum(0, total) for group, total in sums.items()}
+
+
+def arrow_checksum(table: pa.Table, schema: Schema) -> str:
+    """Return the checksum of the records in an Arrow table."""
+    return _format_checksum(0, sum(row_digests(table, schema).to_pylist()))
+
+
+def parse_records_checksum(text: str | None) -> str | None:
+    """Return the records' checksum in `text`; None without one, or for a checksum of the producer's own form."""
+    return text.lower() if text is not None and _PATTERN.fullmatch(text) else None
+
+
+def _sum_hash_halves(schema: Schema) -> tuple[Column, Column]:
+    """Return the sums of the hashes' upper and lower 32 bits: neither overflows below 2**31 records."""
+    hashed = row_hash(schema.names)
+    high, low = F.shiftrightunsigned(hashed, 32), hashed.bitwiseAND(F.lit(0xFFFFFFFF))
+    return F.sum(high), F.sum(low)
+
+
+def _format_checksum(high: int | None, low: int | None) -> str:
+    return f"r2-{(((high or 0) << 32) + (low or 0)) % 2**64:016x}"

@@ -25,11 +25,11 @@ from dagster_adjunct.assets.sources.stream_source import open_source
 from dagster_adjunct.assets.versions.manifest import Abandoned, DatasetManifest, Delivered, MarkerFacts
 from dagster_adjunct.assets.versions.reports import AdvanceReport
 from dagster_adjunct.assets.versions.version import VersionRef
+from dagster_adjunct.resources.bucketing.hashing import arrow_checksum
 from dagster_adjunct.resources.errors import DatasetError, MarkerConflictError, SchemaMismatchError, SourceChangedError
 from dagster_adjunct.resources.files.tree import LocalTree
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
-from dagster_adjunct.resources.streams.checksum import arrow_checksum
 from tests.assets.conftest import World, no_spark
 
 if TYPE_CHECKING:
@@ -638,7 +638,7 @@ def _read_changed(place: Place, source: Any, spark: SparkSession) -> None:
 def test_spark_seals_files_on_s3_with_any_names_after_comparing_their_checksum(
     s3_place: Place, sparkling: World, versitygw: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from dagster_adjunct.resources.streams.checksum import records_checksum
+    from dagster_adjunct.resources.bucketing.hashing import records_checksum
 
     for variable, value in versitygw.env.items():  # Spark's workers were started before the server's keys were known
         monkeypatch.setitem(sparkling.spark().sparkContext.environment, variable, value)

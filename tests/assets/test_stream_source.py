@@ -24,6 +24,12 @@ from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.sources.deliveries import Awaiting, Delivery, VersionSource
 from dagster_adjunct.assets.sources.stream_source import open_source
 from dagster_adjunct.assets.versions.manifest import Abandoned, DatasetManifest, Delivered
+from dagster_adjunct.resources.bucketing.hashing import (
+    EMPTY_CHECKSUM,
+    checksums_by,
+    parse_records_checksum,
+    records_checksum,
+)
 from dagster_adjunct.resources.errors import (
     ConfigurationError,
     DatasetError,
@@ -35,12 +41,6 @@ from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.objects.store import InMemoryStore
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
-from dagster_adjunct.resources.streams.checksum import (
-    EMPTY_CHECKSUM,
-    checksums_by_partition,
-    parse_records_checksum,
-    records_checksum,
-)
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams
 from dagster_adjunct.resources.streams.system import PARTITION, OffsetRange, StreamSystem, SystemStreamPartition
 from tests.assets.conftest import World, no_spark
@@ -213,7 +213,7 @@ def test_a_checksum_tells_where_nulls_stand_whatever_the_values(spark: SparkSess
     rows = set(itertools.permutations((1, 2, None))) | set(itertools.permutations((0, None, None)))
     numbered = [(*row, number) for number, row in enumerate(rows)]
     frame = spark.createDataFrame(numbered, f"{schema.ddl()}, {PARTITION} int")
-    assert len(set(checksums_by_partition(frame, schema).values())) == len(rows) == 9
+    assert len(set(checksums_by(PARTITION, frame, schema).values())) == len(rows) == 9
 
 
 def marked(world: World, checksums: Mapping[int, str | None]) -> World:

@@ -12,13 +12,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from dagster_adjunct.resources.bucketing.files import BucketLayout, conform_to_layout
-from dagster_adjunct.resources.bucketing.hashing import assign_buckets
+from dagster_adjunct.resources.bucketing.hashing import assign_buckets, parse_records_checksum
 from dagster_adjunct.resources.bucketing.writer import ROW, BucketFileWriter, WriteOptions
 from dagster_adjunct.resources.common import argument_error
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.lazy_modules import np, pa
 from dagster_adjunct.resources.objects.commit_log import retry_conflicts
-from dagster_adjunct.resources.streams.checksum import parse_records_checksum
 from dagster_adjunct.resources.streams.lake.maintenance import check_row_count, find_position_columns, iter_file_rows
 from dagster_adjunct.resources.streams.lake.manifest import (
     DroppedKey,
