@@ -22,8 +22,13 @@ from inspect import signature
 from typing import Any, Generic, TypeVar
 
 from dagster_adjunct.resources import errors
-from dagster_adjunct.resources.tables.conditions import check_conditions
-from dagster_adjunct.resources.tables.layers import Capabilities, Layer, limit_each_request, self_cancelled_error
+from dagster_adjunct.resources.tables.layers import (
+    Capabilities,
+    Layer,
+    check_conditions,
+    limit_each_request,
+    self_cancelled_error,
+)
 from dagster_adjunct.resources.tables.operation import (
     Operation,
     OperationKind,

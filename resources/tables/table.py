@@ -17,9 +17,8 @@ from dagster_adjunct.resources.schemas.records import ArrowFrame
 from dagster_adjunct.resources.tables.arrow import ArrowEntries
 from dagster_adjunct.resources.tables.batching import BatchLayer, BatchProvider
 from dagster_adjunct.resources.tables.cache import Cache, CacheLayer
-from dagster_adjunct.resources.tables.conditions import DeclaredConditions
 from dagster_adjunct.resources.tables.functions import FunctionLayer, TableReadFunction, TableWriteFunction
-from dagster_adjunct.resources.tables.layers import Layer
+from dagster_adjunct.resources.tables.layers import DeclaredConditions, Layer
 from dagster_adjunct.resources.tables.metrics import Meter, TableMetrics, has_metrics_hooks, report_metrics
 from dagster_adjunct.resources.tables.operation import (
     Clock,
