@@ -1,9 +1,9 @@
 r"""`RedisTable`: records as hashes of a Redis server, one hash per record.
 
 A record with the key k is the hash `prefix:k`; with a key of several columns `prefix:k1:k2`, where "\" and ":" in
-values are escaped with "\". Its fields are the columns (`redis_values.py` defines their texts), including the key's,
-and what conditions store, with names that begin with `adjunct_`. One script call per key applies all of its entries
-(`redis_script.py`), so it works in a cluster; a key's entries take effect together, different keys independently.
+values are escaped with "\". Its fields are the columns, including the key's, and what conditions store, with names that
+begin with `adjunct_` (`redis_records.py` defines the texts and the scripts). One script call per key applies all of its
+entries, so it works in a cluster; a key's entries take effect together, different keys independently.
 
 Requests are encoded here and not by the client, since that is most of the cost of a bulk request.
 """
@@ -17,8 +17,15 @@ from urllib.parse import urlsplit
 
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.backends.columns import Column, Kind, make_checker, parse_known_column
-from dagster_adjunct.resources.backends.redis_script import BEGUN, DONE, MISSING, SKIPPED, build_script
-from dagster_adjunct.resources.backends.redis_values import NULL, to_redis_column
+from dagster_adjunct.resources.backends.redis_records import (
+    BEGUN,
+    DONE,
+    MISSING,
+    NULL,
+    SKIPPED,
+    build_script,
+    to_redis_column,
+)
 from dagster_adjunct.resources.backends.store import StoreTable, check_variable_name, read_variable, require_package
 from dagster_adjunct.resources.backends.write_plan import CheckedChanges, Entry, Key, Row, RowCodec, validate_entries
 from dagster_adjunct.resources.common import check_seconds, check_whole_number
