@@ -6,9 +6,10 @@ numeric, bytea, jsonb and arrays.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any, ClassVar
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from dagster_adjunct.resources.backends.columns import check_identifier
 from dagster_adjunct.resources.backends.postgres_connection import (
@@ -21,25 +22,263 @@ from dagster_adjunct.resources.backends.postgres_connection import (
     run_cancellable,
     translate_error,
 )
-from dagster_adjunct.resources.backends.postgres_requests import (
-    Pool,
-    PostgresRequests,
-    create_postgres_table,
-    read_columns,
-)
 from dagster_adjunct.resources.backends.postgres_values import (
     StagedBatch,
+    format_array,
     postgres_decoder,
     postgres_encoder,
     split_repeated_keys,
     stage_batch,
 )
 from dagster_adjunct.resources.backends.store import StoreTable, check_variable_name, is_purge_due
-from dagster_adjunct.resources.backends.write_plan import BisectRejected, RowCodec, validate_entries
+from dagster_adjunct.resources.backends.write_plan import (
+    COLUMNS,
+    Applied,
+    BisectRejected,
+    Row,
+    RowCodec,
+    StoredState,
+    ValidEntries,
+    WritePlan,
+    applied_from_texts,
+    applied_to_texts,
+    check_idempotency_columns,
+    columns_to_read,
+    idempotency_table_name,
+    needs_read,
+    plan_writes,
+    validate_entries,
+)
 from dagster_adjunct.resources.common import check_seconds, check_whole_number
-from dagster_adjunct.resources.errors import AdjunctError, TableNotFoundError
+from dagster_adjunct.resources.errors import AdjunctError, TableNotFoundError, TableUnavailableError
+from dagster_adjunct.resources.tables.functions import record_not_found_error
 from dagster_adjunct.resources.tables.operation import Operation, OperationKind, Outcomes, PerLoop, Problem, State
 from dagster_adjunct.resources.validation import validated
+
+if TYPE_CHECKING:
+    from psycopg import AsyncConnection
+
+    from dagster_adjunct.resources.backends.postgres_statements import Statements
+
+_NOTHING: tuple[int, int, list[int]] = (0, 0, [])
+_ROUNDS = 20  # of concurrent changes before the request fails
+
+
+class ConcurrentChangeError(Exception):
+    """Another transaction created a record that this one was creating, or purged a mark it was updating; start over."""
+
+
+class _MissingRecordsError(Exception):
+    """Updates of a batch with conditions have no record; their marks must not be stored."""
+
+
+class PostgresRequests:
+    """Requests over one connection, exclusively held meanwhile: one transaction per request.
+
+    A transaction locks the keys that it changes in key order, so that writers of the same keys wait instead of
+    deadlocking: first their rows in the idempotency table, if there are conditions, then their records. If that is not
+    enough (two create the same record), the server resolves the deadlock and the request can be retried.
+    """
+
+    def __init__(self, connection: AsyncConnection[Any], statements: Statements, *, create: bool) -> None:
+        self.connection, self.codec, self._statements = connection, statements.codec, statements
+        self._create, self._has_idempotency_table = create, False
+        self._staging: set[str] = set()
+        self.committing = False
+
+    async def get(self, keys: Sequence[Row]) -> list[dict[str, Any] | None]:
+        """The record of each key."""
+        statements, names = self._statements, self.codec.names
+        arrays = statements.arrays(self.codec.key, keys)
+        cursor = await self.connection.execute(statements.select, arrays, binary=True)
+        records: list[dict[str, Any] | None] = [None] * len(keys)
+        for place, *row in await cursor.fetchall():
+            records[place - 1] = self.codec.read(names, row)
+        return records
+
+    async def write(self, operation: Operation[Any], valid: ValidEntries) -> WritePlan:
+        """Apply everything or, on an error, nothing; while `committing` that is unknown."""
+        self.committing = False
+        if operation.conditions:
+            await self._open_idempotency_table()
+        for _ in range(_ROUNDS):
+            try:
+                async with self.connection.transaction():
+                    stored = await self._stored(operation, valid) if needs_read(operation) else StoredState()
+                    plan = plan_writes(self.codec, operation, valid, stored)
+                    await self._write(operation, plan)
+                    self.committing = True
+            except ConcurrentChangeError:
+                continue
+            self.committing = False
+            return plan
+        problem = f"{self.codec.table}: other writers created or deleted the records {_ROUNDS} times during the write."
+        step = "The request is retried; if it keeps failing, find out which other writers delete the records."
+        raise TableUnavailableError(problem, step, table=self.codec.table)
+
+    async def write_batch(self, operation: Operation[Any], batch: StagedBatch) -> Outcomes | None:
+        """Apply everything or, on an error, nothing; None, without effect, if missing records need rows."""
+        shape, self.committing = batch.shape, False
+        if shape.conditions.newest_by is not None:
+            self.codec.check_order(shape.conditions.newest_by)
+        statements = self._statements.staging(shape)
+        if shape.conditions:
+            await self._open_idempotency_table()
+        if statements.name not in self._staging:
+            await self.connection.execute(statements.settings)
+            await self.connection.execute(statements.create, ())
+            self._staging.add(statements.name)
+        missing: list[int] = []
+        try:
+            async with self.connection.transaction():
+                cursor = self.connection.cursor()
+                async with cursor.copy(statements.copy, ()) as copy:
+                    await copy.write(batch.csv)
+                if not (shape.inserts or shape.conditions):
+                    # In key order, as every request locks, and to find missing ones.
+                    await cursor.execute(statements.lock, (), binary=True)
+                    present = {place for (place,) in await cursor.fetchall()}
+                    missing = batch.missing(present) if len(present) < batch.rows else []
+                await cursor.execute(statements.write, batch.constants, binary=True)
+                written, begun, skipped = (await cursor.fetchone() or _NOTHING) if cursor.description else _NOTHING
+                if shape.conditions and not shape.inserts and written + len(skipped) < batch.rows:
+                    raise _MissingRecordsError
+                self.committing = True
+        except _MissingRecordsError:
+            return None
+        self.committing = False
+        keys = operation.entries.keys if missing else []
+        problems = {p: Problem(State.MISSING, record_not_found_error([keys[p]], self.codec.table)) for p in missing}
+        problems |= dict.fromkeys(skipped, Problem(State.SKIPPED))
+        return Outcomes(len(operation), problems=problems, defaults_put=begun)
+
+    async def forget(self, older_than: float) -> int:
+        """Purge what was applied to keys more than `older_than` seconds ago; return the number of keys."""
+        await self._open_idempotency_table()
+        return (await self.connection.execute(self._statements.forget, (older_than,))).rowcount
+
+    async def _open_idempotency_table(self) -> None:
+        """Check the idempotency table once, after creating it if the table is declared with `create`.
+
+        TableAccessError if it is missing or has other columns.
+        """
+        if self._has_idempotency_table:
+            return
+        from psycopg import sql
+
+        from dagster_adjunct.resources.backends.postgres_statements import create_table
+
+        schema, casts, key = self._statements.schema, self._statements.casts, self.codec.key
+        name = idempotency_table_name(self._statements.table, key)
+        if self._create:
+            types = {part: casts[part] for part in key} | dict.fromkeys(COLUMNS, "text") | {"applied": "jsonb"}
+            await create_table(self.connection, schema, name, {**types, "at": "timestamp with time zone NOT NULL"}, key)
+        cursor = await self.connection.execute(
+            """SELECT a.attname FROM pg_attribute a WHERE a.attrelid = to_regclass(%s) AND a.attnum > 0
+               AND NOT a.attisdropped""",
+            (sql.Identifier(schema, name).as_string(self.connection),),
+        )
+        columns = [column for (column,) in await cursor.fetchall()]
+        check_idempotency_columns(self.codec.table, name, list(key), columns)
+        self._has_idempotency_table = True
+
+    async def _stored(self, operation: Operation[Any], valid: ValidEntries) -> StoredState:
+        statements, codec, keys = self._statements, self.codec, valid.keys
+        arrays = statements.arrays(codec.key, keys)
+        applied: dict[Row, Applied] = {}
+        if operation.conditions:
+            await self.connection.execute(statements.claim, arrays)
+            cursor = await self.connection.execute(statements.applied, arrays)
+            newest_by = operation.conditions.newest_by
+            for place, *texts in await cursor.fetchall():
+                applied[keys[place - 1]] = applied_from_texts(codec, newest_by, tuple(texts))
+            if len(applied) < len(keys):  # purged after it was claimed: storing the mark now would lose it
+                raise ConcurrentChangeError
+        names = columns_to_read(operation, valid.entries)
+        cursor = await self.connection.execute(statements.lock(names), arrays, binary=True)
+        records = {keys[row[0] - 1]: codec.read(names, row[1:]) for row in await cursor.fetchall()}
+        return StoredState(records, applied)
+
+    async def _write(self, operation: Operation[Any], plan: WritePlan) -> None:
+        statements, codec, execute = self._statements, self.codec, self.connection.execute
+        if plan.puts:
+            await execute(statements.upsert, self._whole(plan.puts))
+        if plan.begins:
+            begun = await execute(statements.insert, self._whole(plan.begins))
+            if begun.rowcount < len(plan.begins):
+                raise ConcurrentChangeError
+        if plan.deletes:
+            arrays = statements.arrays(codec.key, list(plan.deletes))
+            if not needs_read(operation):
+                await execute(statements.lock(()), arrays)
+            await execute(statements.delete, arrays)
+        for sets, append, rows in plan.groups():
+            names = (*sets, *append, *codec.key)
+            await execute(statements.update(sets, append), statements.arrays(names, rows))
+        if plan.applied:
+            newest_by = operation.conditions.newest_by
+            texts = [(*key, *applied_to_texts(codec, newest_by, applied)) for key, applied in plan.applied.items()]
+            width = len(codec.key)
+            arrays = statements.arrays(codec.key, texts)
+            arrays += [format_array(row[place] for row in texts) for place in range(width, width + 4)]
+            await execute(statements.remember, arrays)
+
+    def _whole(self, records: dict[Row, dict[str, Any]]) -> list[Any]:
+        names = self.codec.names
+        return self._statements.arrays(names, [tuple(map(record.get, names)) for record in records.values()])
+
+
+class Pool:
+    """At most `size` connections, created by `connect` when none is idle.
+
+    Unlike a library's pool, which only reports a timeout to waiting callers, it passes the error of a login, a missing
+    table or a server that is down to the request that met it, at once.
+    """
+
+    def __init__(self, size: int, connect: Callable[[], Awaitable[PostgresRequests]]) -> None:
+        self._size, self._connect = size, connect
+        self._places = asyncio.Semaphore(size)
+        self._closing = asyncio.Lock()
+        self._idle: list[PostgresRequests] = []
+        self.is_connected = False  # whether a connection was made since the last one was lost
+
+    @asynccontextmanager
+    async def one(self) -> AsyncIterator[PostgresRequests]:
+        """A context manager for a connection of the caller's own, left outside of any transaction, or closed."""
+        async with self._places:
+            requests = self._idle.pop() if self._idle else await self._connect()
+            self.is_connected = True
+            try:
+                yield requests
+            except asyncio.CancelledError:  # its state is unknown
+                await requests.connection.close()
+                raise
+            finally:
+                if requests.connection.closed or requests.connection.broken:
+                    await self._drop()
+                    self.is_connected = False
+                else:
+                    self._idle.append(requests)
+
+    async def close(self) -> None:
+        """Close all connections after their requests."""
+        async with self._closing:  # two concurrent calls would each hold places that the other waits for
+            for _ in range(self._size):
+                await self._places.acquire()
+            try:
+                await self._drop()
+            finally:
+                for _ in range(self._size):
+                    self._places.release()
+
+    def finish(self) -> None:
+        """Close the connections of an event loop that has ended, without waiting."""
+        while self._idle:
+            self._idle.pop().connection.pgconn.finish()
+
+    async def _drop(self) -> None:
+        while self._idle:
+            await self._idle.pop().connection.close()
 
 
 @validated
@@ -136,10 +375,13 @@ class PostgresTable(StoreTable):
 
     async def _create_table(self) -> None:
         """Create the table unless it exists."""
+        from dagster_adjunct.resources.backends.postgres_statements import column_type, create_table
+
         connection = await connect_async(self._label, connection_settings(self._label, self.dsn_env, self.connect))
         try:
             with self._translated():
-                await create_postgres_table(connection, self.schema, self.table, self.key, self._declared)
+                types = {column.name: column_type(column) for column in self._declared}
+                await create_table(connection, self.schema, self.table, types, self.key)
         finally:
             await connection.close()
 
@@ -223,7 +465,7 @@ class PostgresTable(StoreTable):
             raise translate_error(error, self._label, self._place) from error
 
     async def _connected(self) -> PostgresRequests:
-        from dagster_adjunct.resources.backends.postgres_statements import Statements
+        from dagster_adjunct.resources.backends.postgres_statements import Statements, read_columns
 
         settings = connection_settings(self._label, self.dsn_env, self.connect)
         self._place = format_address(settings)

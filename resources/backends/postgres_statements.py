@@ -1,4 +1,4 @@
-"""The SQL of a `PostgresTable`: one statement for many rows, with an array per column.
+"""The SQL of a `PostgresTable`: its table, and one statement for many rows, with an array per column.
 
     lock      which of these keys have a record, locking each (in key order), with some of its columns
     select    the records of these keys, each after its place (from 1) in the list of keys
@@ -30,12 +30,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache, partial
 from hashlib import sha256
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from psycopg import sql
 from psycopg.sql import Composed
 
-from dagster_adjunct.resources.backends.columns import Kind
+from dagster_adjunct.resources.backends.columns import (
+    Column,
+    Kind,
+    check_declared_columns,
+    loose_key_error,
+    not_unique_error,
+    parse_column,
+)
 from dagster_adjunct.resources.backends.postgres_values import (
     AS_TEXT,
     POSITION,
@@ -47,6 +54,10 @@ from dagster_adjunct.resources.backends.postgres_values import (
     has_array_text,
 )
 from dagster_adjunct.resources.backends.write_plan import COLUMNS, RowCodec
+from dagster_adjunct.resources.errors import TableNotFoundError
+
+if TYPE_CHECKING:
+    from psycopg import AsyncConnection
 
 
 def compose_joined(between: str, parts: Iterable[sql.Composable]) -> Composed:
@@ -347,3 +358,104 @@ class Statements:
     def _typed(self, name: str) -> Composed:
         cast = sql.SQL("::" + self.casts[name]) if name in self._texts else sql.SQL("")
         return sql.SQL("{}{}").format(compose_identifier("s", name), cast)
+
+
+_TYPES = {
+    Kind.STRING: "text",
+    Kind.BOOLEAN: "boolean",
+    Kind.TIMESTAMP: "timestamp with time zone",
+    Kind.DATE: "date",
+    Kind.DECIMAL: "numeric",
+    Kind.BINARY: "bytea",
+    Kind.JSON: "jsonb",
+}
+_WIDTHS = {
+    **dict.fromkeys(("tinyint", "byte", "smallint", "short", "int2"), "smallint"),
+    **dict.fromkeys(("int", "integer", "int4"), "integer"),
+    **dict.fromkeys(("bigint", "long", "int8"), "bigint"),
+    **dict.fromkeys(("float", "real", "float4"), "real"),
+    **dict.fromkeys(("double", "double precision", "float8"), "double precision"),
+}
+
+
+async def create_table(
+    connection: AsyncConnection[Any], schema: str, table: str, types: Mapping[str, Any], key: Sequence[str]
+) -> None:
+    """Create schema and table, whose columns have these types, with `key` as its primary key, unless they exist."""
+    name = sql.Identifier(schema, table)
+    parts = [sql.SQL("{} {}").format(sql.Identifier(column), sql.SQL(type_)) for column, type_ in types.items()]
+    parts.append(sql.SQL("PRIMARY KEY ({})").format(sql.SQL(", ").join(map(sql.Identifier, key))))
+    async with connection.transaction():
+        # IF NOT EXISTS alone fails when two sessions create the same table at once.
+        await connection.execute("SELECT pg_advisory_xact_lock(hashtext(%s))", (f"adjunct:{schema}.{table}",))
+        exists = await connection.execute("SELECT to_regclass(%s)", (name.as_string(connection),))
+        if (await exists.fetchone() or (None,))[0] is not None:
+            return
+        await connection.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(schema)))
+        # Rows that are updated often stay in their page if it has space.
+        made = sql.SQL("CREATE TABLE {} ({}) WITH (fillfactor = 80)").format(name, sql.SQL(", ").join(parts))
+        await connection.execute(made)
+
+
+_UNEQUAL = {"citext": "which ignores case", "bpchar": "which ignores blanks at the end"}
+
+
+async def read_columns(
+    connection: AsyncConnection[Any],
+    label: str,
+    place: str,
+    schema: str,
+    table: str,
+    key: Sequence[str],
+    declared: Sequence[Column],
+) -> tuple[list[Column], dict[str, str]]:
+    """Return the columns, and each one's type for casts, after checking that declared ones exist and `key` is unique.
+
+    TableNotFoundError if the table does not exist; SchemaMismatchError if it does not fit.
+    """
+    cursor = await connection.execute(
+        """SELECT a.attname, format_type(a.atttypid, a.atttypmod), format_type(a.atttypid, -1),
+             coalesce(o.collisdeterministic, true), o.collname
+           FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid JOIN pg_namespace n ON n.oid = c.relnamespace
+           LEFT JOIN pg_collation o ON o.oid = a.attcollation
+           WHERE n.nspname = %s AND c.relname = %s AND a.attnum > 0 AND NOT a.attisdropped
+           ORDER BY a.attnum""",
+        (schema, table),
+    )
+    rows, where = await cursor.fetchall(), f"{label} at {place}"
+    if not rows:
+        step = "Correct schema and name, or declare the table with create=True."
+        raise TableNotFoundError(f"{where}: the table does not exist.", step, table=label)
+    names = [name for name, *_ in rows]
+    check_declared_columns(where, names, declared)
+    cursor = await connection.execute(
+        """SELECT array_agg(a.attname::text)
+           FROM pg_index i JOIN pg_class c ON c.oid = i.indrelid JOIN pg_namespace n ON n.oid = c.relnamespace
+           JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum = ANY (i.indkey[0:i.indnkeyatts - 1])
+           WHERE n.nspname = %s AND c.relname = %s AND i.indisunique AND i.indpred IS NULL
+           GROUP BY i.indexrelid""",
+        (schema, table),
+    )
+    if set(key) not in [set(columns) for (columns,) in await cursor.fetchall()]:
+        raise not_unique_error(where, key)
+    for name, _, type_, exact, collation in rows:
+        if name in key and type_ in _UNEQUAL:
+            raise loose_key_error(where, name, f"{type_}, {_UNEQUAL[type_]}", "text")
+        if name in key and not exact:
+            kind = f"{type_} with the collation {collation}, which is not deterministic"
+            raise loose_key_error(where, name, kind, "text")
+    wanted = {column.name for column in declared} or set(names)
+    columns = [parse_column(name, type_) for name, type_, *_ in rows if name in wanted]
+    return columns, {name: cast for name, _, cast, *_ in rows}
+
+
+def column_type(column: Column) -> str:
+    """The type of a declared column in a new table."""
+    if column.kind is Kind.LIST:
+        assert column.element is not None
+        return column_type(column.element) + "[]"
+    base = _WIDTHS.get(column.type) or _TYPES[column.kind]
+    sized = column.kind is Kind.DECIMAL or column.type in ("varchar", "character varying")
+    if column.size and sized:
+        return ("varchar" if column.kind is Kind.STRING else base) + column.size
+    return base

@@ -11,8 +11,7 @@ from decimal import Decimal
 
 import pytest
 
-from dagster_adjunct.resources.backends.postgres import PostgresTable
-from dagster_adjunct.resources.backends.postgres_requests import PostgresRequests
+from dagster_adjunct.resources.backends.postgres import PostgresRequests, PostgresTable
 from dagster_adjunct.resources.backends.sqlite import SqliteRequests, SqliteTable
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError, TableAccessError
 from dagster_adjunct.resources.tables.operation import (
