@@ -1,36 +1,495 @@
-"""`DynamoDbSegments`: key-value tables in DynamoDB."""
+"""`DynamoDbSegments`: key-value tables in DynamoDB; `DynamoDbSegment` reads and writes one partition of a table."""
 
 from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import Enum
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_random_exponential
 
 from dagster_adjunct.resources.backends.dynamodb import resolve_table_key
-from dagster_adjunct.resources.backends.dynamodb_connection import Connection, error_code
+from dagster_adjunct.resources.backends.dynamodb_connection import Connection, error_code, throttled_problem
 from dagster_adjunct.resources.common import argument_error, check_whole_number
-from dagster_adjunct.resources.errors import TableUnavailableError, TransientError
-from dagster_adjunct.resources.key_value.segment import TableId, TableSegment, restore_backend
+from dagster_adjunct.resources.errors import AdjunctError, TableError, TableUnavailableError, TransientError
+from dagster_adjunct.resources.key_value.segment import (
+    ABSENT,
+    ConditionsFailed,
+    KeyRange,
+    ReplyLostError,
+    SegmentChange,
+    StoredEntry,
+    StoredPage,
+    TableId,
+    TableSegment,
+    restore_backend,
+    sealed_table_error,
+)
 from dagster_adjunct.resources.key_value_backends.dynamodb_layout import (
     GATES,
     KEY_SCHEMA,
     LIMITS,
+    FamilyList,
+    Item,
+    KeyStretch,
+    Patience,
     SegmentLayout,
     TableCalls,
     dynamodb_errors,
+    family_prefix_at,
+    key_after_family,
+    table_key_of,
     table_label,
+    term_of,
+    translate_dynamodb_error,
 )
-from dagster_adjunct.resources.key_value_backends.dynamodb_segment import HORIZON, DynamoDbSegment
 from dagster_adjunct.resources.validation import validated
 
 if TYPE_CHECKING:
     from mypy_boto3_dynamodb import DynamoDBClient
+
+KEYS_AT_ONCE = 100
+_PATIENCE = 10.0  # seconds in which what DynamoDB did not give of a batch is asked for again
+_FAMILIES_AT_ONCE = 16
+_FAMILIES_LISTED = 200
+_LARGEST_LIMIT = 1_000_000
+
+
+# Requests of writes and the meaning of their rejections, without I/O.
+#
+# A write is one transaction. It checks a gate, which is closed in a sealed table and raised when families may have been
+# removed since this process listed them (`dynamodb_layout.py`), and makes every change under its condition. All tries
+# of a write are identical except for that term and the number in their client request token.
+
+
+_CONDITION_FAILED = "ConditionalCheckFailed"
+_CONFLICT = "TransactionConflict"
+_THROTTLED = {"ThrottlingError", "ProvisionedThroughputExceeded"}
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    """A transaction without effect, and why.
+
+    `term` is the gate's, if it is newer than the request's: no request of an older term passes it any more. `current`
+    has the versions of the keys whose conditions fail, by the index of the change. `conflict`: others wrote, so not
+    everything was checked. `refused` is DynamoDB's message about a permanent error.
+    """
+
+    sealed: bool = False
+    term: int | None = None
+    current: Mapping[int, bytes | None] | None = None
+    conflict: bool = False
+    throttled: bool = False
+    refused: str | None = None
+
+    @property
+    def may_pass(self) -> bool:
+        """Whether the same request may be applied, or tell more, in a moment."""
+        return (self.conflict or self.throttled) and self.refused is None
+
+
+def parse_cancellation(response: Mapping[str, Any]) -> Cancelled:
+    """Return why DynamoDB cancelled a transaction, from its response."""
+    reasons: Sequence[Mapping[str, Any]] = response.get("CancellationReasons") or ()
+    codes = [str(reason.get("Code", "None")) for reason in reasons]
+    if not codes:
+        # Some servers give reasons in the message only: nothing was applied, and the next try tells more.
+        return Cancelled(conflict=True)
+    current = {
+        place: reason["Item"]["v"]["B"] if reason.get("Item") else None
+        for place, (code, reason) in enumerate(zip(codes[1:], reasons[1:], strict=True))
+        if code == _CONDITION_FAILED
+    }
+    known = {"None", _CONDITION_FAILED, _CONFLICT, *_THROTTLED}
+    refused = [
+        f"{code}: {reason.get('Message')}" for code, reason in zip(codes, reasons, strict=True) if code not in known
+    ]
+    # That the gate was busy does not matter if a condition failed.
+    looked_at = codes[1:] if current else codes
+    shut = codes[0] == _CONDITION_FAILED
+    term = term_of(reasons[0].get("Item") or {}) if shut else None
+    return Cancelled(
+        sealed=shut and term is None,
+        term=term,
+        current=current or None,
+        conflict=_CONFLICT in looked_at,
+        throttled=any(code in _THROTTLED for code in looked_at),
+        refused=refused[0] if refused else None,
+    )
+
+
+# Writes: one transaction each, tried until its outcome is known.
+#
+# Each try has a client request token of its own. For ten minutes, DynamoDB answers a repeated try that was applied with
+# the same success, whatever others have written since. So a try whose reply was lost is sent once more. If that is
+# cancelled, the first copy may still be in flight: its token is invalidated, and only then is the try known never to be
+# applied. That is also known once gates have a newer term than the try.
+
+
+HORIZON = 540.0  # seconds; DynamoDB forgets a token ten minutes after its request has ended
+PATIENCE = 5.0  # seconds for which a write is retried here after conflicts with others
+_LOST_KNOWN = 1_000
+
+
+class TransactionAnswer(Enum):
+    """DynamoDB's answer to a transaction that it does not cancel."""
+
+    APPLIED = "applied, now or before"
+    TOKEN_TAKEN = "another request has its token"
+    IN_PROGRESS = "a copy of it is being executed"
+
+
+@dataclass(frozen=True, slots=True)
+class LastTry:
+    """The last try of a write whose reply was lost. `over`: it is known never to be applied."""
+
+    number: int
+    term: int
+    when: float
+    over: bool = False
+
+
+class DynamoDbSegment:
+    """A partition of a key-value table, in the DynamoDB table that all its partitions share.
+
+    Several keys are read at different moments. The segments of a table share `calls`: closing one closes them all for
+    the running event loop, or for the threads without one.
+    """
+
+    def __init__(self, calls: TableCalls, layout: SegmentLayout) -> None:
+        self._calls, self._layout = calls, layout
+        self._families = FamilyList(calls, layout)
+        self._lost: dict[bytes, LastTry] = {}  # by token
+        self._remembering = threading.Lock()
+
+    def __repr__(self) -> str:
+        return f"DynamoDbSegment({self._calls.name!r}, partition={self._layout.partition})"
+
+    async def apply(self, changes: Sequence[SegmentChange], token: bytes, *, repeated: bool = False) -> None:
+        with self._report_foreign_items():
+            if not repeated:
+                await self._try(changes, token, 0)
+            elif not await self._settle(changes, token):
+                await self._try(changes, token, self._lost[token].number + 1)
+                self._forget(token)
+            await self._families.purge_if_due()
+
+    async def get(self, keys: Sequence[bytes], *, values: bool = True) -> list[StoredEntry | None]:
+        with self._report_foreign_items():
+            if len(keys) == 1:
+                asked: dict[str, Any] = {"Key": self._layout.entry(keys[0]), "ConsistentRead": True}
+                if not values:
+                    asked["ProjectionExpression"] = "v"
+                answer: Any = await self._calls.read(
+                    lambda client: client.get_item(TableName=self._calls.name, **asked)
+                )
+                item = answer.get("Item")
+                return [None if item is None else _entry(keys[0], item, values)]
+            distinct = list(dict.fromkeys(keys))
+            parts = [distinct[start : start + KEYS_AT_ONCE] for start in range(0, len(distinct), KEYS_AT_ONCE)]
+            entries: dict[bytes, StoredEntry] = {}
+            await self._calls.at_once(self._read_batch(part, values, entries) for part in parts)
+            return [entries.get(key) for key in keys]
+
+    async def page(self, within: KeyRange, limit: int, *, values: bool) -> StoredPage:
+        if within.is_empty:
+            return StoredPage(is_last=True)
+        read: list[StoredEntry] = []
+        with self._report_foreign_items():
+            async for stretches in self._stretches(within):
+                left = limit - len(read)
+                parts = await self._calls.at_once(self._read_stretch(part, within, left, values) for part in stretches)
+                for entries, whole in parts:
+                    read += entries
+                    if len(read) >= limit or not whole:
+                        return StoredPage.of(read[:limit])
+        return StoredPage.of(read, is_last=True)
+
+    async def close(self) -> None:
+        await self._calls.close()
+
+    @contextmanager
+    def _report_foreign_items(self) -> Iterator[None]:
+        """Name the table in errors for items with missing or other attributes, which were not written here."""
+        try:
+            yield
+        except KeyError as error:
+            raise TableError(
+                f"{self._calls.label}, table {self._calls.name}: an item has no {error}: something else wrote it.",
+                "Find items whose v and d are not both binary, and correct or delete them.",
+                table=self._calls.label,
+            ) from error
+
+    async def _read_batch(self, keys: Sequence[bytes], values: bool, into: dict[bytes, StoredEntry]) -> None:
+        """Add the entries of up to 100 keys to `into`. Keys that DynamoDB leaves out for lack of capacity are requested
+        again, with growing pauses."""
+        calls, patience = self._calls, Patience(_PATIENCE)
+        left: Any = list(map(self._layout.entry, keys))
+        attributes = "s, v, d" if values else "s, v"
+        by_sort_key: dict[bytes, bytes] | None = None
+        if len({item["h"]["B"] for item in left}) == 1:
+            # boto3 spends time on every attribute, and this one is known.
+            by_sort_key = {item["s"]["B"]: key for item, key in zip(left, keys, strict=True)}
+        else:
+            attributes = f"h, {attributes}"
+        while True:
+            request: Any = {calls.name: {"Keys": left, "ConsistentRead": True, "ProjectionExpression": attributes}}
+            answer: Any = await calls.read(lambda client, request=request: client.batch_get_item(RequestItems=request))  # type: ignore[misc]
+            for item in answer["Responses"].get(calls.name, ()):
+                key = table_key_of(item) if by_sort_key is None else by_sort_key[item["s"]["B"]]
+                into[key] = _entry(key, item, values)
+            left = answer.get("UnprocessedKeys", {}).get(calls.name, {}).get("Keys")
+            if not left:
+                return
+            if not await patience.wait():
+                error = throttled_problem(calls.label, f"{len(left)} keys unprocessed").error
+                assert error is not None
+                raise error
+
+    async def _stretches(self, within: KeyRange) -> AsyncIterator[Sequence[KeyStretch]]:
+        """Yield the places of a range's entries, in order, grouped as they are best read.
+
+        The more families a page has had, the smaller they are, and the more of them are read at a time.
+        """
+        layout = self._layout
+        before = layout.before_families(within)
+        if before is not None:
+            yield (before,)
+        begun = family_prefix_at(within.start)
+        if begun is not None:
+            # Most pages continue in a family that has enough entries for them, so the list is not needed.
+            yield (layout.in_family(begun, within),)
+        listed = layout.families(within if begun is None else KeyRange(key_after_family(begun), within.end))
+        together, after = 1, None
+        while listed is not None:
+            answer = await self._calls.query(listed, "s", _FAMILIES_LISTED, after)
+            families = [layout.in_family(item["s"]["B"], within) for item in answer["Items"]]
+            while families:
+                yield families[:together]
+                families = families[together:]
+                together = min(_FAMILIES_AT_ONCE, together * 2)
+            after = answer.get("LastEvaluatedKey")
+            if after is None:
+                break
+        last = layout.after_families(within)
+        if last is not None:
+            yield (last,)
+
+    async def _read_stretch(
+        self, stretch: KeyStretch, within: KeyRange, limit: int, values: bool
+    ) -> tuple[list[StoredEntry], bool]:
+        """Return the first entries of a stretch, and whether that is all of them.
+
+        DynamoDB ends a page after 1 MiB, which then ends this page too, unless it has nothing in the range.
+        """
+        entries: list[StoredEntry] = []
+        after: Item | None = None
+        while True:
+            asked = min(limit - len(entries), _LARGEST_LIMIT)
+            answer = await self._calls.query(stretch, "s, v, d" if values else "s, v", asked, after)
+            items = answer["Items"]
+            keys = [stretch.table_key(item["s"]["B"]) for item in items]
+            entries += [
+                _entry(key, item, values)
+                for key, item in zip(keys, items, strict=True)
+                if key >= within.start and (within.end is None or key < within.end)
+            ]
+            after = answer.get("LastEvaluatedKey")
+            if after is None:
+                return entries, True
+            if len(entries) >= limit or (entries and len(items) < asked):
+                return entries, False
+
+    async def _try(self, changes: Sequence[SegmentChange], token: bytes, number: int) -> None:
+        """Apply the changes; no try from `number` on was sent yet, or all that were sent are over."""
+        patience = Patience(PATIENCE)
+        term = await self._families.ensure_listed(changes)
+        while True:
+            try:
+                answer = await self._send(token, number, term, *map(self._action, changes))
+            except ReplyLostError:
+                self._remember(token, number, term)
+                raise
+            if answer is TransactionAnswer.APPLIED:
+                return
+            if isinstance(answer, Cancelled):
+                self._check(answer)
+            if not await patience.wait():
+                if answer is TransactionAnswer.IN_PROGRESS:
+                    self._remember(token, number, term)
+                    problem = f"{self._calls.label}: a copy of a write has been in progress for {PATIENCE:g} s."
+                    raise ReplyLostError(problem, "It is checked again.")
+                raise self._contended()
+            if answer is not TransactionAnswer.IN_PROGRESS:
+                # This try is over. A server that remembers cancelled ones would cancel it for ever.
+                number += 1
+                term = await self._families.ensure_listed(changes)
+
+    async def _settle(self, changes: Sequence[SegmentChange], token: bytes) -> bool:
+        """Return whether a write whose reply was lost was applied; after False its last try never will be."""
+        last = self._lost.get(token)
+        if last is not None and last.over:
+            return False
+        try:
+            if last is None:  # another handle has sent it, at an unknown term
+                term = await self._families.ensure_listed(changes)
+                applied = await self._was_applied(changes, token, 0, term, sent_here=False)
+            else:
+                applied = await self._was_applied(changes, token, last.number, last.term, sent_here=True)
+        except TableUnavailableError as error:
+            # This call had no effect; the outcome of the previous one is still unknown.
+            raise ReplyLostError(error.problem, error.next_step) from error
+        if applied:
+            self._forget(token)
+        return applied
+
+    async def _was_applied(
+        self, changes: Sequence[SegmentChange], token: bytes, number: int, term: int, *, sent_here: bool
+    ) -> bool:
+        """Return whether a try whose reply was lost was applied; after False it never will be.
+
+        Raises `ConditionsFailed` and the like if it never will be and a new try would not help, `ReplyLostError` or
+        TableUnavailableError if its outcome could not be determined.
+        """
+        patience = Patience(PATIENCE)
+        taken = False
+        while True:
+            answer = await self._send(token, number, term, *map(self._action, changes))
+            if not isinstance(answer, Cancelled):
+                if answer is TransactionAnswer.TOKEN_TAKEN and not sent_here:
+                    raise self._sent_elsewhere()
+                if answer is TransactionAnswer.APPLIED:
+                    return True
+                if answer is TransactionAnswer.TOKEN_TAKEN:  # it was invalidated before
+                    self._remember(token, number, term, over=True)
+                    return False
+            elif answer.sealed:
+                raise sealed_table_error(self._calls.table, self._calls.label)
+            elif answer.term is not None:
+                # No gate lets a copy of it pass any more.
+                self._families.learn(answer.term)
+                if not sent_here:
+                    raise self._sent_elsewhere()
+                self._remember(token, number, term, over=True)
+                return False
+            elif not answer.may_pass:
+                # A harmless request with the try's token. DynamoDB applies one of the two, and once it has applied this
+                # one, it rejects a late copy of the try, because the token is of another request.
+                item = {**self._layout.invalidated(_gate_number(token)), "t": {"B": token}}
+                put = {"Put": {"TableName": self._calls.name, "Item": item}}
+                invalidated = await self._send(token, number, term, put)
+                if invalidated is TransactionAnswer.APPLIED or (taken and invalidated is TransactionAnswer.TOKEN_TAKEN):
+                    self._remember(token, number, term, over=True)
+                    self._check(answer)
+                    return False
+                if invalidated is TransactionAnswer.TOKEN_TAKEN:
+                    # The first copy arrived meanwhile. DynamoDB's answer to another copy tells its outcome.
+                    taken = True
+                    continue
+            if not await patience.wait():
+                raise self._contended()
+
+    async def _send(self, token: bytes, number: int, term: int, *actions: Item) -> TransactionAnswer | Cancelled:
+        """Send the `number`th try, from 0, of a write whose families are listed at `term`."""
+        check = {
+            "TableName": self._calls.name,
+            "Key": self._layout.gate(_gate_number(token)),
+            "ConditionExpression": "attribute_not_exists(h) OR n <= :n",
+            "ExpressionAttributeValues": {":n": {"N": str(term)}},
+            "ReturnValuesOnConditionCheckFailure": "ALL_OLD",
+        }
+        request: dict[str, Any] = {
+            "ClientRequestToken": f"{token.hex()}-{number}",
+            "TransactItems": [{"ConditionCheck": check}, *actions],
+        }
+        try:
+            await self._calls.call(lambda client: client.transact_write_items(**request))
+        except AdjunctError:
+            raise
+        except Exception as error:
+            code = error_code(error)
+            if code == "TransactionCanceledException":
+                return parse_cancellation(getattr(error, "response", {}))
+            if code == "TransactionInProgressException":
+                return TransactionAnswer.IN_PROGRESS
+            if code == "IdempotentParameterMismatchException":
+                return TransactionAnswer.TOKEN_TAKEN
+            raise translate_dynamodb_error(error, self._calls.table, sent=True) from error
+        return TransactionAnswer.APPLIED
+
+    def _remember(self, token: bytes, number: int, term: int, *, over: bool = False) -> None:
+        now = time.monotonic()
+        with self._remembering:  # threads may share a table
+            if len(self._lost) >= _LOST_KNOWN:
+                for old in [old for old, last in self._lost.items() if last.when < now - HORIZON]:
+                    del self._lost[old]
+            self._lost[token] = LastTry(number, term, now, over)
+
+    def _forget(self, token: bytes) -> None:
+        with self._remembering:
+            self._lost.pop(token, None)
+
+    def _check(self, cancelled: Cancelled) -> None:
+        """Raise the error of a cancelled transaction, unless it may be applied if it is tried again at once."""
+        if cancelled.sealed:
+            raise sealed_table_error(self._calls.table, self._calls.label)
+        label = self._calls.label
+        if cancelled.refused is not None:
+            raise TableError(f"{label}: a write is rejected ({cancelled.refused}).", table=label)
+        if cancelled.term is not None:
+            self._families.learn(cancelled.term)
+            return
+        if cancelled.current is not None and not cancelled.conflict:
+            raise ConditionsFailed(cancelled.current)
+        if cancelled.throttled:
+            error = throttled_problem(label, "a transaction was throttled").error
+            assert error is not None
+            raise error
+
+    def _contended(self) -> TableUnavailableError:
+        label = self._calls.label
+        problem = f"{label}: a write conflicted with others of the same keys for {PATIENCE:g} s."
+        step = "It is retried. If that continues, have fewer writers of the same keys."
+        return TableUnavailableError(problem, step, table=label)
+
+    def _sent_elsewhere(self) -> ReplyLostError:
+        problem = f"{self._calls.label}: a write was sent through another handle, and families were purged since."
+        return ReplyLostError(problem, "Read its keys, or repeat it through the handle that sent it.")
+
+    def _action(self, change: SegmentChange) -> Item:
+        key = self._layout.entry(change.key)
+        action: dict[str, Any] = {"TableName": self._calls.name}
+        kind = "ConditionCheck" if change.is_guard else "Delete" if change.value is None else "Put"
+        if change.value is None:
+            action["Key"] = key
+        else:
+            action["Item"] = {**key, "v": {"B": change.version}, "d": {"B": change.value}}
+        if change.expected is ABSENT:
+            action["ConditionExpression"] = "attribute_not_exists(h)"
+        elif isinstance(change.expected, bytes):
+            action["ConditionExpression"] = "v = :v"
+            action["ExpressionAttributeValues"] = {":v": {"B": change.expected}}
+        if "ConditionExpression" in action:
+            action["ReturnValuesOnConditionCheckFailure"] = "ALL_OLD"
+        return {kind: action}
+
+
+def _entry(key: bytes, item: Item, values: bool) -> StoredEntry:
+    return StoredEntry(key, item["v"]["B"], item["d"]["B"] if values else None)
+
+
+def _gate_number(token: bytes) -> int:
+    """Return the gate that a request checks; any will do, because sealing closes all."""
+    return token[0] % GATES
+
 
 _LONGEST_NAME = 255
 _CREATING_SECONDS = 10.0  # for a server in trouble; the table itself may take a minute

@@ -28,10 +28,9 @@ from dagster_adjunct.resources.key_value.segment import (
     run_without_loop,
     table_key,
 )
-from dagster_adjunct.resources.key_value_backends import dynamodb_segment
-from dagster_adjunct.resources.key_value_backends.dynamodb import DynamoDbSegments
+from dagster_adjunct.resources.key_value_backends import dynamodb
+from dagster_adjunct.resources.key_value_backends.dynamodb import DynamoDbSegment, DynamoDbSegments
 from dagster_adjunct.resources.key_value_backends.dynamodb_layout import PURGE_AFTER, SegmentLayout, TableCalls
-from dagster_adjunct.resources.key_value_backends.dynamodb_segment import DynamoDbSegment
 from tests.resources.key_value_backends.segment_handle import Run
 
 TABLE = TableId("tests", "fruit", "0123456789abcdef")
@@ -98,7 +97,7 @@ _run: list[Run] = [asyncio.run]
 def asked_by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """How segments ask in a test: from an event loop, or in the thread of the caller."""
     _run[:] = [request.param]
-    monkeypatch.setattr(dynamodb_segment, "PATIENCE", 60)
+    monkeypatch.setattr(dynamodb, "PATIENCE", 60)
 
 
 def segment_of(script: Script) -> DynamoDbSegment:
@@ -140,7 +139,7 @@ def test_a_conflict_next_to_a_failed_condition_is_checked_again() -> None:
 
 
 def test_conflicts_without_end_are_told_as_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dynamodb_segment, "PATIENCE", 0.05)
+    monkeypatch.setattr(dynamodb, "PATIENCE", 0.05)
     script = Script(*[cancelled(NONE, CONFLICT, NONE)] * 1000)
     with pytest.raises(TableUnavailableError):
         apply(segment_of(script))
@@ -202,7 +201,7 @@ def test_a_repeat_that_does_not_get_as_far_as_the_write_knows_nothing_of_it_eith
 
 
 def test_a_copy_of_a_try_that_stays_under_way_is_not_told_as_nothing_happened(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dynamodb_segment, "PATIENCE", 0.05)
+    monkeypatch.setattr(dynamodb, "PATIENCE", 0.05)
     script = Script(cancelled(NONE, CONFLICT, NONE), *[UNDER_WAY] * 1000)
     segment = segment_of(script)
     with pytest.raises(ReplyLostError):

@@ -26,10 +26,9 @@ from dagster_adjunct.resources.key_value.segment import (
     run_without_loop,
     table_key,
 )
-from dagster_adjunct.resources.key_value_backends import dynamodb_layout, dynamodb_segment
-from dagster_adjunct.resources.key_value_backends.dynamodb import DynamoDbSegments
+from dagster_adjunct.resources.key_value_backends import dynamodb, dynamodb_layout
+from dagster_adjunct.resources.key_value_backends.dynamodb import DynamoDbSegment, DynamoDbSegments
 from dagster_adjunct.resources.key_value_backends.dynamodb_layout import FamilyList, SegmentLayout, TableCalls
-from dagster_adjunct.resources.key_value_backends.dynamodb_segment import DynamoDbSegment
 from tests.servers.dynamodb import DynamoDbServer, new_name
 from tests.servers.tcp_proxy import TcpProxy
 
@@ -58,7 +57,7 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dynamodb_layout, "PURGE_AFTER", 1_000_000_000)
     monkeypatch.setattr(dynamodb_layout, "SETTLING_SECONDS", 0)
     monkeypatch.setattr(dynamodb_layout, "MIN_EMPTY_FAMILIES", 1)
-    for module in (dynamodb_layout, dynamodb_segment):
+    for module in (dynamodb_layout, dynamodb):
         monkeypatch.setattr(module, "GATES", 2)
 
 
@@ -251,7 +250,7 @@ def test_a_write_that_learns_a_newer_term_is_sent_again_after_a_slow_connect(
         for _ in range(2):
             await FamilyList(old, LAYOUT).purge()
         calls = Interrupted(table, 0, lambda: asyncio.sleep(0.3))
-        monkeypatch.setattr(dynamodb_segment, "PATIENCE", 0.2)
+        monkeypatch.setattr(dynamodb, "PATIENCE", 0.2)
         await DynamoDbSegment(calls, LAYOUT).apply(
             [SegmentChange(key("f"), b"v", make_version(new_token(), 0), ANYTHING)], new_token(), repeated=False
         )
