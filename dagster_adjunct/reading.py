@@ -8,6 +8,6 @@ from dagster_adjunct.assets.reading.history import EntriesOverTime as EntriesOve
 from dagster_adjunct.assets.reading.key_lookup import FileCache as FileCache
 from dagster_adjunct.assets.reading.rows_over_time import Validity as Validity
 from dagster_adjunct.assets.reading.served_version import Watch as Watch
-from dagster_adjunct.assets.reading.verify import VerifyReport as VerifyReport
+from dagster_adjunct.assets.reading.stored_file import VerifyReport as VerifyReport
 from dagster_adjunct.assets.versions.actions import HistoryEntry as HistoryEntry
 from dagster_adjunct.assets.versions.leases import Lease as Lease

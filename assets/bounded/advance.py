@@ -30,7 +30,7 @@ from dagster_adjunct.assets.bounded.candidate import (
 )
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, FileSource, QuerySource
 from dagster_adjunct.assets.sources.deliveries import Awaiting, Delivery
-from dagster_adjunct.assets.sources.stream_source import open_source
+from dagster_adjunct.assets.sources.version_sources import open_source
 from dagster_adjunct.assets.versions.actions import (
     describe_unserved,
     expire_pins,

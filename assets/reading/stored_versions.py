@@ -400,7 +400,7 @@ class StoredVersions(VersionOperations):
         `manifest` is the dataset's. Builds and commits nothing. Needs the declaration, not only the name.
         """
         from dagster_adjunct.assets.sources.deliveries import Awaiting
-        from dagster_adjunct.assets.sources.stream_source import open_source
+        from dagster_adjunct.assets.sources.version_sources import open_source
 
         assert self.spec is not None
         source = open_source(systems, self.spec, self._lake)

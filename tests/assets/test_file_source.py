@@ -21,7 +21,7 @@ from dagster_adjunct.assets.declaration.policies import VersionPartitions
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.sources.deliveries import Awaiting, Delivery
 from dagster_adjunct.assets.sources.file_source import FileVersions
-from dagster_adjunct.assets.sources.stream_source import open_source
+from dagster_adjunct.assets.sources.version_sources import open_source
 from dagster_adjunct.assets.versions.manifest import Abandoned, DatasetManifest, Delivered, MarkerFacts
 from dagster_adjunct.assets.versions.reports import AdvanceReport
 from dagster_adjunct.assets.versions.version import VersionRef

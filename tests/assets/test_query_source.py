@@ -12,8 +12,12 @@ from dagster_adjunct.assets.advancing.advance_dataset import advance_dataset
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, Computation, QuerySource, bounded_dataset
 from dagster_adjunct.assets.declaration.policies import VersionPartitions
 from dagster_adjunct.assets.sources.deliveries import Awaiting, Delivery
-from dagster_adjunct.assets.sources.query_source import QueryVersions, _fill_placeholders, _generate_version_name
-from dagster_adjunct.assets.sources.stream_source import open_source
+from dagster_adjunct.assets.sources.version_sources import (
+    QueryVersions,
+    _fill_placeholders,
+    _generate_version_name,
+    open_source,
+)
 from dagster_adjunct.assets.versions.manifest import Abandoned, Delivered
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError
 from dagster_adjunct.resources.objects.lake import Lake

@@ -1,13 +1,20 @@
-"""Versions that arrive on a stream: records up to the markers that end a version in every partition."""
+"""Where versions come from: a stream, on which markers in every partition end a version, or a query that computes one.
+
+Versions that arrive as files are in `file_source.py`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
+from itertools import chain, count
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, FileSource, QuerySource
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, Computation, FileSource, QuerySource
+from dagster_adjunct.assets.declaration.snapshots import run_query
 from dagster_adjunct.assets.sources.deliveries import (
     Awaiting,
     CompleteVersion,
@@ -27,6 +34,7 @@ from dagster_adjunct.assets.sources.deliveries import (
 from dagster_adjunct.assets.sources.entries import (
     Offsets,
     OpenedStream,
+    derive_entry_schema,
     has_one_partition_per_key,
     list_spark_needs,
     offsets_to_json,
@@ -39,6 +47,7 @@ from dagster_adjunct.assets.versions.manifest import (
     follow_added_partitions,
     follow_repartition,
 )
+from dagster_adjunct.assets.versions.version import declaration_from_spec
 from dagster_adjunct.resources.bucketing.hashing import (
     EMPTY_CHECKSUM,
     arrow_checksums_by,
@@ -46,10 +55,11 @@ from dagster_adjunct.resources.bucketing.hashing import (
     parse_records_checksum,
 )
 from dagster_adjunct.resources.common import split_stream_name
-from dagster_adjunct.resources.errors import SchemaMismatchError
-from dagster_adjunct.resources.lazy_modules import pa
+from dagster_adjunct.resources.errors import DatasetError, SchemaMismatchError
+from dagster_adjunct.resources.lazy_modules import F, pa
 from dagster_adjunct.resources.objects.lake import Lake
-from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.schemas.records import ArrowFrame, to_arrow_table
+from dagster_adjunct.resources.schemas.schema import Schema, fit_to_schema, named_column, quote_text, repeated_names
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from dagster_adjunct.resources.streams.system import (
     FIRST_OFFSET,
@@ -63,7 +73,6 @@ from dagster_adjunct.resources.streams.system import (
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
 
 _NONE: Offsets = {}
 
@@ -81,8 +90,6 @@ def open_source(
 
         return FileVersions(spec, spec.input, partition)
     if isinstance(spec.input, QuerySource):
-        from dagster_adjunct.assets.sources.query_source import QueryVersions
-
         return QueryVersions(spec, spec.input, partition, now=lake.now)
     return StreamSource(systems, spec, now=lake.now)
 
@@ -252,3 +259,105 @@ class StreamSource(VersionSource):
 
 def _parse_ranges(delivery: Delivery) -> dict[SystemStreamPartition, tuple[str, str]]:
     return {SystemStreamPartition.parse(ssp): span for ssp, span in delivery.ranges.items()}
+
+
+class QueryVersions(VersionSource):
+    """The one version that a query computes now, named after its partition or else after the time in UTC.
+
+    A query's rows have no order: of several with one key, the one with the greatest values is kept.
+    """
+
+    def __init__(
+        self, spec: AdjunctDataset, query: QuerySource, partition: str | None, *, now: Callable[[], datetime]
+    ) -> None:
+        schema = derive_entry_schema(spec, query.schema)
+        ordered_by = tuple(name for name in schema.names if name not in spec.key)
+        super().__init__(spec, schema, declaration_from_spec(spec, schema), ordered_by)
+        self._query, self._partition, self._now = query, partition, now
+        self._given = False
+
+    def next(self, manifest: BoundedManifest) -> Delivery | Awaiting:
+        """Return the version to compute, on the first call only; it is computed when it is read."""
+        if self._given:
+            return Awaiting(None, (), idle=True)
+        self._given = True
+        version = self._partition or _generate_version_name(manifest, self._now())
+        return Delivery(version, content=Computation(version, self._partition))
+
+    def check(self, delivery: Delivery, spark: Callable[[], SparkSession]) -> int | None:
+        """Return None: the number of rows is not known before they are computed."""
+        return None
+
+    def list_spark_needs(self) -> list[str]:
+        """Return why the query or the entries can't be made without Spark."""
+        return [
+            *(["its query, which is SQL"] if isinstance(self._query.query, str) else []),
+            *super().list_spark_needs(),
+        ]
+
+    def records_in_arrow(self, delivery: Delivery) -> pa.Table:
+        """Return the query's result. Raises DatasetError if its columns are not as declared."""
+        query, what = self._query.query, self._what(delivery)
+        assert not isinstance(query, str), "SQL needs Spark"
+        answer = query(IN_PROCESS, delivery.content)
+        if not isinstance(answer, ArrowFrame):
+            step = "Without Spark, return an Arrow table, or a pandas or Polars frame."
+            raise DatasetError(f"{what} returned a {type(answer).__name__}.", step, dataset=self.spec.name)
+        answer = to_arrow_table(answer, what)
+        columns = [(field.name, field.type) for field in Schema.from_arrow(answer.schema).fields]
+        _check_columns(columns, self._query.schema, what)
+        rows, zeros = answer.num_rows, [0] * answer.num_rows
+        marks = (pa.array(zeros, pa.int32()), pa.array(zeros, pa.int64()), pa.nulls(rows, pa.timestamp("us", "UTC")))
+        answer = fit_to_schema(answer, self._query.schema, what)
+        records = {name: answer.column(name) for name in self._query.schema.names}
+        records |= dict(zip(META, (*marks, pa.array([False] * rows, pa.bool_())), strict=True))
+        return pa.table(records)
+
+    def records_in_spark(self, delivery: Delivery, spark: SparkSession) -> DataFrame:
+        """Return the query's result. Raises DatasetError if its columns are not as declared."""
+        what, query, computation = self._what(delivery), self._query.query, delivery.content
+        ready = _fill_placeholders(query, computation) if isinstance(query, str) else partial(query, spark, computation)
+        frame = run_query(self.spec, what, spark, ready)
+        columns = [(field.name, field.dataType.simpleString()) for field in frame.schema.fields]
+        _check_columns(columns, self._query.schema, what)
+        marks = {META[0]: F.lit(0), META[1]: F.lit(0).cast("bigint"), META[2]: F.lit(None).cast("timestamp")}
+        return frame.select(
+            *[named_column(name) for name in self._query.schema.names],
+            *[value.alias(name) for name, value in marks.items()],
+            F.lit(False).alias(META[3]),
+        )
+
+    def _what(self, delivery: Delivery) -> str:
+        return f"dataset {self.spec.name!r}, version {delivery.version!r}: {self._query}"
+
+
+def _check_columns(columns: Sequence[tuple[str, str]], declared: Schema, what: str) -> None:
+    """Raise DatasetError unless these columns (name and type) are exactly the declared ones, in any order."""
+    types = dict(columns)
+    parts = [(name, "is missing") for name in declared.names if name not in types]
+    parts += [(name, f"({kind}) is not declared") for name, kind in types.items() if name not in declared]
+    parts += [
+        (field.name, f"is {types[field.name]}, declared {field.type}")
+        for field in declared.fields
+        if field.name in types and types[field.name] != field.type
+    ]
+    parts += [(name, "appears twice") for name in repeated_names(name for name, _ in columns)]
+    if parts:
+        problem = f"{what} returns other columns than declared: {'; '.join(' '.join(part) for part in parts)}."
+        step = "Select, name and cast them in the query, or declare the columns that it returns."
+        raise DatasetError(problem, step, column=parts[0][0])
+
+
+def _generate_version_name(manifest: BoundedManifest, now: datetime) -> str:
+    """Return an unused version name made of the time."""
+    taken = {*manifest.names, *(ref.name for ref in manifest.versions)}
+    time = f"{now:%Y%m%dT%H%M%SZ}"
+    names = chain([time], (f"{time}-{number}" for number in count(2)))
+    return next(name for name in names if name not in taken)
+
+
+def _fill_placeholders(sql: str, computation: Computation) -> str:
+    """Return the SQL with {version} and {partition} replaced by quoted names; other braces are unchanged."""
+    partition = "NULL" if computation.partition is None else quote_text(computation.partition)
+    values = {"{version}": quote_text(computation.version), "{partition}": partition}
+    return re.sub(r"\{version\}|\{partition\}", lambda placeholder: values[placeholder[0]], sql)
