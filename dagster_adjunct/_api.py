@@ -34,7 +34,7 @@ from dagster_adjunct.resources.objects.lake import open_lake as open_lake
 from dagster_adjunct.resources.schemas.schema import Field as Field
 from dagster_adjunct.resources.schemas.schema import Schema as Schema
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS as IN_PROCESS
-from dagster_adjunct.resources.spark.scope import session_scope as session_scope
+from dagster_adjunct.resources.spark.session import session_scope as session_scope
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams as LakeStreams
 from dagster_adjunct.resources.streams.system import SystemStreamPartition as SystemStreamPartition
 from dagster_adjunct.resources.tables.operation import UpdateContract as UpdateContract

@@ -2,4 +2,4 @@
 
 from dagster_adjunct.orchestration.code_location.definitions import build_definitions as build_definitions
 from dagster_adjunct.orchestration.code_location.resources import LakeResource as LakeResource
-from dagster_adjunct.resources.spark.session import SparkResource as SparkResource
+from dagster_adjunct.orchestration.code_location.resources import SparkResource as SparkResource

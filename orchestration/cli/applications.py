@@ -31,7 +31,7 @@ from dagster_adjunct.orchestration.step.verify_plan import verify_plan
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.spark.in_process import session_factory
-from dagster_adjunct.resources.spark.scope import session_scope
+from dagster_adjunct.resources.spark.session import session_scope
 
 FORMATS = ("text", "json", "mermaid")
 DIFFERS = 4

@@ -38,11 +38,10 @@ from dagster_adjunct.orchestration.code_location.nodes import (
     freshness_policy,
 )
 from dagster_adjunct.orchestration.code_location.output_assets import outputs_asset
-from dagster_adjunct.orchestration.code_location.resources import LakeResource
+from dagster_adjunct.orchestration.code_location.resources import LakeResource, SparkResource
 from dagster_adjunct.orchestration.code_location.sensor_ticks import LaunchedJob
 from dagster_adjunct.orchestration.operators.stream_facts import LineageNode
 from dagster_adjunct.resources.errors import ConfigurationError, translate_file_errors
-from dagster_adjunct.resources.spark.session import SparkResource
 from dagster_adjunct.resources.validation import validated
 
 Launch = LaunchedJob | dg.ScheduleDefinition | dg.SensorDefinition

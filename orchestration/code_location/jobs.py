@@ -17,14 +17,13 @@ from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.application.graph import to_dagster_name
 from dagster_adjunct.orchestration.code_location.dataset_assets import DatasetAsset, dataset_uri, last_data_version
 from dagster_adjunct.orchestration.code_location.metadata import DATA_VERSION_TAG, served_metadata, translate_errors
-from dagster_adjunct.orchestration.code_location.resources import LakeResource
+from dagster_adjunct.orchestration.code_location.resources import LakeResource, SparkResource
 from dagster_adjunct.orchestration.maintenance.discard import expire_all_versions
 from dagster_adjunct.orchestration.startpoints.request import parse_position
 from dagster_adjunct.orchestration.startpoints.startpoints import Startpoints
 from dagster_adjunct.resources.common import utc_now
 from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, NoSealedVersionError, raise_first
 from dagster_adjunct.resources.objects.lake import Lake
-from dagster_adjunct.resources.spark.session import SparkResource
 
 # By job: how often it runs, when (UTC), and what the schedule does.
 _SCHEDULES = {

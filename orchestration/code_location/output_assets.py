@@ -34,7 +34,7 @@ from dagster_adjunct.orchestration.code_location.dataset_assets import (
     report_version,
 )
 from dagster_adjunct.orchestration.code_location.nodes import NODE_KINDS, VERSION_KEY, RunOutputs
-from dagster_adjunct.orchestration.code_location.resources import LakeResource
+from dagster_adjunct.orchestration.code_location.resources import LakeResource, SparkResource
 from dagster_adjunct.orchestration.operators.stream_facts import LineageNode
 from dagster_adjunct.orchestration.planner.notes import note_table_order
 from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
@@ -51,7 +51,6 @@ from dagster_adjunct.orchestration.step.progress import (
 from dagster_adjunct.orchestration.step.run import advance_followed_datasets, advance_unit
 from dagster_adjunct.orchestration.step.step import run_step
 from dagster_adjunct.resources.spark.in_process import session_factory
-from dagster_adjunct.resources.spark.session import SparkResource
 
 _WAIT_SECONDS = 300.0
 

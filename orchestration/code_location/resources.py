@@ -1,14 +1,16 @@
-"""Dagster resources: the lake, key-value tables, and tables of each backend, whose secrets stay in the environment.
+"""Dagster resources: the lake, the Spark session, key-value tables, and tables of each backend.
 
-A resource takes `EnvVar("NAME")` and keeps the name. The variable is read when a connection is opened: in the process
-of a Dagster run or in a Spark task, never while a code location is loaded. So no secret can appear in a run's
-configuration, in its logs, or in pickles for tasks.
+The resource of a table takes `EnvVar("NAME")` and keeps the name. The variable is read when a connection is opened: in
+the process of a Dagster run or in a Spark task, never while a code location is loaded. So no secret can appear in a
+run's configuration, in its logs, or in pickles for tasks.
 """
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import dagster as dg
 from pydantic import Field, PrivateAttr
@@ -26,8 +28,14 @@ from dagster_adjunct.resources.key_value.serializers import Serializer, serializ
 from dagster_adjunct.resources.key_value.table import BlockingKeyValueTable, KeyValueTable
 from dagster_adjunct.resources.key_value_rows.rows import KeyValueRows
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
+from dagster_adjunct.resources.spark.in_process import IN_PROCESS, is_in_process
+from dagster_adjunct.resources.spark.session import prepare_environment, session_config
+from dagster_adjunct.resources.spark.tuning import cache_jvm_functions, wait_for_workers
 from dagster_adjunct.resources.tables.table import BlockingTable, RemoteTable
 from dagster_adjunct.resources.validation import validated
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 
 @validated
@@ -281,3 +289,52 @@ class LakeResource(dg.ConfigurableResource):  # type: ignore[type-arg]
             self._lake = open_lake(self.url)
         lake: Lake = self._lake
         return lake
+
+
+@validated
+class SparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]
+    """A Spark session for each run, built on dagster-pyspark's resource.
+
+    Unlike that resource, it imports pyspark on first use, so that code locations load and sensors tick quickly, and
+    stops the session at the end of the run, unless the process had it before. `master` is any Spark master (default:
+    `ADJUNCT_SPARK_MASTER`, else all cores of this machine), or "none": then small datasets are advanced in the run's
+    own process, and whatever needs Spark raises ConfigurationError.
+    """
+
+    master: str | None = Field(default=None, description="Spark master URL, such as local[2] or spark://host:7077.")
+    spark_config: dict[str, Any] = Field(default_factory=dict, description="More Spark settings; they win.")
+    lake: str | None = Field(default=None, description="Lake URL; an s3:// lake brings the S3A packages along.")
+
+    _session: Any = PrivateAttr(default=None)
+    _ours: bool = PrivateAttr(default=False)
+
+    @property
+    def starter(self) -> Callable[[], SparkSession]:
+        """Return a function that returns the run's session; for the master "none", IN_PROCESS."""
+        return IN_PROCESS if is_in_process(self.master) else lambda: self.spark_session
+
+    @property
+    def spark_session(self) -> SparkSession:
+        """Return the run's session, starting it on first use (6-10 s)."""
+        if self._session is None:
+            for log in (dg.get_dagster_logger(), logging.getLogger("adjunct.spark")):
+                log.info("starting Spark")
+            prepare_environment()
+            from dagster_pyspark import LazyPySparkResource
+            from pyspark.sql import SparkSession
+
+            lake = self.lake or os.environ.get("ADJUNCT_LAKE")
+            config = session_config(self.spark_config, master=self.master, lake_url=lake)
+            running = SparkSession.getActiveSession()
+            self._session = LazyPySparkResource(spark_config=config).spark_session
+            self._ours = running is None
+            cache_jvm_functions(self._session)
+        session: SparkSession = self._session
+        return session
+
+    def teardown_after_execution(self, context: dg.InitResourceContext) -> None:
+        """Stop the session if the run started one, so that no executors are left behind."""
+        session, self._session = self._session, None
+        if session is not None and self._ours:
+            wait_for_workers(session.sparkContext)
+            session.stop()

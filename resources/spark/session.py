@@ -1,4 +1,4 @@
-"""Starts the Spark session with the settings that Adjunct's plans need, in plain Python or as a Dagster resource."""
+"""Starts the Spark session with the settings that Adjunct's plans need, and stops it at the end of a block of code."""
 
 from __future__ import annotations
 
@@ -11,12 +11,10 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from tempfile import gettempdir
 from typing import TYPE_CHECKING, Any
-
-from dagster import ConfigurableResource, InitResourceContext, get_dagster_logger
-from pydantic import Field, PrivateAttr
 
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.objects.lake import DEFAULT_LAKE, LakeSettings
@@ -264,6 +262,44 @@ def stop_session(session: SparkSession) -> None:
     stop_jvm(gateway, options)
 
 
+@validated
+@contextlib.contextmanager
+def session_scope(
+    *,
+    master: str | None = None,
+    lake_url: str | None = None,
+    quick: bool | None = None,
+    on_start: Callable[[str], None] = lambda text: None,
+) -> Iterator[Callable[[], SparkSession]]:
+    """Yield a function that returns the session; what never calls it never waits for Spark.
+
+    For the master "none" (also in ADJUNCT_SPARK_MASTER) it yields IN_PROCESS: nothing is ever started.
+    `quick` (default: as ADJUNCT_SPARK_QUICK says, else not) is for short runs and small batches: the JVM compiles less,
+    and maps the classes that an earlier one has loaded. The first one of a machine keeps them, some seconds at its end.
+    A session that runs already is used, and not stopped at the end. `on_start` is called with a line of text before a
+    session is started, which takes 6-10 s.
+    """
+    if is_in_process(master):
+        yield IN_PROCESS
+        return
+    owned: list[SparkSession] = []
+
+    @cache
+    def spark() -> SparkSession:
+        is_new = not has_running_session()
+        if is_new:
+            on_start("starting Spark")
+        session = new_session(master=master, lake_url=lake_url, quick=quick, keep_classes=is_new)
+        owned.extend([session] if is_new else [])
+        return session
+
+    try:
+        yield spark
+    finally:
+        for session in owned:
+            stop_session(session)
+
+
 def prepare_environment() -> None:
     """Check Java, and set the environment so that Spark's workers use this Python."""
     check_java()
@@ -324,52 +360,3 @@ def _s3a() -> dict[str, str]:
     if region:
         settings["spark.hadoop.fs.s3a.endpoint.region"] = region
     return settings
-
-
-@validated
-class SparkResource(ConfigurableResource):  # type: ignore[type-arg]
-    """A Spark session for each run, built on dagster-pyspark's resource.
-
-    Unlike that resource, it imports pyspark on first use, so that code locations load and sensors tick quickly, and
-    stops the session at the end of the run, unless the process had it before. `master` is any Spark master (default:
-    `ADJUNCT_SPARK_MASTER`, else all cores of this machine), or "none": then small datasets are advanced in the run's
-    own process, and whatever needs Spark raises ConfigurationError.
-    """
-
-    master: str | None = Field(default=None, description="Spark master URL, such as local[2] or spark://host:7077.")
-    spark_config: dict[str, Any] = Field(default_factory=dict, description="More Spark settings; they win.")
-    lake: str | None = Field(default=None, description="Lake URL; an s3:// lake brings the S3A packages along.")
-
-    _session: Any = PrivateAttr(default=None)
-    _ours: bool = PrivateAttr(default=False)
-
-    @property
-    def starter(self) -> Callable[[], SparkSession]:
-        """Return a function that returns the run's session; for the master "none", IN_PROCESS."""
-        return IN_PROCESS if is_in_process(self.master) else lambda: self.spark_session
-
-    @property
-    def spark_session(self) -> SparkSession:
-        """Return the run's session, starting it on first use (6-10 s)."""
-        if self._session is None:
-            for log in (get_dagster_logger(), logging.getLogger("adjunct.spark")):
-                log.info("starting Spark")
-            prepare_environment()
-            from dagster_pyspark import LazyPySparkResource
-            from pyspark.sql import SparkSession
-
-            lake = self.lake or os.environ.get("ADJUNCT_LAKE")
-            config = session_config(self.spark_config, master=self.master, lake_url=lake)
-            running = SparkSession.getActiveSession()
-            self._session = LazyPySparkResource(spark_config=config).spark_session
-            self._ours = running is None
-            cache_jvm_functions(self._session)
-        session: SparkSession = self._session
-        return session
-
-    def teardown_after_execution(self, context: InitResourceContext) -> None:
-        """Stop the session if the run started one, so that no executors are left behind."""
-        session, self._session = self._session, None
-        if session is not None and self._ours:
-            wait_for_workers(session.sparkContext)
-            session.stop()
