@@ -19,14 +19,13 @@ from dagster_adjunct.orchestration.application.graph import (
     OutputStream,
     RemoteTableHandle,
 )
-from dagster_adjunct.orchestration.operators.asof_join import AsOfJoin, check_as_of
 from dagster_adjunct.orchestration.operators.columns import DataFrameFunction, OnNullKey
 from dagster_adjunct.orchestration.operators.event_time import build_late_records
 from dagster_adjunct.orchestration.operators.functions import RecordFunction, build_flat_map, validate_record_function
-from dagster_adjunct.orchestration.operators.inputs import Broadcast, check_task_column
-from dagster_adjunct.orchestration.operators.joins import How, Join, JoinFunction, On, build_join, build_lookup_join
+from dagster_adjunct.orchestration.operators.joins import AsOfJoin, How, Join, JoinFunction, On, build_join, check_as_of
 from dagster_adjunct.orchestration.operators.operator import BeforeHistory, OnNullTime, Spec
 from dagster_adjunct.orchestration.operators.records import (
+    Broadcast,
     Merge,
     PartitionBy,
     build_filter,
@@ -34,9 +33,10 @@ from dagster_adjunct.orchestration.operators.records import (
     build_partition_by,
     build_select,
     build_with_columns,
+    check_task_column,
     parse_key_columns,
 )
-from dagster_adjunct.orchestration.operators.remote_tables import SinkFunction, TableSend
+from dagster_adjunct.orchestration.operators.remote_tables import SinkFunction, TableSend, build_lookup_join
 from dagster_adjunct.orchestration.operators.sends import SendDeadLetters, SendToStream, build_send_to_local, build_sink
 from dagster_adjunct.orchestration.operators.stream_join import HowStreams, StreamJoin, Within, build_stream_join
 from dagster_adjunct.orchestration.operators.table_updates import Expressions, SendToDataset, SendToTable, build_update

@@ -1,16 +1,18 @@
-"""Delete old versions of datasets, except those that open batches of applications will read again."""
+"""Delete old versions of datasets and erase keys from them, except versions that open batches will read again."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.declaration.policies import DiscardPolicy
 from dagster_adjunct.assets.reading.stored_versions import list_datasets
+from dagster_adjunct.assets.retention import erasure
 from dagster_adjunct.assets.retention.discard import DiscardReport
 from dagster_adjunct.assets.retention.discard import discard as discard_unneeded
+from dagster_adjunct.assets.retention.erasure import ErasureReport
 from dagster_adjunct.assets.unbounded.transient import is_transient
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog, list_applications
@@ -63,6 +65,22 @@ def expire_all_versions(
             purge_plans(lake, application)
     raise_first(errors)
     return reports
+
+
+@validated
+def erase_keys(lake: Lake, dataset: str, keys: Iterable[object], *, reason: str, by: str) -> ErasureReport:
+    """Erase these keys, given as for `get`, from all objects of a dataset, and verify it by a search.
+
+    Old versions are kept while a reader has leased them or an open batch of an application needs them: the report names
+    them, and a later erasure or discard deletes their files. Of an unbounded dataset, earlier versions that read a
+    generation with a key are gone; its stream still holds the keys. Raises DatasetNotFoundError, SchemaMismatchError (a
+    key of the wrong type), and ManifestMismatchError where a damaged file can't be rewritten; then nothing is erased.
+    """
+
+    def needed() -> dict[str, str]:
+        return versions_in_open_batches(lake).get(dataset, {})
+
+    return erasure.erase_keys(lake, dataset, keys, reason=reason, by=by, roots=needed)
 
 
 def versions_in_open_batches(lake: Lake) -> dict[str, dict[str, str]]:

@@ -1,15 +1,17 @@
-"""`Join`, which adds the columns of a dataset's entries, `JoinFunction`, and `LookupJoin` for remote tables."""
+"""`Join`, which adds the columns of a dataset's entries, `JoinFunction`, and `AsOfJoin`, by the record's own time."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from functools import reduce
-from operator import and_
+from operator import and_, or_
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.sources.entries import derive_stored_schema
+from dagster_adjunct.assets.versions.version import TOMBSTONE
 from dagster_adjunct.orchestration.operators.columns import (
     check_added_names,
     first_duplicate,
@@ -17,32 +19,29 @@ from dagster_adjunct.orchestration.operators.columns import (
     plain_column,
     require_columns,
     split_alias,
+    tie_breakers,
     validate_column_names,
 )
 from dagster_adjunct.orchestration.operators.functions import RecordCall, RecordFunction, call_in_tasks
 from dagster_adjunct.orchestration.operators.operator import (
+    AsOf,
+    BeforeHistory,
     ComparedColumn,
     Match,
+    OnNullTime,
     PassThroughSpec,
     PlanContext,
-    PlannedCall,
     Requirement,
     check_equal_types,
 )
-from dagster_adjunct.orchestration.operators.remote_tables import (
-    AnyTable,
-    LookupColumn,
-    TableLookup,
-    check_lookup,
-    check_lookup_key_types,
-    declared_column_types,
-    lookup_column_types,
-)
-from dagster_adjunct.orchestration.operators.stream_facts import Catalog, ColumnFacts, Columns, LineageNode
+from dagster_adjunct.orchestration.operators.stream_facts import CURRENT, Catalog, ColumnFacts, Columns, LineageNode
+from dagster_adjunct.resources.bucketing.timeline import IS_FIRST, VALID_FROM, VALID_TO
 from dagster_adjunct.resources.common import argument_error
-from dagster_adjunct.resources.errors import ConfigurationError, PlanningError, SchemaMismatchError
+from dagster_adjunct.resources.errors import ConfigurationError, OperatorFailedError, PlanningError, SchemaMismatchError
 from dagster_adjunct.resources.lazy_modules import F
-from dagster_adjunct.resources.schemas.schema import Field, Schema, named_column, quote_name
+from dagster_adjunct.resources.schemas.schema import Schema, named_column, quote_name
+from dagster_adjunct.resources.streams.system import OFFSET, PARTITION
+from dagster_adjunct.resources.user_code import MASKED, truncate_text
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -320,95 +319,182 @@ class JoinFunction(Join):
         return call_in_tasks(joined, call, frame.columns)
 
 
-@dataclass(frozen=True, slots=True)
-class LookupJoin(PassThroughSpec):
-    """Records with the columns of their key's record in a remote table; records do not move.
+TIMES = ("timestamp", "date")
+"""The types that a time may have; a date is its midnight in UTC."""
+_FROM, _TO, _FIRST, _ROW_ENTRY = "__row_from", "__row_to", "__row_first", "__row_entry"
+_BEGINS = "__row_begins"
+"""The begin of the key's history, in the row that matches earlier times; null in others."""
 
-    `on` has pairs (stream column, table column) in the order of the table's key. `select` None means all declared
-    columns of the table except its key, with `prefix` before their names.
+
+@dataclass(frozen=True, slots=True)
+class TimedRows:
+    """The rows of a dataset over time: the columns of `schema`, and the interval in which each row was valid.
+
+    Intervals of one key do not overlap. A deletion is a row, too. `__first` marks the row before which nothing is known
+    of the key. Before `known_from`, the history of a key without such a row is unknown; None means never.
+    """
+
+    frame: DataFrame
+    schema: Schema
+    known_from: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class AsOfJoin(Join):
+    """Records with the columns of the entry that was valid at the time in their column `as_of`.
+
+    The dataset's rows of a key have intervals that do not overlap. One row also matches all times before the first row:
+    the first row itself, or, if that is a deletion and the oldest entry is wanted, the first entry. So a record matches
+    at most one row, by equality on the key, which decides the bucket, and a comparison of times within it. The row
+    tells whether the record is from before the history, or from a time when its key was deleted.
+
+    A record from before the history of its key has no entry, the oldest one, or fails the batch (`before_history`); a
+    record without a time has no entry or fails the batch (`on_null_time`).
     """
 
     kind: ClassVar[str] = "join"
-    table: str
-    on: tuple[tuple[str, str], ...]
-    how: How
-    select: tuple[SelectedColumn, ...] | None
-    prefix: str = ""
-    args: tuple[object, ...] = ()
-    min_match_rate: float | None = None
+    as_of: str = field(kw_only=True)
+    before_history: BeforeHistory = field(kw_only=True)
+    on_null_time: OnNullTime = field(kw_only=True)
 
     @property
     def match(self) -> Match:
-        return Match(None, self.min_match_rate, self.table)
+        as_of = AsOf(self.as_of, self.before_history, self.on_null_time)
+        return Match(self.dataset, self.min_match_rate, as_of=as_of)
 
     def summary(self) -> str:
-        return f"{self.how} lookup in table {self.table} on {describe_on(self.on)}"
+        return f"{Join.summary(self)} as of {self.as_of}"
 
-    def call(self, operator: str, app: Application) -> PlannedCall:
-        cached = "" if app.tables[self.table].cache is None else ", unless the table's cache has it"
-        guarantee = f"each key once a batch{cached}; a repeated batch has the same answers"
-        return PlannedCall(operator, "lookup", self.table, guarantee, recorded=True)
+    def _join_columns(self, operator: str, stream: Columns, entries: Columns, dataset: AdjunctDataset) -> Columns:
+        step = "Correct as_of=, or join before the column is dropped."
+        require_columns(operator, "the stream", (self.as_of,), stream.names, step)
+        self._check_time(operator, (stream.types or {}).get(self.as_of))
+        return Join._join_columns(self, operator, stream, entries, dataset)
 
-    def lookup(self, operator: str, table: AnyTable) -> TableLookup:
-        """Return the lookup, with the types of its columns.
-
-        Raises PlanningError for a column that the table does not have, or whose type is unknown.
-        """
-        declared = declared_column_types(table)
-        if self.select is None and declared is None:
-            raise PlanningError(
-                f"{operator}: table {table.name} declares no columns, and the join names none.",
-                'Name those to add, with their types: select={"seats": "int"}; or declare the columns of the '
-                "table's function.",
-                operator=operator,
-            )
-        chosen = select_columns(self.select, self.on, self.prefix, declared or ())
-        types = lookup_column_types(operator, table, {item.column: item.type for item in chosen})
-        answers = tuple(LookupColumn(item.column, item.name, types[item.column]) for item in chosen)
-        return TableLookup(self.table, tuple(stream for stream, _ in self.on), answers, self.args)
-
-    def derive_columns(self, context: PlanContext, arriving: Sequence[Columns]) -> Columns:
-        (stream,) = arriving
-        table = context.app.tables[self.table]
-        check_lookup(context.operator, table, self.args)
-        declared, known = declared_column_types(table) or {}, stream.types or {}
-        context.declared.extend(
-            ComparedColumn(own, known.get(own), f"table {self.table}", declared[entry])
-            for own, entry in self.on
-            if entry in declared
-        )
-        answers = self.lookup(context.operator, table).answers
-        require_keys(context.operator, self.on, stream, f"table {self.table}", table.key)
-        added = [answer.name for answer in answers]
-        check_added_names(context.operator, stream.names, added, f"table {self.table}", self.table)
-        check_lookup_key_types(context.operator, table, self.on, stream.types)
-        node = LineageNode("table", self.table)
-        return stream.add({it.name: ColumnFacts(it.type, ((node, it.column),)) for it in answers})
+    def _check_time(self, operator: str, kind: str | None) -> None:
+        if kind is None or kind in TIMES:
+            return
+        time = f"cast({self.as_of} as timestamp)"
+        time = time if kind in ("string", "timestamp_ntz") else f"timestamp_millis({self.as_of})"
+        problem = f"{operator}: the stream's {self.as_of!r} is {kind}: expected timestamp or date."
+        step = f'Convert it first, for example .with_columns({self.as_of}="{time}").'
+        raise PlanningError(problem, step, column=self.as_of, dataset=self.dataset, operator=operator)
 
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
+        if batch.reading == CURRENT:
+            return Join.compile(self, operator, frames, batch)
         (frame,) = frames
-        self.check_frames(operator, frames, batch.app)
-        joined = batch.look_up(operator, frame, self.lookup(operator, batch.app.tables[self.table]))
-        kept = joined.filter("__matched") if self.how == "inner" else joined
-        return kept.drop("__matched")
+        over = batch.over_time(self.dataset)
+        self._check_frame(operator, frame, over.schema, batch)
+        keys = [f"__key_{index}" for index in range(len(self.on))]
+        matched = self._match(frame, keys, over, batch.app.dataset(self.dataset))
+        if self.before_history == "error" or self.on_null_time == "fail":
+            matched = batch.materialize(operator, matched)
+            self._check_times(operator, matched, batch)
+        counted = batch.count_matches(operator, self.dataset, matched)
+        kept = counted.filter(MATCHED) if self.how == "inner" else counted
+        return kept.drop(*keys, _FROM, _TO, _BEGINS, _ROW_ENTRY, BEFORE_HISTORY, NO_TIME, MATCHED)
+
+    def _match(self, frame: DataFrame, keys: Sequence[str], over: TimedRows, dataset: AdjunctDataset) -> DataFrame:
+        """Return the records with their matching rows and the columns MATCHED, BEFORE_HISTORY and NO_TIME.
+
+        `__matched` is null where the record has no entry.
+        """
+        added = self.selection(over.schema.names)
+        side = self._side(over, keys, scattered=not dataset.partition_by)
+        side = F.broadcast(side) if dataset.broadcast else side.hint("merge")
+        stream = [frame[quote_name(name)] for name, _ in self.on]
+        same = reduce(and_, [mine == side[key] for mine, key in zip(stream, keys, strict=True)])
+        at = frame[quote_name(self.as_of)].cast("timestamp")
+        during = (at >= side[_FROM]) & (side[_TO].isNull() | (at < side[_TO]))
+        joined = frame.join(side, same & (during | (at < side[_BEGINS])), "left")
+        time, row = named_column(self.as_of).cast("timestamp"), F.col(_ROW_ENTRY)
+        early = row.isNotNull() & (time < F.col(_FROM))
+        entry = row & (F.lit(True) if self.before_history == "oldest" else ~early)
+        there = {chosen.name for chosen in added}
+        return joined.select(
+            *[
+                F.when(entry, named_column(name)).alias(name) if name in there else named_column(name)
+                for name in joined.columns
+            ],
+            F.when(entry, True).alias(MATCHED),
+            F.coalesce(early | self._pruned(row, time, over), F.lit(False)).alias(BEFORE_HISTORY),
+            time.isNull().alias(NO_TIME),
+        )
+
+    def _side(self, over: TimedRows, keys: Sequence[str], *, scattered: bool) -> DataFrame:
+        """Return the rows over time with unique column names; rows of a key are in any partition if `scattered`."""
+        from pyspark.sql import Window
+
+        side = over.frame.select(
+            *[named_column(entry).alias(key) for (_, entry), key in zip(self.on, keys, strict=True)],
+            *[named_column(chosen.column).alias(chosen.name) for chosen in self.selection(over.schema.names)],
+            F.col(VALID_FROM).alias(_FROM),
+            F.col(VALID_TO).alias(_TO),
+            F.col(IS_FIRST).alias(_FIRST),
+            (~F.col(TOMBSTONE)).alias(_ROW_ENTRY),
+        )
+        begins = F.when(F.col(_FIRST), F.col(_FROM))
+        if self.before_history == "oldest":
+            side = side.coalesce(1) if scattered else side
+            of_key = Window.partitionBy(*keys)
+            oldest = F.coalesce(F.min(F.when(F.col(_ROW_ENTRY), F.col(_FROM))).over(of_key), F.min(_FROM).over(of_key))
+            begins = F.when(F.col(_FROM) == oldest, F.min(begins).over(of_key))
+        return side.withColumn(_BEGINS, begins).drop(_FIRST)
+
+    def _pruned(self, row: Column, time: Column, over: TimedRows) -> Column:
+        """Whether a record without a row is from a time whose history was dropped."""
+        if over.known_from is None:
+            return F.lit(False)
+        known = reduce(and_, [named_column(name).isNotNull() for name, _ in self.on])
+        return row.isNull() & known & (time < F.lit(over.known_from))
+
+    def _check_times(self, operator: str, matched: DataFrame, batch: BatchContext) -> None:
+        """Raise OperatorFailedError for the first record, by position, that must fail the batch."""
+        fails = {BEFORE_HISTORY: self.before_history == "error", NO_TIME: self.on_null_time == "fail"}
+        wrong = reduce(or_, [F.col(name) for name, is_failure in fails.items() if is_failure])
+        record = batch.first(matched.where(wrong).orderBy(PARTITION, OFFSET, *tie_breakers(matched)))
+        if record is None:
+            return
+        hidden = {name.lower() for name in batch.sensitive(operator)}
+        hidden_entries = {name.lower() for name in batch.app.dataset(self.dataset).sensitive}
+
+        def describe(name: str, entry: str = "") -> str:
+            is_hidden = name.lower() in hidden or entry.lower() in hidden_entries
+            return f"{name} = {MASKED if is_hidden else truncate_text(str(record[name]))}"
+
+        key = ", ".join(describe(stream, entry) for stream, entry in self.on)
+        stream, partition, offset = batch.stream_of(operator), record[PARTITION], record[OFFSET]
+        place = "" if stream is None else f" (at {stream}.{partition} offset {offset})"
+        problem = f"from before the history of dataset {self.dataset}: {describe(self.as_of)}{place}"
+        step = 'Load the entries of that time, or choose before_history="null" or "oldest" for such records.'
+        if record[NO_TIME]:
+            problem = f"joined with dataset {self.dataset} as of {self.as_of}, which is null{place}"
+            step = 'Correct the record, or join such records with no entry: on_null_time="null".'
+        raise OperatorFailedError(
+            f"{operator}: a record of {key} is {problem}.",
+            step,
+            operator=operator,
+            stream=stream,
+            partition=partition,
+            offset=str(offset),
+        )
 
 
-def build_lookup_join(
-    operator: str,
-    table: str,
-    key: Sequence[str],
-    on: On,
-    how: How,
-    select: Sequence[str] | Mapping[str, str] | None,
-    prefix: str,
-    args: Sequence[object],
-    min_match_rate: float | None,
-) -> LookupJoin:
-    """Return the lookup for a user's arguments; `operator` is its id."""
-    check_match_rate(operator, min_match_rate)
-    pairs = pair_key_columns(operator, "table", table, key, on)
-    chosen = parse_selection(operator, list(select) if isinstance(select, Mapping) else select, prefix)
-    if isinstance(select, Mapping):
-        kinds = zip(chosen or (), select.values(), strict=True)
-        chosen = tuple(replace(item, type=Field(item.column, kind).type) for item, kind in kinds)
-    return LookupJoin(table, pairs, how, chosen, prefix, tuple(args), min_match_rate)
+def check_as_of(operator: str, dataset: AdjunctDataset, as_of: str) -> None:
+    """Raise ConfigurationError for an empty `as_of`, and PlanningError for a dataset without a history."""
+    if not as_of:
+        expected = "the name of the stream's column with the record's time, a timestamp or a date"
+        raise argument_error(f"{operator} has as_of={as_of!r}", expected, argument="as_of", operator=operator)
+    if dataset.following.history is not None or dataset.valid_from is not None:
+        return
+    if dataset.is_local:
+        problem = "is a local table, which keeps current entries only"
+        step = "Join it without as_of=, or use an unbounded dataset with history=."
+    elif dataset.follows_changes:
+        problem, step = "keeps no history", 'Declare it with history=timedelta(days=…), or "all".'
+    else:
+        problem = "does not declare from when its versions are valid"
+        step = 'Declare it, for example valid_from="name".'
+    problem = f"{operator}: dataset {dataset.name!r} is joined as of a time, but {problem}."
+    raise PlanningError(problem, step, dataset=dataset.name, operator=operator)

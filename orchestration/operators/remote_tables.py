@@ -1,19 +1,43 @@
-"""Lookups in remote tables, sends to them, and sinks."""
+"""Remote tables in operators: `LookupJoin`, which adds the columns of their records, sends to them, and sinks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
 
-from dagster_adjunct.orchestration.operators.columns import OnNullKey, Types
+from dagster_adjunct.orchestration.operators.columns import OnNullKey, Types, check_added_names
+from dagster_adjunct.orchestration.operators.joins import (
+    How,
+    On,
+    SelectedColumn,
+    check_match_rate,
+    describe_on,
+    pair_key_columns,
+    parse_selection,
+    require_keys,
+    select_columns,
+)
+from dagster_adjunct.orchestration.operators.operator import (
+    ComparedColumn,
+    Match,
+    PassThroughSpec,
+    PlanContext,
+    PlannedCall,
+)
+from dagster_adjunct.orchestration.operators.stream_facts import ColumnFacts, Columns, LineageNode
 from dagster_adjunct.resources.backends.columns import parse_column, to_spark_type
 from dagster_adjunct.resources.errors import PlanningError
+from dagster_adjunct.resources.schemas.schema import Field
 from dagster_adjunct.resources.tables.operation import UpdateContract
 from dagster_adjunct.resources.tables.table import RemoteTable
 
 if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from dagster_adjunct.orchestration.application.application import Application
     from dagster_adjunct.orchestration.operators.table_updates import Update
+    from dagster_adjunct.orchestration.step.batch import BatchContext
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +190,100 @@ def lookup_column_types(operator: str, table: AnyTable, given: Mapping[str, str 
 def _no_column(operator: str, table: AnyTable, column: str, there: dict[str, str]) -> PlanningError:
     problem = f"{operator}: table {table.name} has no column {column!r}; it has {', '.join(there)}."
     return PlanningError(problem, "Correct select=, or add the column to the table.", column=column, operator=operator)
+
+
+@dataclass(frozen=True, slots=True)
+class LookupJoin(PassThroughSpec):
+    """Records with the columns of their key's record in a remote table; records do not move.
+
+    `on` has pairs (stream column, table column) in the order of the table's key. `select` None means all declared
+    columns of the table except its key, with `prefix` before their names.
+    """
+
+    kind: ClassVar[str] = "join"
+    table: str
+    on: tuple[tuple[str, str], ...]
+    how: How
+    select: tuple[SelectedColumn, ...] | None
+    prefix: str = ""
+    args: tuple[object, ...] = ()
+    min_match_rate: float | None = None
+
+    @property
+    def match(self) -> Match:
+        return Match(None, self.min_match_rate, self.table)
+
+    def summary(self) -> str:
+        return f"{self.how} lookup in table {self.table} on {describe_on(self.on)}"
+
+    def call(self, operator: str, app: Application) -> PlannedCall:
+        cached = "" if app.tables[self.table].cache is None else ", unless the table's cache has it"
+        guarantee = f"each key once a batch{cached}; a repeated batch has the same answers"
+        return PlannedCall(operator, "lookup", self.table, guarantee, recorded=True)
+
+    def lookup(self, operator: str, table: AnyTable) -> TableLookup:
+        """Return the lookup, with the types of its columns.
+
+        Raises PlanningError for a column that the table does not have, or whose type is unknown.
+        """
+        declared = declared_column_types(table)
+        if self.select is None and declared is None:
+            raise PlanningError(
+                f"{operator}: table {table.name} declares no columns, and the join names none.",
+                'Name those to add, with their types: select={"seats": "int"}; or declare the columns of the '
+                "table's function.",
+                operator=operator,
+            )
+        chosen = select_columns(self.select, self.on, self.prefix, declared or ())
+        types = lookup_column_types(operator, table, {item.column: item.type for item in chosen})
+        answers = tuple(LookupColumn(item.column, item.name, types[item.column]) for item in chosen)
+        return TableLookup(self.table, tuple(stream for stream, _ in self.on), answers, self.args)
+
+    def derive_columns(self, context: PlanContext, arriving: Sequence[Columns]) -> Columns:
+        (stream,) = arriving
+        table = context.app.tables[self.table]
+        check_lookup(context.operator, table, self.args)
+        declared, known = declared_column_types(table) or {}, stream.types or {}
+        context.declared.extend(
+            ComparedColumn(own, known.get(own), f"table {self.table}", declared[entry])
+            for own, entry in self.on
+            if entry in declared
+        )
+        answers = self.lookup(context.operator, table).answers
+        require_keys(context.operator, self.on, stream, f"table {self.table}", table.key)
+        added = [answer.name for answer in answers]
+        check_added_names(context.operator, stream.names, added, f"table {self.table}", self.table)
+        check_lookup_key_types(context.operator, table, self.on, stream.types)
+        node = LineageNode("table", self.table)
+        return stream.add({it.name: ColumnFacts(it.type, ((node, it.column),)) for it in answers})
+
+    def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
+        (frame,) = frames
+        self.check_frames(operator, frames, batch.app)
+        joined = batch.look_up(operator, frame, self.lookup(operator, batch.app.tables[self.table]))
+        kept = joined.filter("__matched") if self.how == "inner" else joined
+        return kept.drop("__matched")
+
+
+def build_lookup_join(
+    operator: str,
+    table: str,
+    key: Sequence[str],
+    on: On,
+    how: How,
+    select: Sequence[str] | Mapping[str, str] | None,
+    prefix: str,
+    args: Sequence[object],
+    min_match_rate: float | None,
+) -> LookupJoin:
+    """Return the lookup for a user's arguments; `operator` is its id."""
+    check_match_rate(operator, min_match_rate)
+    pairs = pair_key_columns(operator, "table", table, key, on)
+    chosen = parse_selection(operator, list(select) if isinstance(select, Mapping) else select, prefix)
+    if isinstance(select, Mapping):
+        kinds = zip(chosen or (), select.values(), strict=True)
+        chosen = tuple(replace(item, type=Field(item.column, kind).type) for item, kind in kinds)
+    return LookupJoin(table, pairs, how, chosen, prefix, tuple(args), min_match_rate)
 
 
 @dataclass(frozen=True, slots=True)

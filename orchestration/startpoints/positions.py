@@ -16,7 +16,7 @@ from dagster_adjunct.orchestration.batch_log.batch_log import (
     ResolvedStartpoint,
     replay_id,
 )
-from dagster_adjunct.orchestration.operators.inputs import Input
+from dagster_adjunct.orchestration.operators.records import Input
 from dagster_adjunct.orchestration.operators.stream_facts import RECORDED, JoinVersions
 from dagster_adjunct.orchestration.startpoints.request import StartpointRequest
 from dagster_adjunct.resources.common import split_stream_name

@@ -28,7 +28,6 @@ from dagster_adjunct.assets.unbounded.local_table import (
 from dagster_adjunct.assets.versions.version import build_layout, datetime_from_micros
 from dagster_adjunct.assets.writing.generation import SPARK, SPARK_ONE_TASK
 from dagster_adjunct.orchestration.batch_log.batch_log import Counters, TimeState, add_counters
-from dagster_adjunct.orchestration.operators.asof_join import TimedRows
 from dagster_adjunct.orchestration.operators.columns import (
     BATCH_ONLY,
     BRANCH,
@@ -40,7 +39,7 @@ from dagster_adjunct.orchestration.operators.columns import (
 )
 from dagster_adjunct.orchestration.operators.event_time import Watermarks
 from dagster_adjunct.orchestration.operators.functions import pickle_function
-from dagster_adjunct.orchestration.operators.joins import BEFORE_HISTORY, MATCHED, NO_TIME
+from dagster_adjunct.orchestration.operators.joins import BEFORE_HISTORY, MATCHED, NO_TIME, TimedRows
 from dagster_adjunct.orchestration.operators.operator import Exchange, Operator
 from dagster_adjunct.orchestration.operators.remote_tables import SinkFunction, TableLookup, TableSend
 from dagster_adjunct.orchestration.operators.stream_facts import RECORDED

@@ -25,7 +25,7 @@ from dagster_adjunct.assets.versions.version import datetime_from_micros
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, Intent, PartitionTimes, TimeState
 from dagster_adjunct.orchestration.operators.event_time import EventTime
-from dagster_adjunct.orchestration.operators.inputs import Input
+from dagster_adjunct.orchestration.operators.records import Input
 from dagster_adjunct.orchestration.operators.stream_facts import watermark_inputs
 from dagster_adjunct.orchestration.startpoints.positions import choose_default_offset
 from dagster_adjunct.resources.common import Report, split_stream_name, subtract_span

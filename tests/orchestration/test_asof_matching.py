@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 import pytest
 
 from dagster_adjunct.assets.declaration.dataset import unbounded_dataset
-from dagster_adjunct.orchestration.operators.asof_join import AsOfJoin, TimedRows
-from dagster_adjunct.orchestration.operators.joins import build_join
+from dagster_adjunct.orchestration.operators.joins import AsOfJoin, TimedRows, build_join
 from dagster_adjunct.orchestration.step.batch import BatchContext
 from dagster_adjunct.resources.errors import OperatorFailedError, PlanningError
 from dagster_adjunct.resources.schemas.schema import Schema

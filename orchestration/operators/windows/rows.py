@@ -25,8 +25,14 @@ from dagster_adjunct.orchestration.operators.event_time import (
     exclusion_column,
 )
 from dagster_adjunct.orchestration.operators.functions import pickle_function
-from dagster_adjunct.orchestration.operators.windows.aggregates import Aggregate, Aggregation, Mean, Sum
-from dagster_adjunct.orchestration.operators.windows.exact_sums import ExactSum, Partial
+from dagster_adjunct.orchestration.operators.windows.aggregates import (
+    Aggregate,
+    Aggregation,
+    ExactSum,
+    Mean,
+    Partial,
+    Sum,
+)
 from dagster_adjunct.orchestration.operators.windows.kinds import (
     Kind,
     Session,

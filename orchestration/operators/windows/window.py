@@ -31,8 +31,7 @@ from dagster_adjunct.orchestration.operators.event_time import (
 )
 from dagster_adjunct.orchestration.operators.operator import PassThroughSpec, PlanContext, Requirement
 from dagster_adjunct.orchestration.operators.stream_facts import ColumnFacts, Columns, merge_sources
-from dagster_adjunct.orchestration.operators.windows.aggregates import Aggregate, Aggregation
-from dagster_adjunct.orchestration.operators.windows.exact_sums import WIDEST, ExactSum
+from dagster_adjunct.orchestration.operators.windows.aggregates import WIDEST, Aggregate, Aggregation, ExactSum
 from dagster_adjunct.orchestration.operators.windows.kinds import Kind, Session, max_duration_after
 from dagster_adjunct.orchestration.operators.windows.rows import (
     ABSORBED,

@@ -11,9 +11,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.operators.inputs import Input
 from dagster_adjunct.orchestration.operators.joins import Join
-from dagster_adjunct.orchestration.operators.records import Map, PartitionBy
+from dagster_adjunct.orchestration.operators.records import Input, Map, PartitionBy
 from dagster_adjunct.orchestration.operators.sends import SendToStream
 from dagster_adjunct.orchestration.operators.table_updates import SendToDataset
 from dagster_adjunct.orchestration.planner.partition_counts import assign_counts
