@@ -16,7 +16,7 @@ from benchmarks.environments import HERE, Ask, Environment
 from benchmarks.timing import Measured, show
 from dagster_adjunct import open_lake, session_scope
 from dagster_adjunct.kafka import Json, KafkaTopic, kafka_system
-from dagster_adjunct.resources.streams.registry import open_system
+from dagster_adjunct.resources.streams.lake.streams import open_system
 from dagster_adjunct.streams import OffsetRange
 
 if TYPE_CHECKING:

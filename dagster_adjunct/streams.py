@@ -4,7 +4,7 @@ from dagster_adjunct.orchestration.operators.event_time import ARRIVAL as ARRIVA
 from dagster_adjunct.resources.bucketing.hashing import records_checksum as records_checksum
 from dagster_adjunct.resources.streams.lake.manifest import CompactionPolicy as CompactionPolicy
 from dagster_adjunct.resources.streams.lake.manifest import Retention as Retention
-from dagster_adjunct.resources.streams.registry import open_system as open_system
+from dagster_adjunct.resources.streams.lake.streams import open_system as open_system
 from dagster_adjunct.resources.streams.system import RECORD_META as RECORD_META
 from dagster_adjunct.resources.streams.system import AppendResult as AppendResult
 from dagster_adjunct.resources.streams.system import Marker as Marker

@@ -32,7 +32,7 @@ from dagster_adjunct.resources.objects.store import ObjectStore
 from dagster_adjunct.resources.schemas.schema import named_column
 from dagster_adjunct.resources.spark.in_process import session_factory
 from dagster_adjunct.resources.spark.session import session_scope
-from dagster_adjunct.resources.streams.registry import open_systems
+from dagster_adjunct.resources.streams.lake.streams import open_systems
 from dagster_adjunct.resources.streams.system import OFFSET, PARTITION, StreamSystem
 
 if TYPE_CHECKING:

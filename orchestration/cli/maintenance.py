@@ -34,7 +34,7 @@ from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.schemas.schema import Field
 from dagster_adjunct.resources.spark.in_process import session_factory
 from dagster_adjunct.resources.spark.session import session_scope
-from dagster_adjunct.resources.streams.registry import open_system
+from dagster_adjunct.resources.streams.lake.streams import open_system
 
 
 @click.command()

@@ -58,7 +58,7 @@ from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError, StreamNotFoundError
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
 from dagster_adjunct.resources.sql.expression import parse_expression
-from dagster_adjunct.resources.streams.registry import open_systems
+from dagster_adjunct.resources.streams.lake.streams import open_systems
 from dagster_adjunct.resources.streams.system import NumberedOffsets, StreamSystem, StreamWriter
 from dagster_adjunct.resources.tables.shared_rate import check_budgets, list_budgets
 from dagster_adjunct.resources.validation import validated

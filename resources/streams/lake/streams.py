@@ -1,4 +1,4 @@
-"""LakeStreams: append-only streams in the lake's object store, Adjunct's own.
+"""LakeStreams: append-only streams in the lake's object store, Adjunct's own; and `open_system`, for any system.
 
     streams/_names/NAME                        exists for each declared stream
     streams/NAME/CURRENT, manifests/…          the commit log (`StreamState`)
@@ -16,7 +16,8 @@ from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
-from dagster_adjunct.resources.errors import ObjectExistsError, SchemaMismatchError
+from dagster_adjunct.resources.common import split_stream_name
+from dagster_adjunct.resources.errors import ConfigurationError, ObjectExistsError, SchemaMismatchError
 from dagster_adjunct.resources.objects.commit_log import (
     Commit,
     DeletedObjects,
@@ -25,6 +26,7 @@ from dagster_adjunct.resources.objects.commit_log import (
     is_deletion_commit,
     list_log_objects,
 )
+from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.schemas.schema import Schema, evolve_schema, incompatible_changes
 from dagster_adjunct.resources.streams.lake.append import COMMIT_ATTEMPTS, LakeAppends
 from dagster_adjunct.resources.streams.lake.maintenance import MaintenanceResult, maintain
@@ -39,6 +41,7 @@ from dagster_adjunct.resources.streams.lake.manifest import (
 from dagster_adjunct.resources.streams.lake.read import LakeReads, find_offset_at_time
 from dagster_adjunct.resources.streams.startpoint import check_timestamp_ms
 from dagster_adjunct.resources.streams.system import (
+    LAKE,
     NewStreams,
     Repartitioning,
     StreamInfo,
@@ -48,9 +51,10 @@ from dagster_adjunct.resources.streams.system import (
     build_declaration,
     check_same_declaration,
     missing_partition_error,
+    registered_systems,
     require_one_stream,
 )
-from dagster_adjunct.resources.validation import validated_methods
+from dagster_adjunct.resources.validation import validated, validated_methods
 
 NEW_STREAMS = NewStreams("spark-murmur3", needs_key=True, typed=True)
 
@@ -232,6 +236,23 @@ class LakeStreams(LakeReads, LakeAppends, StreamWriter):
                 raise missing_partition_error(ssp, len(offsets))
             edges[ssp] = str(offsets[ssp.partition])
         return edges
+
+
+@validated
+def open_system(lake: Lake, name: str) -> StreamSystem:
+    """Return the system registered as `name`; `lake` stores what the system itself can't."""
+    if name == LAKE:
+        return LakeStreams(lake)
+    systems = registered_systems()
+    if name not in systems:
+        problem = f"there is no stream system {name!r}. Systems: {', '.join(sorted({LAKE, *systems}))}."
+        raise ConfigurationError(problem, "Check the part before the dot, or call register_system first.", system=name)
+    return systems[name](lake)
+
+
+def open_systems(lake: Lake, streams: Iterable[str]) -> dict[str, StreamSystem]:
+    """Return the systems of these streams ("lake.orders") by name."""
+    return {name: open_system(lake, name) for name in {split_stream_name(stream)[0] for stream in streams}}
 
 
 def list_deletable_objects(streams: LakeStreams, stream: str) -> dict[str, int]:

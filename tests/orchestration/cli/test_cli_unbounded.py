@@ -83,7 +83,7 @@ def test_show_tells_the_lag_and_stays_readable_without_the_stream(
         "lake.rates.1",
     }
     assert "behind its stream" in printed(world, "dataset", "show", "rates")
-    monkeypatch.setattr("dagster_adjunct.resources.streams.registry.LAKE", "moon")
+    monkeypatch.setattr("dagster_adjunct.resources.streams.lake.streams.LAKE", "moon")
     text = printed(world, "dataset", "show", "rates")
     assert "The lag is unknown: there is no stream system 'lake'" in text
     assert "schema" in text

@@ -4,8 +4,7 @@ import pytest
 
 from dagster_adjunct.resources.errors import ConfigurationError, InvalidNameError
 from dagster_adjunct.resources.objects.lake import Lake
-from dagster_adjunct.resources.streams.lake.streams import LakeStreams
-from dagster_adjunct.resources.streams.registry import open_system
+from dagster_adjunct.resources.streams.lake.streams import LakeStreams, open_system
 from dagster_adjunct.resources.streams.system import SystemStreamPartition, register_system
 
 

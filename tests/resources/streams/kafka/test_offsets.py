@@ -21,7 +21,7 @@ from dagster_adjunct.resources.streams.kafka.client import KafkaAdmin, KafkaSett
 from dagster_adjunct.resources.streams.kafka.formats import Json, KeyText
 from dagster_adjunct.resources.streams.kafka.record_formats import KafkaTopic
 from dagster_adjunct.resources.streams.kafka.streams import KafkaStreams, kafka_system
-from dagster_adjunct.resources.streams.registry import open_system
+from dagster_adjunct.resources.streams.lake.streams import open_system
 from dagster_adjunct.resources.streams.startpoint import (
     StartpointOldest,
     StartpointSpecific,
