@@ -16,11 +16,10 @@ from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.reading.diff import VersionDiff
 from dagster_adjunct.assets.reading.history import EntriesAt, EntriesOverTime
 from dagster_adjunct.assets.reading.key_lookup import FileCache, coerce_key
-from dagster_adjunct.assets.reading.rows_over_time import Validity
 from dagster_adjunct.assets.reading.served_version import OnDamage, ServedVersion, Watch
 from dagster_adjunct.assets.reading.stored_file import VerifyReport, verify_version
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions, VersionOperations, current_readers
-from dagster_adjunct.assets.reading.version_reader import Entry, VersionReader, find_unreadable_version
+from dagster_adjunct.assets.reading.version_reader import Entry, Validity, VersionReader, find_unreadable_version
 from dagster_adjunct.assets.versions.manifest import DatasetManifest
 from dagster_adjunct.assets.versions.version import SealedVersion
 from dagster_adjunct.resources import errors

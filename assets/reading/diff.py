@@ -20,7 +20,7 @@ from dagster_adjunct.assets.versions.version import POSITION, TOMBSTONE
 from dagster_adjunct.resources.bucketing.files import BucketFile, encode_key
 from dagster_adjunct.resources.bucketing.timeline import VALID_FROM
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError
-from dagster_adjunct.resources.lazy_modules import np, pa, pc
+from dagster_adjunct.resources.lazy_modules import np, pa, pc, pt
 from dagster_adjunct.resources.schemas.schema import arrow_type
 
 _CODES = 2**62
@@ -127,11 +127,9 @@ def smallest_rows(table: pa.Table, rows: Any, key: Sequence[str], count: int) ->
 
 def common_type(old: pa.DataType, new: pa.DataType) -> pa.DataType | None:
     """Return a type that holds every value of both exactly, or None."""
-    import pyarrow.types as t
-
     if old.equals(new):
         return old
-    if not any(kind(old) and kind(new) for kind in (t.is_signed_integer, t.is_floating, t.is_decimal)):
+    if not any(kind(old) and kind(new) for kind in (pt.is_signed_integer, pt.is_floating, pt.is_decimal)):
         return None
     schemas = [pa.schema([pa.field("value", kind)]) for kind in (old, new)]
     return pa.unify_schemas(schemas, promote_options="permissive").field(0).type
@@ -148,10 +146,8 @@ def _number_values(column: pa.ChunkedArray) -> tuple[Any, int]:
 
 def _differing(old: pa.ChunkedArray, new: pa.ChunkedArray) -> Any:
     """Return a numpy mask of the rows where the two differ."""
-    import pyarrow.types as t
-
     differs = pc.not_equal(old, new)
-    if t.is_floating(old.type):
+    if pt.is_floating(old.type):
         differs = pc.and_not(differs, pc.and_(pc.is_nan(old), pc.is_nan(new)))
     if old.null_count or new.null_count:
         differs = pc.or_(pc.fill_null(differs, False), pc.xor(pc.is_null(old), pc.is_null(new)))
@@ -202,8 +198,6 @@ def _newest_rows(rows: pa.Table, generation: Any, key: tuple[str, ...], *, by_ti
 
 def _sortable_positions(positions: pa.ChunkedArray) -> Any:
     """Return numbers that sort like the positions, which may be strings."""
-    import pyarrow.types as pt
-
     return (pc.rank(positions, tiebreaker="dense") if pt.is_string(positions.type) else positions).to_numpy()
 
 

@@ -18,10 +18,14 @@ from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from dagster_adjunct.assets.reading.key_lookup import FileCache
-from dagster_adjunct.assets.reading.rows_over_time import Validity, merge_equal_neighbours, no_history_error
-from dagster_adjunct.assets.reading.version_reader import VersionReader
+from dagster_adjunct.assets.reading.version_reader import (
+    Validity,
+    VersionReader,
+    merge_equal_neighbours,
+    no_history_error,
+)
 from dagster_adjunct.assets.versions.version import TOMBSTONE, SealedVersion, datetime_from_micros
-from dagster_adjunct.resources.bucketing.files import GENERATION_COLUMN
+from dagster_adjunct.resources.bucketing.files import GENERATION_COLUMN, bucketed_frame
 from dagster_adjunct.resources.bucketing.timeline import IS_FIRST, VALID_FROM, VALID_TO
 from dagster_adjunct.resources.common import to_microseconds
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError
@@ -99,8 +103,6 @@ class VersionsOverTime:
         One bucketed scan, with the columns of `schema`, `__valid_from`, `__valid_to` (null: open), `__first` (of the
         oldest version) and `__tombstone` (false). Raises ManifestMismatchError as `VersionReader.frame` does.
         """
-        from dagster_adjunct.resources.bucketing.files import bucketed_frame
-
         what = f"dataset {self.dataset!r}, all versions"
         rows = bucketed_frame(resolve_session(spark), self.store, what, self.layout, self.generations)
         starts = F.array(*[F.lit(to_microseconds(span.start)) for span in self.spans])

@@ -25,7 +25,7 @@ from dagster_adjunct.assets.reading.stored_file import StoredFile
 from dagster_adjunct.resources.bucketing.files import BucketLayout, Generation, conform_to_layout, unpack_footer
 from dagster_adjunct.resources.bucketing.writer import GROUP_KEYS
 from dagster_adjunct.resources.errors import NullKeyError, SchemaMismatchError
-from dagster_adjunct.resources.lazy_modules import pa, pq
+from dagster_adjunct.resources.lazy_modules import pa, pq, pt
 from dagster_adjunct.resources.objects.arrow_files import RangedFile
 from dagster_adjunct.resources.objects.store import ObjectStore
 from dagster_adjunct.resources.schemas.schema import Field, Plain, plain_converter
@@ -296,15 +296,13 @@ def _reader(column: pa.Array | pa.ChunkedArray) -> Callable[[int], Any]:
 
     The common types are read from Arrow's buffers, others through pyarrow.
     """
-    import pyarrow.types as t
-
     read: Callable[[int], Any] | None = None
     if isinstance(column, pa.Array) and len(column):
-        if t.is_string(column.type):
+        if pt.is_string(column.type):
             read = _texts(column)
-        elif t.is_timestamp(column.type):
+        elif pt.is_timestamp(column.type):
             read = _instants(column)
-        elif t.is_integer(column.type) or t.is_floating(column.type):
+        elif pt.is_integer(column.type) or pt.is_floating(column.type):
             read = _numbers(column).__getitem__
     if read is None:
         return lambda row: column[row].as_py()

@@ -17,7 +17,7 @@ from itertools import groupby, islice
 from typing import Any, NoReturn, TypeAlias
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, QuerySource
-from dagster_adjunct.assets.reading.diff import VersionDiff
+from dagster_adjunct.assets.reading.diff import VersionDiff, diff_versions
 from dagster_adjunct.assets.reading.history import VersionsOverTime
 from dagster_adjunct.assets.reading.key_lookup import FileCache
 from dagster_adjunct.assets.reading.version_reader import VersionReader
@@ -399,7 +399,6 @@ class StoredVersions(VersionOperations):
 
         `manifest` is the dataset's. Builds and commits nothing. Needs the declaration, not only the name.
         """
-        from dagster_adjunct.assets.sources.deliveries import Awaiting
         from dagster_adjunct.assets.sources.version_sources import open_source
 
         assert self.spec is not None
@@ -442,8 +441,6 @@ class StoredVersions(VersionOperations):
 
         Raises VersionDiscardedError where one is discarded meanwhile; a `Lease` on both prevents that.
         """
-        from dagster_adjunct.assets.reading.diff import diff_versions
-
         views = self.version(old), self.version(new)
         try:
             return diff_versions(*views, sample=sample)

@@ -2,37 +2,275 @@
 
 A reader holds the manifest's facts of the version, so what it reads never changes. It takes no lease: callers that may
 race with a discard lease the version, as an open `Dataset` and a batch do.
+
+With history, Spark reads each row with the interval in which it was valid: the columns, and `__valid_from`,
+`__valid_to`, `__first` as stored. A base without deltas is read as stored. Deltas are merged in one of two ways, both
+without an exchange. With few rows, each bucket is sorted by key and time, and each row takes its end from its
+neighbour: one scan, one job. With many rows, the base is not sorted:
+
+    rows of the keys in deltas -> the newest of each (key, valid_from), with its new interval
+                               -> where that differs from the scan it is broadcast, and corrects the scanned rows
 """
 
 from __future__ import annotations
 
 import heapq
+from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
 from functools import reduce
-from itertools import groupby
+from itertools import groupby, pairwise
+from math import isnan
 from operator import and_, itemgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from dagster_adjunct.assets.reading.key_lookup import FileCache, Key, KeyFiles, coerce_key
-from dagster_adjunct.assets.reading.rows_over_time import (
-    RowsOverTime,
-    Validity,
-    find_newest_entry,
-    no_history_error,
-    read_key_history,
-)
-from dagster_adjunct.assets.versions.version import POSITION, TOMBSTONE, SealedVersion
+from dagster_adjunct.assets.reading.key_lookup import FileCache, Key, KeyFiles, RowGroup, coerce_key
+from dagster_adjunct.assets.versions.version import POSITION, TOMBSTONE, SealedVersion, datetime_from_micros
+from dagster_adjunct.resources.bucketing.files import GENERATION_COLUMN, bucketed_frame
 from dagster_adjunct.resources.bucketing.hashing import bucket_function
-from dagster_adjunct.resources.bucketing.timeline import IS_FIRST, VALID_FROM, VALID_TO
-from dagster_adjunct.resources.errors import ManifestMismatchError, SchemaMismatchError
+from dagster_adjunct.resources.bucketing.timeline import HAS_ENDS, IS_FIRST, VALID_FROM, VALID_TO
+from dagster_adjunct.resources.errors import DatasetError, ManifestMismatchError, SchemaMismatchError
 from dagster_adjunct.resources.lazy_modules import F
 from dagster_adjunct.resources.objects.store import ObjectStore
-from dagster_adjunct.resources.schemas.schema import Field, Plain, named_column, plain_converter
+from dagster_adjunct.resources.schemas.schema import Field, Plain, named_column, plain_converter, quote_name
 from dagster_adjunct.resources.spark.errors import find_adjunct_error, translate_spark_errors
 from dagster_adjunct.resources.spark.in_process import resolve_session
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
+
+
+_NAN = object()
+
+
+@dataclass(frozen=True, slots=True)
+class Validity:
+    """The entry of a key from one moment (included) to another (excluded; None: it is valid now).
+
+    `entry` is None where the key was deleted.
+    """
+
+    valid_from: datetime
+    valid_to: datetime | None
+    entry: dict[str, Any] | None
+
+    @property
+    def is_current(self) -> bool:
+        """Whether it is the key's entry now."""
+        return self.valid_to is None and self.entry is not None
+
+    def holds(self, moment: datetime) -> bool:
+        """Whether the moment is in the interval."""
+        return self.valid_from <= moment and (self.valid_to is None or moment < self.valid_to)
+
+
+_Placed = tuple[tuple[datetime, int, int], RowGroup, int]
+"""A stored row by its order, (valid_from, position, generation), its row group, and its row there."""
+
+
+def no_history_error(dataset: str) -> DatasetError:
+    """Return the error for a version without history."""
+    return DatasetError(
+        f"dataset {dataset!r}: this version keeps no history, only the newest entry of each key.",
+        'Declare history=timedelta(…) or "all" for a new table: under a new name, or after adjunct dataset delete '
+        f"{dataset} --reason …. To read what was served earlier, use open_dataset(…, as_of=…).",
+        dataset=dataset,
+    )
+
+
+def find_newest_entry(
+    generations: Iterable[KeyFiles], bucket: int, key: Key, names: tuple[str, ...]
+) -> dict[str, Any] | None:
+    """Return the entry of a key in its row with the highest (valid_from, position, generation); None for a deletion."""
+    last_rows = (
+        _place_row(files, rows, after - 1)
+        for files in generations
+        for rows, _, after in deque(files.find_all(bucket, key), maxlen=1)
+    )
+    newest = max(last_rows, key=itemgetter(0), default=None)
+    return None if newest is None else _entry_of(newest, names)
+
+
+def read_key_history(sealed: SealedVersion, generations: Iterable[KeyFiles], bucket: int, key: Key) -> list[Validity]:
+    """Return the entries of a key over time, oldest first, with deletions; [] for a key without rows.
+
+    Intervals that ended before the history's edge are left out, also before a compaction drops them.
+    """
+    assert sealed.history is not None
+    names, edge = sealed.columns.names, None if sealed.edge is None else datetime_from_micros(sealed.edge)
+    at: dict[datetime, _Placed] = {}
+    for files in generations:
+        for rows, first, after in files.find_all(bucket, key):
+            for row in range(first, after):
+                placed = _place_row(files, rows, row)
+                valid_from = placed[0][0]
+                at[valid_from] = max(at.get(valid_from, placed), placed, key=itemgetter(0))
+    spans = pairwise([*sorted(at), None])
+    parts = (Validity(begin, end, _entry_of(at[begin], names)) for begin, end in spans if begin is not None)
+    exact = (part for part in parts if edge is None or part.valid_to is None or part.valid_to > edge)
+    return list(merge_equal_neighbours(exact, sealed.history.valid_from))
+
+
+def merge_equal_neighbours(parts: Iterable[Validity], start_column: str | None = None) -> Iterator[Validity]:
+    """Yield the parts of a history, merging adjacent ones whose entries are equal but for `start_column`."""
+
+    def content(part: Validity) -> dict[str, Any] | None:
+        if part.entry is None:
+            return None
+        return {name: _comparable(value) for name, value in part.entry.items() if name != start_column}
+
+    for _, equal in groupby(parts, content):
+        first, *more = equal
+        yield replace(first, valid_to=more[-1].valid_to) if more else first
+
+
+def _comparable(value: Any) -> Any:
+    """Return the value, or for NaN an object that equals itself, as NaN does in Spark and other engines."""
+    return _NAN if isinstance(value, float) and isnan(value) else value
+
+
+def _place_row(files: KeyFiles, rows: RowGroup, row: int) -> _Placed:
+    return (rows.value(VALID_FROM, row), rows.value(POSITION, row), files.id), rows, row
+
+
+def _entry_of(placed: _Placed, names: tuple[str, ...]) -> dict[str, Any] | None:
+    _, rows, row = placed
+    return None if rows.value(TOMBSTONE, row) else rows.entry(names, row)
+
+
+_AT, _WINNER, _END, _BEGINS, _OLDEST = "__at", "__winner", "__end", "__begins", "__oldest"
+_NO_GENERATION = -1
+_STORED_END, _STORED_FIRST = "__stored_end", "__stored_first"
+
+
+def _aliased_key(key: Sequence[str]) -> list[Column]:
+    """Return the key columns under the names that `_same_key` compares them with."""
+    return [named_column(name).alias(f"__key_{index}") for index, name in enumerate(key)]
+
+
+def _same_key(key: Sequence[str]) -> Column:
+    return reduce(and_, (named_column(name) == F.col(f"__key_{index}") for index, name in enumerate(key)))
+
+
+@dataclass(frozen=True, slots=True)
+class RowsOverTime:
+    """Merges all stored rows of one version, which have their generation.
+
+    Up to `_SORTED_ROWS` rows are merged by sorting their buckets, as is any number with more than `_BROADCAST_ROWS`
+    rows in deltas. Otherwise the changes by deltas are broadcast.
+    """
+
+    sealed: SealedVersion
+    rows: DataFrame
+
+    def intervals(self) -> DataFrame:
+        """Return the newest row of each (key, valid_from) with the interval in which it is valid.
+
+        The columns are those of the rows, and the intervals of a key are adjacent. A row that is valid now has no
+        `__valid_to`, the oldest of a key is `__first`, and deletions are rows too (`__tombstone`).
+        """
+        return self._merge(self.rows)
+
+    def current(self) -> DataFrame:
+        """Return the row of each key that is valid now, without deletions."""
+        rows = self.rows
+        if self._changes:
+            # Rows that ended in the base stay ended, so they need not be merged.
+            rows = self._merge(rows.where((F.col(GENERATION_COLUMN) != self._base) | F.col(VALID_TO).isNull()))
+        return rows.where(F.col(VALID_TO).isNull() & ~F.col(TOMBSTONE))
+
+    def valid_at(self, moment: Column) -> DataFrame:
+        """Return the row of each key that was valid at a moment, without deletions."""
+        rows = self.rows
+        if self._changes:
+            # Rows that ended in the base by then stay ended, and rows that begin later don't matter.
+            lasted = (F.col(GENERATION_COLUMN) != self._base) | F.col(VALID_TO).isNull() | (F.col(VALID_TO) > moment)
+            rows = self._merge(rows.where((F.col(VALID_FROM) <= moment) & lasted))
+        ended = F.col(VALID_TO) <= moment
+        return rows.where((F.col(VALID_FROM) <= moment) & (F.col(VALID_TO).isNull() | ~ended) & ~F.col(TOMBSTONE))
+
+    @property
+    def _base(self) -> int:
+        """The generation whose rows store their end; -1 after an erasure that left no row of it."""
+        first = next((generation for generation in self.sealed.generations if generation.files), None)
+        untold = first is None or any(file.stats.get(HAS_ENDS) is False for file in first.files)
+        return _NO_GENERATION if untold or first is None else first.id
+
+    @property
+    def _changes(self) -> int:
+        """The number of rows in deltas."""
+        return sum(generation.rows for generation in self.sealed.generations if generation.id != self._base)
+
+    def _merge(self, rows: DataFrame) -> DataFrame:
+        """Return the newest row of each (key, valid_from), with its interval as it is now."""
+        changes = self._changes
+        if not changes:
+            return rows
+        few = sum(generation.rows for generation in self.sealed.generations) <= _SORTED_ROWS
+        return self._merge_by_sorting(rows) if few or changes > _BROADCAST_ROWS else self._merge_by_broadcast(rows)
+
+    def _merge_by_sorting(self, rows: DataFrame) -> DataFrame:
+        """Return the merged rows from one sorted scan: a row ends where the next one of its key begins."""
+        if not self.sealed.partition_by:
+            rows = rows.coalesce(1)  # one file a generation: one task needs no exchange
+        keys = ", ".join(quote_name(name) for name in self.sealed.key)
+        in_time = f"PARTITION BY {keys} ORDER BY {VALID_FROM}, {POSITION}, {GENERATION_COLUMN}"
+        placed = rows.selectExpr(
+            "*",
+            f"lead({VALID_FROM}) OVER ({in_time}) AS {_END}",
+            f"first({VALID_FROM}) OVER ({in_time} ROWS UNBOUNDED PRECEDING) AS {_OLDEST}",
+        )
+        now = {VALID_TO: f"{_END} AS {VALID_TO}", IS_FIRST: f"{_OLDEST} = {VALID_FROM} AS {IS_FIRST}"}
+        newest = placed.where(f"{_END} IS NULL OR {_END} <> {VALID_FROM}")
+        return newest.selectExpr(*[now.get(name) or quote_name(name) for name in rows.columns])
+
+    def _merge_by_broadcast(self, rows: DataFrame) -> DataFrame:
+        """Return the scanned rows, corrected by the broadcast changes of the deltas."""
+        news = F.broadcast(self._corrections(rows))
+        joined = rows.join(news, _same_key(self.sealed.key) & (F.col(VALID_FROM) == F.col(_AT)), "left")
+        known = F.col(_WINNER).isNotNull()
+        # A base row without a correction is unchanged; a delta row is the newest, or superseded.
+        kept = joined.where(
+            F.when(known, F.col(GENERATION_COLUMN) == F.col(_WINNER)).otherwise(F.col(GENERATION_COLUMN) == self._base)
+        )
+        now = {VALID_TO: F.col(_END), IS_FIRST: F.col(_BEGINS)}
+        return kept.select(
+            *[
+                F.when(known, now[name]).otherwise(F.col(name)).alias(name) if name in now else named_column(name)
+                for name in rows.columns
+            ]
+        )
+
+    def _corrections(self, rows: DataFrame) -> DataFrame:
+        """Return the corrections of the scan: (key, valid_from) with generation, end and `first` of its newest row.
+
+        They cover each row of a delta, and the base rows whose interval has changed.
+        """
+        from pyspark.sql import Window
+
+        if not self.sealed.partition_by:
+            rows = rows.coalesce(1)  # one file a generation: no exchange is needed to meet in one task
+        keys = [f"__key_{i}" for i in range(len(self.sealed.key))]
+        named = _aliased_key(self.sealed.key)
+        changed = F.broadcast(rows.where(F.col(GENERATION_COLUMN) != self._base).select(*named).distinct())
+        touched = rows.join(changed, _same_key(self.sealed.key), "left_semi")
+        newest = F.struct(
+            POSITION, F.col(GENERATION_COLUMN).alias(_WINNER), F.col(VALID_TO).alias(_STORED_END), IS_FIRST
+        )
+        winners = touched.groupBy(*named, F.col(VALID_FROM).alias(_AT)).agg(F.max(newest).alias("__newest"))
+        in_time = Window.partitionBy(*keys).orderBy(_AT)
+        placed = winners.select(
+            *keys,
+            _AT,
+            F.col(f"__newest.{_WINNER}").alias(_WINNER),
+            F.col(f"__newest.{_STORED_END}").alias(_STORED_END),
+            F.col(f"__newest.{IS_FIRST}").alias(_STORED_FIRST),
+            F.lead(_AT).over(in_time).alias(_END),
+            F.lag(_AT).over(in_time).isNull().alias(_BEGINS),
+        )
+        unchanged = F.col(_END).eqNullSafe(F.col(_STORED_END)) & F.col(_BEGINS).eqNullSafe(F.col(_STORED_FIRST))
+        return placed.where((F.col(_WINNER) != self._base) | ~unchanged).select(*keys, _AT, _WINNER, _END, _BEGINS)
 
 
 # Bounds in stored form. They may be leading parts of keys, which sort before all keys that begin with them.
@@ -172,12 +410,10 @@ class VersionReader:
     def _over_time(self, spark: SparkSession) -> RowsOverTime:
         if self.sealed.history is None:
             raise no_history_error(self.dataset)
-        return RowsOverTime(self.sealed, self._scan_all(spark), _SORTED_ROWS, _BROADCAST_ROWS)
+        return RowsOverTime(self.sealed, self._scan_all(spark))
 
     def _scan_all(self, spark: SparkSession) -> DataFrame:
         """Return all stored rows of all generations."""
-        from dagster_adjunct.resources.bucketing.files import bucketed_frame
-
         return bucketed_frame(spark, self.store, self._what, self._layout, self.sealed.generations)
 
     def _merge_deltas(self, rows: DataFrame) -> DataFrame:
@@ -192,28 +428,26 @@ class VersionReader:
         if changes:
             shared = F.broadcast if changes <= _BROADCAST_ROWS else _identity
             newest = shared(self._newest_generations(rows, base.id, shared))
-            rows = rows.join(newest, self._same_key() & (F.col(_GENERATION) != F.col(_NEWEST)), "left_anti")
+            rows = rows.join(
+                newest, _same_key(self.sealed.key) & (F.col(GENERATION_COLUMN) != F.col(_NEWEST)), "left_anti"
+            )
         if any(_DELETED_COUNTER not in file.stats for file in base.files):
             rows = rows.where(~F.col(TOMBSTONE))
         return rows
 
     def _newest_generations(self, rows: DataFrame, base: int, shared: Callable[[DataFrame], DataFrame]) -> DataFrame:
         """Return the keys in deltas, each with the generation of its newest row by (position, generation)."""
-        changed = rows.where(F.col(_GENERATION) != base)
+        changed = rows.where(F.col(GENERATION_COLUMN) != base)
         if not self.sealed.partition_by:
             changed = changed.coalesce(1)  # one file a generation: one task needs no exchange
-        keys = [named_column(field.name).alias(f"__key_{index}") for index, field in enumerate(self._key)]
+        keys = _aliased_key(self.sealed.key)
         if self.sealed.order_by is not None:  # a late change may be older than the base's row
-            changed = rows.join(shared(changed.select(*keys).distinct()), self._same_key(), "left_semi")
-        newest = changed.groupBy(*keys).agg(F.max(F.struct(POSITION, _GENERATION, TOMBSTONE)).alias(_NEWEST))
+            changed = rows.join(shared(changed.select(*keys).distinct()), _same_key(self.sealed.key), "left_semi")
+        newest = changed.groupBy(*keys).agg(F.max(F.struct(POSITION, GENERATION_COLUMN, TOMBSTONE)).alias(_NEWEST))
         generation = F.when(F.col(f"{_NEWEST}.{TOMBSTONE}"), _NO_GENERATION).otherwise(
-            F.col(f"{_NEWEST}.{_GENERATION}")
+            F.col(f"{_NEWEST}.{GENERATION_COLUMN}")
         )
         return newest.withColumn(_NEWEST, generation)
-
-    def _same_key(self) -> Column:
-        pairs = [named_column(field.name) == F.col(f"__key_{index}") for index, field in enumerate(self._key)]
-        return reduce(and_, pairs)
 
     # -- by key
 
@@ -310,8 +544,7 @@ class VersionReader:
                     yield tuple([row[name] for name in key]), files.id, row
 
 
-_GENERATION = "__gen"
-_NEWEST, _NO_GENERATION = "__newest", -1
+_NEWEST = "__newest"
 _DELETED_COUNTER = "deleted"
 """The counter of files without tombstones; of other files the column is read."""
 _BROADCAST_ROWS = 2_000_000

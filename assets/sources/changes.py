@@ -67,8 +67,6 @@ from dagster_adjunct.resources.streams.system import META, OFFSET, PARTITION, TI
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-    from dagster_adjunct.assets.sources.entries import OpenedStream
-
 
 _POSITION = r"^[+-]?\d{1,30}$"
 

@@ -34,7 +34,7 @@ from dagster_adjunct.assets.sources.changes import (
 from dagster_adjunct.assets.sources.entries import OpenedStream, Ranges, list_spark_needs, raise_if_spark_needed
 from dagster_adjunct.assets.versions.version import POSITION
 from dagster_adjunct.assets.writing.generation import ARROW, SPARK
-from dagster_adjunct.resources.bucketing.files import BucketLayout, Generation, bucketed_frame
+from dagster_adjunct.resources.bucketing.files import GENERATION_COLUMN, BucketLayout, Generation, bucketed_frame
 from dagster_adjunct.resources.bucketing.timeline import VALID_FROM
 from dagster_adjunct.resources.common import to_microseconds
 from dagster_adjunct.resources.lazy_modules import F, pa, pc
@@ -52,7 +52,6 @@ DEAD_LETTERS = Schema.of(
 """The columns of a stream of dead letters. `value` is the record's columns as JSON, `at` its own time."""
 Counted = Callable[[], int] | None
 """Counts the late changes once they are written; None where they are not left out."""
-_GENERATION = "__gen"
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,11 +218,13 @@ class ArrowEngine:
     def stored_rows(
         self, store: ObjectStore, what: str, layout: BucketLayout, generations: Sequence[Generation]
     ) -> pa.Table:
-        tables = [layout.arrow_schema().empty_table().append_column(_GENERATION, pa.array([], pa.int32()))]
+        tables = [layout.arrow_schema().empty_table().append_column(GENERATION_COLUMN, pa.array([], pa.int32()))]
         for generation in generations:
             for file in generation.files:
                 rows = read_stored_file(StoredFile(store, what, generation.folder, file), layout)
-                tables.append(rows.append_column(_GENERATION, pa.array([generation.id] * rows.num_rows, pa.int32())))
+                tables.append(
+                    rows.append_column(GENERATION_COLUMN, pa.array([generation.id] * rows.num_rows, pa.int32()))
+                )
         return pa.concat_tables(tables)
 
     def position_bounds(self, rows: pa.Table) -> tuple[int | None, int | None]:

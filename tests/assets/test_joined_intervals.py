@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 from math import nan
 
-from dagster_adjunct.assets.reading.rows_over_time import Validity, merge_equal_neighbours
+from dagster_adjunct.assets.reading.version_reader import Validity, merge_equal_neighbours
 
 
 def test_equal_entries_without_a_number_are_one_interval_as_spark_has_it() -> None:
