@@ -28,8 +28,7 @@ from dagster_adjunct.assets.reading.history import (
 from dagster_adjunct.assets.reading.stored_file import StoredFile, list_stored_files
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.versions.version import TOMBSTONE, datetime_from_micros
-from dagster_adjunct.resources.bucketing.files import attempt_id
-from dagster_adjunct.resources.bucketing.timeline import VALID_FROM, VALID_TO
+from dagster_adjunct.resources.bucketing.files import VALID_FROM, VALID_TO, attempt_id
 from dagster_adjunct.resources.common import unqualify_stream_name
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError
 from dagster_adjunct.resources.lazy_modules import pa, pc

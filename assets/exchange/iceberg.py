@@ -16,7 +16,7 @@ from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.leases import release_versions, retain_version
 from dagster_adjunct.assets.versions.version import POSITION, TOMBSTONE
 from dagster_adjunct.resources import errors
-from dagster_adjunct.resources.bucketing.timeline import IS_FIRST
+from dagster_adjunct.resources.bucketing.files import IS_FIRST
 from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.objects.lake import Lake, lake_in
 from dagster_adjunct.resources.streams.lake import maintenance as stream_holds

@@ -17,8 +17,7 @@ from typing import Any, TypeAlias
 from dagster_adjunct.assets.reading.stored_file import list_stored_files, read_stored_file
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.versions.version import POSITION, TOMBSTONE
-from dagster_adjunct.resources.bucketing.files import BucketFile, encode_key
-from dagster_adjunct.resources.bucketing.timeline import VALID_FROM
+from dagster_adjunct.resources.bucketing.files import VALID_FROM, BucketFile, encode_key
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError
 from dagster_adjunct.resources.lazy_modules import np, pa, pc, pt
 from dagster_adjunct.resources.schemas.schema import arrow_type

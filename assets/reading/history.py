@@ -25,8 +25,7 @@ from dagster_adjunct.assets.reading.version_reader import (
     no_history_error,
 )
 from dagster_adjunct.assets.versions.version import TOMBSTONE, SealedVersion, datetime_from_micros
-from dagster_adjunct.resources.bucketing.files import GENERATION_COLUMN, bucketed_frame
-from dagster_adjunct.resources.bucketing.timeline import IS_FIRST, VALID_FROM, VALID_TO
+from dagster_adjunct.resources.bucketing.files import GENERATION_COLUMN, IS_FIRST, VALID_FROM, VALID_TO, bucketed_frame
 from dagster_adjunct.resources.common import to_microseconds
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError
 from dagster_adjunct.resources.lazy_modules import F

@@ -27,9 +27,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from dagster_adjunct.assets.reading.key_lookup import FileCache, Key, KeyFiles, RowGroup, coerce_key
 from dagster_adjunct.assets.versions.version import POSITION, TOMBSTONE, SealedVersion, datetime_from_micros
-from dagster_adjunct.resources.bucketing.files import GENERATION_COLUMN, bucketed_frame
+from dagster_adjunct.resources.bucketing.files import (
+    GENERATION_COLUMN,
+    HAS_ENDS,
+    IS_FIRST,
+    VALID_FROM,
+    VALID_TO,
+    bucketed_frame,
+)
 from dagster_adjunct.resources.bucketing.hashing import bucket_function
-from dagster_adjunct.resources.bucketing.timeline import HAS_ENDS, IS_FIRST, VALID_FROM, VALID_TO
 from dagster_adjunct.resources.errors import DatasetError, ManifestMismatchError, SchemaMismatchError
 from dagster_adjunct.resources.lazy_modules import F
 from dagster_adjunct.resources.objects.store import ObjectStore

@@ -32,8 +32,13 @@ from dagster_adjunct.assets.versions.leases import delete_attempt, lease_served,
 from dagster_adjunct.assets.versions.manifest import BoundedManifest, Change, DatasetManifest, UnboundedManifest
 from dagster_adjunct.assets.versions.version import SealedVersion, VersionRef, has_row_ends, version_id
 from dagster_adjunct.resources import errors
-from dagster_adjunct.resources.bucketing.files import BucketFile, BucketLayout, Generation, conform_to_layout
-from dagster_adjunct.resources.bucketing.timeline import TimelineOptions
+from dagster_adjunct.resources.bucketing.files import (
+    BucketFile,
+    BucketLayout,
+    Generation,
+    TimelineOptions,
+    conform_to_layout,
+)
 from dagster_adjunct.resources.bucketing.writer import ROWS_PER_GROUP, BucketFileWriter, WriteOptions, write_bucket_file
 from dagster_adjunct.resources.lazy_modules import np, pa
 from dagster_adjunct.resources.objects.commit_log import Commit

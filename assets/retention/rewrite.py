@@ -43,14 +43,16 @@ from dagster_adjunct.assets.versions.version import (
     version_id,
 )
 from dagster_adjunct.resources.bucketing.files import (
+    HAS_ENDS,
+    VALID_FROM,
     BucketFile,
     BucketLayout,
     Generation,
+    TimelineOptions,
     attempt_id,
     bucket_file_name,
     conform_to_layout,
 )
-from dagster_adjunct.resources.bucketing.timeline import HAS_ENDS, VALID_FROM, TimelineOptions
 from dagster_adjunct.resources.bucketing.writer import BucketFileWriter, WriteOptions, write_bucket_file
 from dagster_adjunct.resources.errors import CommitConflictError, DatasetError, ManifestMismatchError, ObjectExistsError
 from dagster_adjunct.resources.lazy_modules import np, pa

@@ -49,7 +49,7 @@ from dagster_adjunct.assets.sources.entries import (
     select_relevant_columns,
 )
 from dagster_adjunct.assets.versions.version import POSITION, datetime_from_micros
-from dagster_adjunct.resources.bucketing.timeline import VALID_FROM
+from dagster_adjunct.resources.bucketing.files import VALID_FROM
 from dagster_adjunct.resources.errors import BadChangeError, SchemaMismatchError
 from dagster_adjunct.resources.lazy_modules import F, np, pa, pc
 from dagster_adjunct.resources.schemas.schema import Schema, named_column, quote_name, quote_text

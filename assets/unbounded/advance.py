@@ -57,8 +57,7 @@ from dagster_adjunct.assets.versions.manifest import Bootstrap, Decision
 from dagster_adjunct.assets.versions.reports import AdvanceReport, OnStage, Stages, ignore_stage
 from dagster_adjunct.assets.versions.version import POSITION, describe_history_length, history_from_spec
 from dagster_adjunct.assets.writing.generation import SPARK, Runtime, open_runtime, write_generation
-from dagster_adjunct.resources.bucketing.files import Generation
-from dagster_adjunct.resources.bucketing.timeline import VALID_FROM, TimelineOptions
+from dagster_adjunct.resources.bucketing.files import VALID_FROM, Generation, TimelineOptions
 from dagster_adjunct.resources.bucketing.writer import WriteOptions
 from dagster_adjunct.resources.errors import AdjunctError, DatasetError, OffsetOutOfRangeError
 from dagster_adjunct.resources.lazy_modules import F, pa, pq

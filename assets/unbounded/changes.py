@@ -39,8 +39,7 @@ from dagster_adjunct.assets.versions.manifest import Change, UnboundedManifest
 from dagster_adjunct.assets.versions.reports import Action
 from dagster_adjunct.assets.versions.version import POSITION, find_newest_valid_from
 from dagster_adjunct.assets.writing.generation import count_deletions, write_generation
-from dagster_adjunct.resources.bucketing.files import BucketFile, Generation
-from dagster_adjunct.resources.bucketing.timeline import TimelineOptions
+from dagster_adjunct.resources.bucketing.files import BucketFile, Generation, TimelineOptions
 from dagster_adjunct.resources.bucketing.writer import WriteOptions
 from dagster_adjunct.resources.common import sum_counters
 from dagster_adjunct.resources.errors import CommitConflictError, DatasetError, StreamNotFoundError

@@ -30,8 +30,7 @@ from dagster_adjunct.assets.versions.version import (
     version_id,
 )
 from dagster_adjunct.assets.writing.generation import Runtime, count_deletions, open_runtime, write_generation
-from dagster_adjunct.resources.bucketing.files import GENERATION_COLUMN, Generation
-from dagster_adjunct.resources.bucketing.timeline import TimelineOptions
+from dagster_adjunct.resources.bucketing.files import GENERATION_COLUMN, Generation, TimelineOptions
 from dagster_adjunct.resources.bucketing.writer import WriteOptions
 from dagster_adjunct.resources.common import Report, resolve_user
 from dagster_adjunct.resources.errors import CommitConflictError, VersionDiscardedError

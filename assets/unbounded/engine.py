@@ -34,8 +34,13 @@ from dagster_adjunct.assets.sources.changes import (
 from dagster_adjunct.assets.sources.entries import OpenedStream, Ranges, list_spark_needs, raise_if_spark_needed
 from dagster_adjunct.assets.versions.version import POSITION
 from dagster_adjunct.assets.writing.generation import ARROW, SPARK
-from dagster_adjunct.resources.bucketing.files import GENERATION_COLUMN, BucketLayout, Generation, bucketed_frame
-from dagster_adjunct.resources.bucketing.timeline import VALID_FROM
+from dagster_adjunct.resources.bucketing.files import (
+    GENERATION_COLUMN,
+    VALID_FROM,
+    BucketLayout,
+    Generation,
+    bucketed_frame,
+)
 from dagster_adjunct.resources.common import to_microseconds
 from dagster_adjunct.resources.lazy_modules import F, pa, pc
 from dagster_adjunct.resources.objects.store import ObjectStore

@@ -11,8 +11,7 @@ from pydantic import AwareDatetime, BeforeValidator, ConfigDict, Field, PlainSer
 from dagster_adjunct.assets.declaration.change_values import PositionType
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, DatasetKind, OwnedBy, QuerySource
 from dagster_adjunct.assets.declaration.policies import DeltaCompaction, DiscardPolicy
-from dagster_adjunct.resources.bucketing.files import BucketLayout, Generation
-from dagster_adjunct.resources.bucketing.timeline import HAS_ENDS, IS_FIRST, VALID_FROM, VALID_TO
+from dagster_adjunct.resources.bucketing.files import HAS_ENDS, IS_FIRST, VALID_FROM, VALID_TO, BucketLayout, Generation
 from dagster_adjunct.resources.common import StoredDocument
 from dagster_adjunct.resources.errors import DatasetError
 from dagster_adjunct.resources.schemas.schema import Schema

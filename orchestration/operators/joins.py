@@ -35,7 +35,7 @@ from dagster_adjunct.orchestration.operators.operator import (
     check_equal_types,
 )
 from dagster_adjunct.orchestration.operators.stream_facts import CURRENT, Catalog, ColumnFacts, Columns, LineageNode
-from dagster_adjunct.resources.bucketing.timeline import IS_FIRST, VALID_FROM, VALID_TO
+from dagster_adjunct.resources.bucketing.files import IS_FIRST, VALID_FROM, VALID_TO
 from dagster_adjunct.resources.common import argument_error
 from dagster_adjunct.resources.errors import ConfigurationError, OperatorFailedError, PlanningError, SchemaMismatchError
 from dagster_adjunct.resources.lazy_modules import F

@@ -18,15 +18,17 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 from uuid import uuid4
 
 from dagster_adjunct.resources.bucketing.files import (
+    VALID_FROM,
     BucketFile,
     BucketLayout,
+    Timeline,
+    TimelineOptions,
     attempt_id,
     bucket_file_name,
     encode_key,
     pack_footer,
 )
 from dagster_adjunct.resources.bucketing.hashing import assign_buckets, row_hash
-from dagster_adjunct.resources.bucketing.timeline import VALID_FROM, Timeline, TimelineOptions
 from dagster_adjunct.resources.errors import ManifestMismatchError, NullKeyError, ObjectExistsError, PermanentError
 from dagster_adjunct.resources.lazy_modules import F, np, pa, pc, pq
 from dagster_adjunct.resources.objects.store import ObjectStore, StoreDescriptor, staged_file_errors

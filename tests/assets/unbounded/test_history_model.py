@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from dagster_adjunct.assets.reading.diff import read_entries
 from dagster_adjunct.assets.unbounded.compaction import compact_dataset
 from dagster_adjunct.assets.versions.version import datetime_from_micros, has_row_ends
-from dagster_adjunct.resources.bucketing.timeline import Timeline, TimelineOptions
+from dagster_adjunct.resources.bucketing.files import Timeline, TimelineOptions
 from dagster_adjunct.resources.objects.lake import lake_in, open_lake
 from dagster_adjunct.resources.objects.store import InMemoryStore
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
