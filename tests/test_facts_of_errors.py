@@ -32,7 +32,7 @@ WITHOUT = {
     ("resources/schemas/schema.py", "from_ddl"): NOTHING,
     ("resources/key_value/iterators.py", "from_bytes"): NOTHING,
     ("resources/key_value/segment.py", "from_bytes"): NOTHING,
-    ("resources/spark/errors.py", "_corresponding_error"): "Spark's text names no operator",
+    ("resources/spark/tasks.py", "_corresponding_error"): "Spark's text names no operator",
 }
 
 

@@ -18,8 +18,8 @@ from dagster_adjunct.assets.writing.generation import Runtime, no_session, open_
 from dagster_adjunct.resources.common import resolve_user
 from dagster_adjunct.resources.errors import ConfigurationError, NoSealedVersionError
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
-from dagster_adjunct.resources.spark.errors import translate_spark_errors
 from dagster_adjunct.resources.spark.in_process import session_factory
+from dagster_adjunct.resources.spark.tasks import translate_spark_errors
 from dagster_adjunct.resources.streams.lake.streams import open_systems
 from dagster_adjunct.resources.streams.system import StreamSystem, SystemStreamPartition
 from dagster_adjunct.resources.validation import validated, validated_methods

@@ -25,7 +25,7 @@ from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchE
 from dagster_adjunct.resources.lazy_modules import F, pa
 from dagster_adjunct.resources.schemas.schema import Field, Schema, quote_name
 from dagster_adjunct.resources.schemas.values import DAYS, MICROS
-from dagster_adjunct.resources.spark.map_arrow import convert_in_tasks
+from dagster_adjunct.resources.spark.tasks import convert_in_tasks
 from dagster_adjunct.resources.validation import validated
 
 if TYPE_CHECKING:

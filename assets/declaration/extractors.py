@@ -36,8 +36,7 @@ from dagster_adjunct.resources.schemas.schema import (
     to_exact_array,
 )
 from dagster_adjunct.resources.schemas.values import first_unreadable
-from dagster_adjunct.resources.spark.errors import first_message_line
-from dagster_adjunct.resources.spark.map_arrow import convert_in_tasks
+from dagster_adjunct.resources.spark.tasks import convert_in_tasks, first_message_line
 from dagster_adjunct.resources.streams.system import OFFSET, PARTITION, TOMBSTONE
 from dagster_adjunct.resources.user_code import failing_line
 from dagster_adjunct.resources.validation import validated

@@ -31,8 +31,8 @@ from dagster_adjunct.resources.errors import ConfigurationError, DatasetError
 from dagster_adjunct.resources.lazy_modules import F
 from dagster_adjunct.resources.objects.store import ObjectStore
 from dagster_adjunct.resources.schemas.schema import Schema, is_widening, named_column, quote_name
-from dagster_adjunct.resources.spark.errors import translate_spark_errors
 from dagster_adjunct.resources.spark.in_process import resolve_session
+from dagster_adjunct.resources.spark.tasks import translate_spark_errors
 from dagster_adjunct.resources.validation import validated
 
 if TYPE_CHECKING:

@@ -40,8 +40,8 @@ from dagster_adjunct.resources.errors import DatasetError, ManifestMismatchError
 from dagster_adjunct.resources.lazy_modules import F
 from dagster_adjunct.resources.objects.store import ObjectStore
 from dagster_adjunct.resources.schemas.schema import Field, Plain, named_column, plain_converter, quote_name
-from dagster_adjunct.resources.spark.errors import find_adjunct_error, translate_spark_errors
 from dagster_adjunct.resources.spark.in_process import resolve_session
+from dagster_adjunct.resources.spark.tasks import find_adjunct_error, translate_spark_errors
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

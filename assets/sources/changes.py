@@ -61,7 +61,7 @@ from dagster_adjunct.resources.schemas.values import (
     unreadable_condition,
     unreadable_values,
 )
-from dagster_adjunct.resources.spark.errors import raise_error_column
+from dagster_adjunct.resources.spark.tasks import raise_error_column
 from dagster_adjunct.resources.streams.system import META, OFFSET, PARTITION, TIMESTAMP, TOMBSTONE
 
 if TYPE_CHECKING:

@@ -171,7 +171,7 @@ def _add_position_columns(spec: AdjunctDataset, schema: Schema, what: str) -> Sc
 
 def _reject_tombstones_column(what: str) -> Column:
     """Return `__tombstone` as false, with an error for tombstones."""
-    from dagster_adjunct.resources.spark.errors import raise_error_column
+    from dagster_adjunct.resources.spark.tasks import raise_error_column
 
     place = F.concat(
         F.lit(f"{what}: the record at offset "), named_column(OFFSET).cast("string"), F.lit(" of partition "),

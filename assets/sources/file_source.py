@@ -43,8 +43,8 @@ from dagster_adjunct.resources.files.formats import (
 )
 from dagster_adjunct.resources.files.tree import FileTree, ListedFile, open_tree
 from dagster_adjunct.resources.lazy_modules import pa
-from dagster_adjunct.resources.spark.errors import translate_spark_errors
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
+from dagster_adjunct.resources.spark.tasks import translate_spark_errors
 from dagster_adjunct.resources.streams.system import OFFSET, PARTITION
 
 if TYPE_CHECKING:

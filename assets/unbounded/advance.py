@@ -70,7 +70,7 @@ from dagster_adjunct.resources.schemas.schema import (
     named_column,
     repeated_names,
 )
-from dagster_adjunct.resources.spark.errors import translate_spark_errors
+from dagster_adjunct.resources.spark.tasks import translate_spark_errors
 from dagster_adjunct.resources.streams.system import TIMESTAMP, TOMBSTONE, StreamSystem, SystemStreamPartition
 from dagster_adjunct.resources.validation import validated
 

@@ -36,7 +36,7 @@ from dagster_adjunct.resources.common import Report, resolve_user
 from dagster_adjunct.resources.errors import CommitConflictError, VersionDiscardedError
 from dagster_adjunct.resources.objects.commit_log import Commit, retry_conflicts
 from dagster_adjunct.resources.objects.lake import Lake
-from dagster_adjunct.resources.spark.errors import translate_spark_errors
+from dagster_adjunct.resources.spark.tasks import translate_spark_errors
 from dagster_adjunct.resources.validation import validated
 
 if TYPE_CHECKING:

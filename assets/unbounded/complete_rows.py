@@ -32,7 +32,7 @@ from dagster_adjunct.resources.lazy_modules import np, pa, pc, pq
 from dagster_adjunct.resources.objects.arrow_files import open_object
 from dagster_adjunct.resources.objects.store import ObjectStore
 from dagster_adjunct.resources.schemas.schema import arrow_type
-from dagster_adjunct.resources.spark.map_arrow import convert_in_tasks
+from dagster_adjunct.resources.spark.tasks import convert_in_tasks
 from dagster_adjunct.resources.streams.system import OFFSET, PARTITION, TOMBSTONE
 
 if TYPE_CHECKING:

@@ -40,7 +40,7 @@ from dagster_adjunct.assets.writing.generation import Runtime, no_session, open_
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.common import Report
 from dagster_adjunct.resources.objects.lake import Lake
-from dagster_adjunct.resources.spark.errors import translate_spark_errors
+from dagster_adjunct.resources.spark.tasks import translate_spark_errors
 from dagster_adjunct.resources.streams.startpoint import (
     Startpoint,
     StartpointOldest,

@@ -31,7 +31,7 @@ from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.common import argument_error
 from dagster_adjunct.resources.lazy_modules import F
 from dagster_adjunct.resources.schemas.schema import Schema, quote_name
-from dagster_adjunct.resources.spark.errors import first_message_line
+from dagster_adjunct.resources.spark.tasks import first_message_line
 from dagster_adjunct.resources.sql.checking import check_expression, check_select, needs_spark_analysis
 from dagster_adjunct.resources.sql.expression import did_you_mean, multi_record_functions, parse_expression
 from dagster_adjunct.resources.user_code import check_plain_function

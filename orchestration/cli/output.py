@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dagster_adjunct.resources.errors import ConditionsNotMetError
-from dagster_adjunct.resources.spark.errors import find_adjunct_error
+from dagster_adjunct.resources.spark.tasks import find_adjunct_error
 
 if TYPE_CHECKING:
     from dagster_adjunct.assets.versions.reports import AdvanceReport

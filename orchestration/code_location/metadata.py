@@ -36,7 +36,7 @@ from dagster_adjunct.resources.backends.columns import describe_function
 from dagster_adjunct.resources.common import CodeLine, split_stream_name
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.spark.errors import find_adjunct_error
+from dagster_adjunct.resources.spark.tasks import find_adjunct_error
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams
 from dagster_adjunct.resources.streams.system import OffsetRange, StreamSystem, SystemStreamPartition
 

@@ -32,8 +32,7 @@ from dagster_adjunct.resources.common import argument_error
 from dagster_adjunct.resources.lazy_modules import F, pa
 from dagster_adjunct.resources.schemas.schema import Schema, arrow_type, named_column, to_exact_array
 from dagster_adjunct.resources.schemas.values import first_unreadable, readable_value
-from dagster_adjunct.resources.spark.errors import encode_task_errors
-from dagster_adjunct.resources.spark.map_arrow import map_in_arrow
+from dagster_adjunct.resources.spark.tasks import encode_task_errors, map_in_arrow
 from dagster_adjunct.resources.sql.checking import check_expression
 from dagster_adjunct.resources.streams.system import OFFSET, PARTITION
 from dagster_adjunct.resources.user_code import (

@@ -26,7 +26,7 @@ from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.common import CodeLine, split_stream_name
 from dagster_adjunct.resources.lazy_modules import F
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.spark.errors import find_adjunct_error, first_message_line
+from dagster_adjunct.resources.spark.tasks import find_adjunct_error, first_message_line
 from dagster_adjunct.resources.streams.system import OFFSET, PARTITION, StreamSystem
 from dagster_adjunct.resources.user_code import (
     failing_line,

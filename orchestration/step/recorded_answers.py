@@ -24,8 +24,7 @@ from dagster_adjunct.resources.lazy_modules import F, pa
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.schemas.schema import Schema, is_same_family, named_column
 from dagster_adjunct.resources.schemas.values import first_unreadable
-from dagster_adjunct.resources.spark.errors import encode_task_errors
-from dagster_adjunct.resources.spark.map_arrow import map_in_arrow
+from dagster_adjunct.resources.spark.tasks import encode_task_errors, map_in_arrow
 from dagster_adjunct.resources.streams.system import OFFSET, PARTITION
 from dagster_adjunct.resources.tables.metrics import TableMetrics
 from dagster_adjunct.resources.tables.shared_rate import RunCredits

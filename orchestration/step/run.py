@@ -42,8 +42,8 @@ from dagster_adjunct.orchestration.step.step import run_step
 from dagster_adjunct.resources.common import Report, subtract_span
 from dagster_adjunct.resources.errors import CommitConflictError, raise_first
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
-from dagster_adjunct.resources.spark.errors import find_adjunct_error, first_message_line, translate_spark_errors
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
+from dagster_adjunct.resources.spark.tasks import find_adjunct_error, first_message_line, translate_spark_errors
 from dagster_adjunct.resources.streams.system import StreamSystem
 from dagster_adjunct.resources.validation import validated
 

@@ -46,8 +46,8 @@ from dagster_adjunct.orchestration.step.progress import StepEvent, StepReport, m
 from dagster_adjunct.orchestration.step.recorded_answers import OpenTables, purge_answers
 from dagster_adjunct.orchestration.step.verify_plan import PhysicalProof, analyze_batch
 from dagster_adjunct.resources import errors
-from dagster_adjunct.resources.spark.errors import find_adjunct_error
 from dagster_adjunct.resources.spark.in_process import resolve_session
+from dagster_adjunct.resources.spark.tasks import find_adjunct_error
 from dagster_adjunct.resources.spark.tuning import FEW_ROWS, prewarm_workers
 from dagster_adjunct.resources.streams.system import SystemStreamPartition
 from dagster_adjunct.resources.tables.shared_rate import RunCredits

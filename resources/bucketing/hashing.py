@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from dagster_adjunct.resources.errors import SchemaMismatchError
 from dagster_adjunct.resources.lazy_modules import F, np, pa, pc
 from dagster_adjunct.resources.schemas.schema import Plain, Schema, decimal_digits, plain_converter, quote_name
-from dagster_adjunct.resources.spark.errors import translate_spark_errors
+from dagster_adjunct.resources.spark.tasks import translate_spark_errors
 from dagster_adjunct.resources.validation import validated
 
 if TYPE_CHECKING:

@@ -34,14 +34,14 @@ from dagster_adjunct.resources.lazy_modules import F, np, pa, pc, pq
 from dagster_adjunct.resources.objects.store import ObjectStore, StoreDescriptor, staged_file_errors
 from dagster_adjunct.resources.schemas.schema import Schema, quote_name
 from dagster_adjunct.resources.schemas.values import first_unreadable, readable_value
-from dagster_adjunct.resources.spark.errors import (
+from dagster_adjunct.resources.spark.tasks import (
     encode_task_errors,
     error_from_json,
     error_to_json,
+    map_in_arrow,
     raise_error_column,
     translate_spark_errors,
 )
-from dagster_adjunct.resources.spark.map_arrow import map_in_arrow
 from dagster_adjunct.resources.user_code import format_record
 
 if TYPE_CHECKING:

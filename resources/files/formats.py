@@ -39,7 +39,7 @@ from dagster_adjunct.resources.lazy_modules import F, np, pa, pc, pq
 from dagster_adjunct.resources.objects.arrow_files import ArrowReadableFile, open_input, read_json_lines
 from dagster_adjunct.resources.schemas.schema import Field, Schema, arrow_type, fit_to_schema, repeated_names
 from dagster_adjunct.resources.schemas.values import first_unreadable
-from dagster_adjunct.resources.spark.map_arrow import read_in_tasks
+from dagster_adjunct.resources.spark.tasks import read_in_tasks
 from dagster_adjunct.resources.streams.system import OFFSET, PARTITION, TIMESTAMP, TOMBSTONE
 
 if TYPE_CHECKING:

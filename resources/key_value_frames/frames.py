@@ -35,13 +35,13 @@ from dagster_adjunct.resources.lazy_modules import pa
 from dagster_adjunct.resources.schemas.schema import arrow_type
 from dagster_adjunct.resources.schemas.schema import named_column as sql_column
 from dagster_adjunct.resources.schemas.values import first_unreadable
-from dagster_adjunct.resources.spark.errors import (
+from dagster_adjunct.resources.spark.in_process import resolve_session
+from dagster_adjunct.resources.spark.tasks import (
     encode_task_errors,
     error_from_json,
     error_to_json,
     translate_spark_errors,
 )
-from dagster_adjunct.resources.spark.in_process import resolve_session
 from dagster_adjunct.resources.validation import validated
 
 if TYPE_CHECKING:

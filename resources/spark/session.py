@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.objects.lake import DEFAULT_LAKE, LakeSettings
 from dagster_adjunct.resources.objects.store import check_endpoint
-from dagster_adjunct.resources.spark.errors import STACK_SIZE, first_message_line
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS, has_running_session, is_in_process
+from dagster_adjunct.resources.spark.tasks import STACK_SIZE, first_message_line
 from dagster_adjunct.resources.spark.tuning import (
     cache_jvm_functions,
     is_quick,

@@ -35,7 +35,7 @@ from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.common import LoopThread, StoredDocument, first_validation_problem
 from dagster_adjunct.resources.metadata import SharedValue
 from dagster_adjunct.resources.objects.lake import Lake
-from dagster_adjunct.resources.spark.errors import error_to_json
+from dagster_adjunct.resources.spark.tasks import error_to_json
 from dagster_adjunct.resources.tables.rate import KEPT_SECONDS, Budget
 
 _MAX_MESSAGE_BYTES = 64 * 1024

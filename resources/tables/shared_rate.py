@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from dagster_adjunct.resources.errors import TableError
 from dagster_adjunct.resources.objects.lake import Lake
-from dagster_adjunct.resources.spark.errors import error_from_json
+from dagster_adjunct.resources.spark.tasks import error_from_json
 from dagster_adjunct.resources.tables.operation import PerLoop
 from dagster_adjunct.resources.tables.rate import Budget, unequal_rates_error
 from dagster_adjunct.resources.tables.rate_server import (

@@ -15,8 +15,7 @@ from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.lazy_modules import np, pa, pc
 from dagster_adjunct.resources.schemas.schema import named_column
 from dagster_adjunct.resources.schemas.values import first_unreadable, readable_value, unreadable_values
-from dagster_adjunct.resources.spark.errors import error_from_json, error_to_json
-from dagster_adjunct.resources.spark.map_arrow import map_in_arrow
+from dagster_adjunct.resources.spark.tasks import error_from_json, error_to_json, map_in_arrow
 from dagster_adjunct.resources.tables import metrics as metrics_hooks
 from dagster_adjunct.resources.tables.arrow import TOMBSTONE, UPDATE, Marking, Marks, Part, Shape, split_batch
 from dagster_adjunct.resources.tables.cache import CacheLayer

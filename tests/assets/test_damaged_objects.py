@@ -15,7 +15,7 @@ from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.resources.errors import ManifestMismatchError, StoreUnavailableError
 from dagster_adjunct.resources.objects.local_store import LocalStore
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.spark.errors import find_adjunct_error
+from dagster_adjunct.resources.spark.tasks import find_adjunct_error
 from tests.assets.sealing import sealed_version
 
 SCHEMA = Schema.of(k="string", v="bigint")

@@ -22,7 +22,7 @@ from dagster_adjunct.assets.declaration.extractors import (
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError, SchemaMismatchError
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.spark.errors import decode_error, encode_task_errors
+from dagster_adjunct.resources.spark.tasks import decode_error, encode_task_errors
 from dagster_adjunct.resources.streams.lake.read import with_meta_columns
 from dagster_adjunct.resources.streams.system import EPOCH
 from tests.assets.conftest import World

@@ -15,7 +15,7 @@ from dagster_adjunct import Application
 from dagster_adjunct.orchestration.operators.windows.rows import CLOSING, END, EXPIRES, START, Windows
 from dagster_adjunct.orchestration.operators.windows.window import make_results
 from dagster_adjunct.resources.errors import DatasetError, OperatorFailedError
-from dagster_adjunct.resources.spark.errors import translate_spark_errors
+from dagster_adjunct.resources.spark.tasks import translate_spark_errors
 from dagster_adjunct.windows import Mean, Session, Sum, Tumbling
 from tests.orchestration.step_world import StepWorld
 

@@ -19,7 +19,7 @@ from dagster_adjunct.resources.errors import (
     RecordNotFoundError,
     TransientError,
 )
-from dagster_adjunct.resources.spark.errors import decode_error, encode_task_errors, error_from_json, error_to_json
+from dagster_adjunct.resources.spark.tasks import decode_error, encode_task_errors, error_from_json, error_to_json
 
 ALL = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, AdjunctError)]
 LOST = OffsetOutOfRangeError("gone.", "Begin later.", stream="lake.orders", partition=3, offset="7", oldest="9")

@@ -39,7 +39,7 @@ from dagster_adjunct.resources.errors import (
     translate_file_errors,
 )
 from dagster_adjunct.resources.files.tree import ListedFile, open_tree
-from dagster_adjunct.resources.spark.errors import find_adjunct_error
+from dagster_adjunct.resources.spark.tasks import find_adjunct_error
 from dagster_adjunct.resources.streams.lake.export import export_records
 from dagster_adjunct.sources import FileSource
 from tests.resources.backends.every_type import blocking

@@ -16,7 +16,7 @@ from dagster_adjunct.resources.errors import (
     TransientError,
 )
 from dagster_adjunct.resources.objects.s3_store import StoreBusyError, UploadGoneError
-from dagster_adjunct.resources.spark.errors import decode_error, encode_task_errors, find_adjunct_error
+from dagster_adjunct.resources.spark.tasks import decode_error, encode_task_errors, find_adjunct_error
 
 
 class OwnError(TableAccessError):

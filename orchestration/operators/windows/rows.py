@@ -47,8 +47,7 @@ from dagster_adjunct.resources.errors import SchemaMismatchError
 from dagster_adjunct.resources.lazy_modules import F, pa
 from dagster_adjunct.resources.schemas.schema import Schema, arrow_type, named_column, quote_name, to_exact_array
 from dagster_adjunct.resources.schemas.values import first_unreadable
-from dagster_adjunct.resources.spark.errors import encode_task_errors
-from dagster_adjunct.resources.spark.map_arrow import apply_in_arrow
+from dagster_adjunct.resources.spark.tasks import apply_in_arrow, encode_task_errors
 from dagster_adjunct.resources.user_code import function_failed_error
 
 if TYPE_CHECKING:

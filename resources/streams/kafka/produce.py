@@ -32,8 +32,7 @@ from dagster_adjunct.resources.lazy_modules import F, pa, pc
 from dagster_adjunct.resources.objects.commit_log import decode_document
 from dagster_adjunct.resources.schemas.schema import quote_name
 from dagster_adjunct.resources.schemas.values import first_unreadable, readable_value
-from dagster_adjunct.resources.spark.errors import encode_task_errors, translate_spark_errors
-from dagster_adjunct.resources.spark.map_arrow import map_in_arrow
+from dagster_adjunct.resources.spark.tasks import encode_task_errors, map_in_arrow, translate_spark_errors
 from dagster_adjunct.resources.streams.kafka.client import TRANSIENT_CODES, BrokerRefusals, KafkaSettings, new_client
 from dagster_adjunct.resources.streams.kafka.formats import Raw
 from dagster_adjunct.resources.streams.kafka.record_formats import HEADERS, KEY, VALUE, KafkaTopic, encode_frame

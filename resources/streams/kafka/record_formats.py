@@ -17,7 +17,7 @@ from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
 from dagster_adjunct.resources.lazy_modules import F, np, pa, pc
 from dagster_adjunct.resources.schemas.schema import Field, Schema, arrow_type, fit_to_schema, is_widening, named_column
-from dagster_adjunct.resources.spark.errors import encode_task_errors
+from dagster_adjunct.resources.spark.tasks import encode_task_errors
 from dagster_adjunct.resources.streams.kafka.formats import (
     FAIL,
     MAX_SHOWN,

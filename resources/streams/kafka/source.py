@@ -15,7 +15,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from dagster_adjunct.resources.lazy_modules import np, pa
 from dagster_adjunct.resources.schemas.values import MICROS
-from dagster_adjunct.resources.spark.errors import encode_task_errors
+from dagster_adjunct.resources.spark.tasks import encode_task_errors
 from dagster_adjunct.resources.streams.kafka.client import KafkaSettings
 from dagster_adjunct.resources.streams.kafka.consume import TopicRange, is_marker, read_ranges
 from dagster_adjunct.resources.streams.kafka.formats import Raw

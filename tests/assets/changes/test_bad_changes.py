@@ -16,7 +16,7 @@ from dagster_adjunct.assets.unbounded.changes import send_dead_letters
 from dagster_adjunct.assets.unbounded.engine import DEAD_LETTERS, select_engine
 from dagster_adjunct.resources.errors import BadChangeError, DatasetError, ProducerConflictError
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.spark.errors import translate_spark_errors
+from dagster_adjunct.resources.spark.tasks import translate_spark_errors
 from tests.assets.changes.changing import VALUES, changes_of, dataset, rows_of, send, stream
 from tests.assets.conftest import World
 

@@ -47,8 +47,8 @@ from dagster_adjunct.resources.errors import (
 from dagster_adjunct.resources.objects.lake import Lake, lake_in
 from dagster_adjunct.resources.objects.store import InMemoryStore
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.spark.errors import translate_spark_errors
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
+from dagster_adjunct.resources.spark.tasks import translate_spark_errors
 from dagster_adjunct.resources.streams.startpoint import StartpointSpecific
 from dagster_adjunct.resources.streams.system import SystemStreamPartition
 from tests.assets.conftest import World

@@ -28,7 +28,7 @@ from dagster_adjunct.resources.errors import (
     StaleDatasetError,
 )
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.spark.errors import translate_spark_errors
+from dagster_adjunct.resources.spark.tasks import translate_spark_errors
 from dagster_adjunct.resources.streams.lake.manifest import Retention, list_segments
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams
 from dagster_adjunct.resources.streams.system import StreamInfo, SystemStreamPartition

@@ -15,7 +15,7 @@ from dagster_adjunct import Application, Lake, LakeStreams, SparkResource, build
 from dagster_adjunct.errors import PermanentError, TransientError
 from dagster_adjunct.plans import ExecutionPlan
 from dagster_adjunct.resources.errors import NullKeyError
-from dagster_adjunct.resources.spark.errors import find_adjunct_error
+from dagster_adjunct.resources.spark.tasks import find_adjunct_error
 from tests.faulty_store import Fault, FaultyStore
 from tests.kept_processes import program
 from tests.orchestration.dagster import small

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.spark.errors import translate_spark_errors
+from dagster_adjunct.resources.spark.tasks import translate_spark_errors
 from dagster_adjunct.resources.streams.kafka.avro import Avro, avro_converter
 from dagster_adjunct.resources.streams.kafka.client import KafkaSettings
 from dagster_adjunct.resources.streams.kafka.formats import Json, KeyText, Raw, Text, Unfit

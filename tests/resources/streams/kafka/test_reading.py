@@ -17,7 +17,7 @@ from dagster_adjunct.resources.errors import (
     TransientError,
 )
 from dagster_adjunct.resources.objects.lake import Lake
-from dagster_adjunct.resources.spark.errors import translate_spark_errors
+from dagster_adjunct.resources.spark.tasks import translate_spark_errors
 from dagster_adjunct.resources.streams.kafka.client import KafkaSettings
 from dagster_adjunct.resources.streams.kafka.consume import TopicRange, read_ranges
 from dagster_adjunct.resources.streams.kafka.record_formats import KafkaTopic
