@@ -1,4 +1,4 @@
-"""What all floors share: checks of arguments and names, lines of user code, registries of classes, stored documents,
+"""What all packages share: checks of arguments and names, lines of user code, registries of classes, stored documents,
 moments in microseconds, and an event loop for code that is not async."""
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def check_choice(value: object, found: str, choices: Sequence[object], *, argume
         raise argument_error(found, f"one of {', '.join(map(repr, choices))}", argument=argument, **about)
 
 
-# The folder that the floors are imported from. The examples below it count as user code.
+# The folder that the packages are imported from. The examples below it count as user code.
 _PACKAGE = Path(__file__).parents[1]
 _EXAMPLES = str(_PACKAGE / "examples")
 

@@ -1,4 +1,4 @@
-"""Fixtures that all floors share. Real servers are in tests/servers, one module a kind."""
+"""Fixtures that tests of all packages share. Real servers are in tests/servers, one module a kind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The wheel, installed beside a project that has folders and modules of its own with our floors' names."""
+"""The wheel, installed beside a project that has folders and modules of its own with our packages' names."""
 
 from __future__ import annotations
 
