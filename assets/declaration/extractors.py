@@ -343,9 +343,10 @@ def _entries(
     what: str,
     deleting: tuple[str, ...] = (),
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the entries of these records, `names` by position: columns of `schema`, then the metadata columns.
+    """Yield the entries of these records: the columns of `schema`, then the metadata columns.
 
-    A record without entries becomes a tombstone if it has all columns of the key `deleting`.
+    `names` are the records' columns in order. A record without entries becomes a tombstone if none of its columns in
+    `deleting`, which are the key, is null.
     """
     function = load_function(extractor, what)
     data = [name for name in names if not name.startswith("__")]

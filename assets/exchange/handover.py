@@ -219,11 +219,11 @@ View = Dataset | Held
 
 @dataclass(frozen=True, slots=True)
 class ViewFiles:
-    """What other engines read of a view: its files, each with the validity of its version if its rows don't store it.
+    """What other engines read of a view: its files, each with the time span of its version unless its rows store it.
 
-    They see `columns`; files may have `hidden` ones, too. `condition` is the pyarrow expression for the rows of the
-    view, None for all, and may need `tested` hidden columns. With `over_time` the rows are intervals of this reader's
-    entries, of which those of a key with equal entries are joined.
+    Engines see `columns`; files may also have `hidden` ones. `condition` is the pyarrow expression for the rows of the
+    view (None: all rows), and may need the hidden columns in `tested`. With `over_time`, rows are intervals of this
+    reader's entries; adjacent intervals of a key with equal entries are joined.
     """
 
     view: Held

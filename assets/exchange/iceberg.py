@@ -45,9 +45,9 @@ _TYPES = {"tinyint": "int", "smallint": "int", "bigint": "long", "timestamp": "t
 @validated
 @dataclass(frozen=True, slots=True)
 class IcebergTable:
-    """A table in a catalogue of PyIceberg's own configuration; it has no secrets itself.
+    """A table in a catalogue that is configured in PyIceberg, so that this object has no secrets.
 
-    PyIceberg reads it from `.pyiceberg.yaml` or from the environment: PYICEBERG_CATALOG__<NAME>__URI and the like.
+    PyIceberg is configured in `.pyiceberg.yaml` or the environment: PYICEBERG_CATALOG__<NAME>__URI and the like.
     """
 
     identifier: str

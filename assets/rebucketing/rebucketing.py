@@ -269,9 +269,9 @@ def repartition_versions(
 ) -> RebucketReport:
     """Rewrite every retained version of a bounded dataset into this number of partitions; names and offsets stay.
 
-    A crash leaves the dataset unchanged. `roots` returns, by version id, why applications still need a version: open
-    batches that do raise StillReadError, because they can't switch partitions. Until it is declared with the new
-    number, the dataset can't be advanced or opened. For a member of a version set it is one commit of the set.
+    A crash leaves the dataset unchanged. `roots` returns, by version id, why open batches need a version. If any does,
+    StillReadError is raised, because an open batch can't switch partitions. The dataset can't be advanced or opened
+    until it is declared with the new number. For a member of a version set, this is one commit of the set.
     `dry_run` only reports. Raises ConfigurationError for an unbounded or broadcast dataset or an unchanged number.
     """
     log = DatasetLog(lake, dataset)

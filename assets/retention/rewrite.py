@@ -215,9 +215,9 @@ def write_on_record(log: DatasetLog, by: str, write: Callable[[Attempt], T]) -> 
 
 
 def drop_unusable(log: DatasetLog, manifest: DatasetManifest, made: dict[str, R], needed: Collection[str]) -> None:
-    """Drop replacements of what is not `needed` any more, and those that a discard without grace has deleted.
+    """Drop replacements of what is no longer `needed`, and those that a discard without grace has deleted.
 
-    A discard dooms before it deletes, in a commit that we have read or that makes ours fail.
+    A discard first commits what it is going to delete. Either we have read that commit, or it makes ours fail.
     """
     for old, replacement in [*made.items()]:
         generation, document = replacement.stored

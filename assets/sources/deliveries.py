@@ -342,9 +342,9 @@ def has_partition(ssp: SystemStreamPartition, version: str | None, spans: Mappin
 def resolve_next_version(
     dataset: str, versions: Mapping[SystemStreamPartition, str], spans: Mapping[str, int]
 ) -> str | None:
-    """Return the next version from the one that each partition marks next; None if none does.
+    """Return the dataset's next version, given the next marked version of each partition; None if none has one.
 
-    Partitions that it does not span may mark others. Raises MarkerConflictError if partitions disagree.
+    Partitions that the version does not span may mark another one. Raises MarkerConflictError if partitions disagree.
     """
     names: dict[str, list[SystemStreamPartition]] = {}
     for ssp, version in versions.items():
@@ -452,9 +452,10 @@ def resume_after_truncation(
     settled: Settled,
     count: Callable[[MarkedSegment], int],
 ) -> tuple[dict[SystemStreamPartition, int], tuple[str, ...]] | IncompleteVersion:
-    """Return the offsets where a dataset resumes, and the lost versions: its own, unless retention has removed records.
+    """Return the offsets where a dataset resumes, and the versions that it lost.
 
-    The lost versions are unknown until all partitions have the marker of one next version.
+    If retention has removed no unread records, these are its own offsets, and no version is lost. Otherwise the lost
+    versions are unknown (IncompleteVersion) until all partitions have the marker of one next version.
 
     `count` returns the number of records that a segment still has. Markers of settled versions end re-deliveries, as
     usual. Raises MarkerConflictError if the orders of partitions contradict each other.

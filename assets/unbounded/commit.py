@@ -90,7 +90,7 @@ class TableContinuity:
     """Whether a table can be continued.
 
     `problem` says why it is not valid, `lost` that retention has deleted the changes that come next, `building` that
-    its bootstrap is not finished. `refusal` is the error where nothing can be decided: the stream was recreated.
+    its bootstrap is not finished. `refusal` is the error to raise if the stream was recreated.
     """
 
     store: Literal["none", "building", "invalid", "valid"]

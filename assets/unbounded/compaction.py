@@ -164,8 +164,8 @@ class CompactionReport(Report):
 class MergeResult:
     """The output of one merge.
 
-    Tombstones up to position `horizon` are dropped, None where no more than before. `pruned` is the edge of the history
-    that was applied, None without one.
+    Tombstones up to position `horizon` were dropped; None if the horizon did not move. `pruned` is the edge that was
+    applied to the history; None if there is none.
     """
 
     attempt: Attempt

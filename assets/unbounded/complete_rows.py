@@ -208,8 +208,8 @@ class BucketCompletion:
     ) -> tuple[Any, Any, pa.Table]:
         """Return the stored rows of the keys whose changes leave out columns.
 
-        By key: the index of its row in the table, -1 without one; the highest position, also of a deletion. Then the
-        table, with these columns.
+        Returns two arrays with a value for each key, the index of its row in the table (-1: no row) and its highest
+        position, deletions included; then the table, with these columns.
         """
         types = {field.name: arrow_type(field.type) for field in self._layout.schema.fields if field.name in columns}
         schema = pa.schema(list(types.items()))
@@ -230,9 +230,9 @@ class BucketCompletion:
     def _iterate_stored(
         self, keys: pa.Table, asked: Any, schema: pa.Schema, *, positions: bool
     ) -> Iterator[tuple[Any, pa.Table]]:
-        """Yield which of the `asked` keys a file has, and their rows, from the newest generation on.
+        """Yield for each file, newest generation first, which of the `asked` keys it has, and their rows.
 
-        Without `positions`, only the newest row of a key: that of the newest generation.
+        Without `positions`, a key's row is yielded only from the newest generation that has it.
         """
         for generation in reversed(self._declared.generations):
             for file in generation.files:

@@ -9,7 +9,7 @@ A startpoint passes through these states:
     request -> fanned out -> resolved (offset stored, nothing read yet) -> applied (by a commit of offsets)
                                      `-> with an end: a replay, a cursor beside the main position
 
-Each applied startpoint, and each replay, opens a new epoch of its partition, which the records read from there carry.
+Each applied startpoint, and each replay, opens a new epoch of its partition. Records read from there on carry it.
 """
 
 from __future__ import annotations

@@ -285,9 +285,9 @@ class AssetGraph:
         return [[self.datasets[dataset.name] for dataset in unit] for unit in units]
 
     def delivered_groups(self, application: str) -> list[list[DatasetAsset]]:
-        """Return groups of bounded datasets that are delivered by markers or folders; a version set is one group.
+        """Return the groups of bounded datasets, delivered by markers or folders, that this application's job builds.
 
-        Only groups that this application's job is the first to build are returned.
+        A version set is one group. A group that several jobs build belongs to the first of them.
         """
         groups = []
         for members in self._groups():

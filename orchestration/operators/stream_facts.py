@@ -55,7 +55,7 @@ class ColumnFacts:
 class Columns:
     """The columns of records in order, as far as they are known: all of them if `complete`.
 
-    Types are known, apart from those that are None, if `typed` and `complete`.
+    If `typed` and `complete`, all types are known, except those that are None.
     """
 
     known: Mapping[str, ColumnFacts] = field(default_factory=dict)

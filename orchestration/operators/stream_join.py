@@ -245,9 +245,9 @@ _MICROSECOND = timedelta(microseconds=1)
 class StreamJoin(Spec):
     """Records of the left and the right input with equal keys, whose times are within `before` and `after`.
 
-    `on` has pairs (left column, right column); both streams are partitioned by `partition_by`, some of the left columns
-    of these. `select` None means all columns of the right side except its key, with `prefix` before their names. The
-    state tables are called `name`.
+    `on` has pairs (left column, right column). `partition_by` names the left columns of the pairs by which both streams
+    are partitioned. `select` None means all columns of the right side except its key, with `prefix` before their names.
+    `name` begins the names of the state tables.
     """
 
     kind: ClassVar[str] = "stream-join"

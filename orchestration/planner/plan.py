@@ -76,8 +76,8 @@ class PlannedTable:
 
     `order` is the guaranteed order of records of one key: "newest" (the store keeps the newest), "per key" (stream
     order), "any" (order does not matter), or "per source partition" only. `why` explains it, `harm` says what may go
-    wrong, and `mends` how to fix that. `replay` describes the effect of reading `streams` again. `marks` is the name of
-    the writer in the table's marks of applied records; None for a table without marks.
+    wrong, and `mends` how to fix that. `replay` describes the effect of reading `streams` again. `marks` is the
+    writer's name in the marks of applied records; None for a table without marks.
     """
 
     operator: str

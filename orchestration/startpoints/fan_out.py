@@ -56,15 +56,15 @@ class FanOutState:
 class FanOut:
     """The result of a fan-out.
 
-    `tasks` has all that each task has to apply, including uncommitted requests of earlier fan-outs. `unknown` are
-    requests for a partition that no task reads, or not the named task: they stay until they expire. `stranded` were
-    handed to a task (by name) that no longer reads the partition, and no other task does: they stay there. `expired`
-    were too old and are deleted. `superseded` were replaced by a later request at the same task and are deleted.
-    `already_applied` ones had been applied before they were written once more, and are deleted.
+    `tasks` has the requests that each task has to apply, including uncommitted ones of earlier fan-outs. `unknown`
+    requests are for a partition that no task reads, or that the named task does not read; they stay until they expire.
+    `stranded` requests were handed to a task (by name) that no longer reads the partition, and no other task does; they
+    stay with it. Three kinds are deleted: `expired` requests, those `superseded` by a later one at the same task, and
+    `already_applied` ones, which were written again after they were applied.
 
-    `unreadable` entries stay until they are taken back. The partitions in `held`, by task, were handed such an entry:
-    the task must not read them, since the position is unknown, and the `blocked` requests wait for that. `disabled`
-    are requests of an application that disables startpoints.
+    `unreadable` entries stay until they are taken back. `held` has, by task, the partitions with such an entry: their
+    position is unknown, so the task must not read them, and the `blocked` requests wait. `disabled` are requests of an
+    application that disables startpoints.
     """
 
     tasks: Mapping[str, Requests] = field(default_factory=dict)

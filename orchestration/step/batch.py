@@ -1,6 +1,6 @@
 """One batch of a planned application: compiles its operators to DataFrames, and writes its outputs in order.
 
-`BatchContext` is what operators get of a batch (`Spec.compile`).
+`BatchContext` is what a batch passes to its operators (`Spec.compile`).
 """
 
 from __future__ import annotations
@@ -296,9 +296,7 @@ class BatchContext:
         return operator in self._late_consumed
 
     def is_shared(self, operator: Operator) -> bool:
-        """Return whether several operators use the records and nothing stores them: what is read or written is stored
-        already.
-        """
+        """Return whether several operators use this one's records, which no stream or table stores."""
         return self._consumers[operator.id] > 1 and operator.spec.reads is None and operator.spec.writes is None
 
     def moves(self, operator: str) -> list[Exchange]:
@@ -517,9 +515,7 @@ class BatchContext:
     def send_dead_letters(
         self, operator: str, frame: DataFrame, stream: str, *, key: Sequence[str], partitions: int
     ) -> None:
-        """Append rejected records to a stream once per batch; if it has sent them before, check that none is missing
-        there.
-        """
+        """Append rejected records to a stream, once per batch; if they were sent before, check that none is missing."""
         system, name = require_writer(self.system_of(stream)), split_stream_name(stream)[1]
         sent = find_previous_append(system, name, self.context.writer, self.number)
         if sent is None:

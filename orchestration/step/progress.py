@@ -277,7 +277,7 @@ class Measured:
     """The event times of a batch's records of one stream, by partition number.
 
     `newest` has the latest event time in microseconds (no entry if no record has one), `read_to` the offset after the
-    last. `behind` are the records that are behind, if any: partition, offset, and the watermark then (a timestamp).
+    last. `behind` are the records behind the watermark, if any: partition, offset, and the watermark at that record.
     """
 
     newest: Mapping[int, int] = field(default_factory=dict)

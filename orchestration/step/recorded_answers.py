@@ -175,9 +175,9 @@ def _call_on_batches(call: SinkCall, kept: Sequence[str], batches: Iterator[Any]
 def cast_result(
     operator: str, name: str, result: Any, rows: int, returns: Schema, *, show_values: bool = True
 ) -> list[Any]:
-    """Return the declared columns of a function's result for so many records; OperatorFailedError for anything else.
+    """Return the declared columns of a function's result, which must have one row for each of `rows` records.
 
-    `show_values` says whether errors may quote values.
+    Raises OperatorFailedError for any other result. `show_values` says whether errors may quote values.
     """
 
     def wrong(what: str) -> errors.OperatorFailedError:

@@ -1,6 +1,6 @@
 """The step of a planned application: runs batch after batch until it has caught up or reached its limit.
 
-    resume     instead of the stages up to lease: the batch that a crash left open, as logged    plan_batch.py
+    resume     replaces the stages up to lease: the batch that a crash left open, as logged    plan_batch.py
     maintain   local tables: undo an abandoned batch, merge small generations                    plan_batch.py
     snapshot   the served dataset versions and the input streams                                 plan_batch.py
     start      once a run: resolve startpoints, give every partition a position                  plan_batch.py
@@ -9,11 +9,11 @@
     intent     commit what it reads, before anything is read
     outputs    write all outputs; streams and local tables take each batch once                  batch.py
     close      commit the end of the batch, which is the checkpoint
-    positions  instead, where there is nothing to read: commit how far the inputs were read
+    positions  replaces lease and later stages if there is nothing to read: commit how far the inputs were read
 
-A crash leaves either a closed batch or an open intent; the next run repeats that intent as logged. A commit of the
-checkpoint applies the startpoints that lie before it; only then are they removed from the fan-outs. A crash in between
-leaves them there, and the log knows that they were applied.
+A crash leaves either a closed batch or an open intent; the next run repeats that intent as logged. The commit
+of a checkpoint applies the batch's startpoints; after it, they are removed from the fan-outs. If a crash prevents the
+removal, the log still records that they were applied.
 """
 
 from __future__ import annotations

@@ -492,8 +492,8 @@ def _column_types(frame: DataFrame) -> dict[str, str | None]:
 def verify_plan(runtime: Runtime, app: Application, plan: ExecutionPlan) -> PhysicalProof:
     """Return what Spark would do with a batch of this application over the served dataset versions.
 
-    A dataset without a version counts as empty, in its buckets. Raises the errors that a run raises before its first
-    batch for mistakes in expressions and functions.
+    A dataset without a version is treated as an empty one with its declared buckets. Raises the errors that a run
+    raises before its first batch for mistakes in expressions and functions.
     """
     views: dict[str, VersionReader | None] = dict.fromkeys(dataset.name for dataset in app.datasets)
     for dataset in app.datasets if runtime.lake.exists() else ():

@@ -501,10 +501,10 @@ _PREFIX = re.compile(r"[A-Za-z0-9_.-]{0,64}")
 
 @validated
 class DynamoDbSegments:
-    """Key-value tables as DynamoDB tables, paid per request, whose names start with `prefix`.
+    """Key-value tables as DynamoDB tables, billed per request, whose names start with `prefix`.
 
     Every write is a transaction, which costs twice as much as a plain write, plus a check whether the table is sealed.
-    Up to `threads` requests of a table run at a time for each event loop, and for all threads without one.
+    Each event loop sends up to `threads` requests of a table at a time; so do all threads without a loop, together.
 
     Region, endpoint and credentials come from boto3's own chain unless they are passed. `credentials_env` names the
     environment variables with the access key's id, the secret and, optionally, the session token.
@@ -560,7 +560,7 @@ class DynamoDbSegments:
         return restore_backend, (DynamoDbSegments, self.to_dict())
 
     def create(self, table: TableId, partitions: int) -> None:
-        """Create a table, paid per request, and wait until it accepts requests."""
+        """Create a table, billed per request, and wait until it accepts requests."""
         name, tags = self._name(table), {"adjunct:scope": table.scope, "adjunct:table": table.name}
 
         def create(client: DynamoDBClient) -> None:

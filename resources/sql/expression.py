@@ -55,7 +55,7 @@ class WindowClause:
 class Call(NamedTuple):
     """A call of a function by its plain name, in lower case. `arguments` is None if one of them is "*".
 
-    `is_word`: the name is no keyword. `is_compared`: it follows "like". `is_over`: `over (…)` follows it.
+    `is_word`: the name is not a keyword. `is_compared`: it follows "like". `is_over`: `over (…)` follows it.
     """
 
     name: str

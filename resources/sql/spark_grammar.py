@@ -231,10 +231,10 @@ _CLAUSES = frozenset({"expressions", "from_", "where", "group", "having", "order
 class SelectParts:
     """The parts of a SELECT from one table, with the table's name removed from its columns.
 
-    `items` are the selected expressions. `where` sees the columns of the table only. `later` are the expressions of
-    group by, having and order by, which also see the aliases of the items. Where other tables are joined, only
-    `qualified` is known: the columns with the table's name, `v.city`. `mistake` is an error that Spark is certain to
-    raise, whatever columns there are.
+    `items` are the selected expressions. `where` may use only columns of the table. `later` are the expressions of
+    group by, having and order by, which may also use aliases of the items. If other tables are joined, only
+    `qualified` is known: the columns written with the table's name, as in `v.city`. `mistake` is an error that Spark is
+    certain to raise, whatever the columns are.
     """
 
     items: tuple[Expression, ...] = ()

@@ -257,10 +257,9 @@ ATTEMPT: ContextVar[TimedAttempt | None] = ContextVar("ATTEMPT", default=None)
 
 
 def limit_each_request() -> TimedAttempt | None:
-    """Lift the attempt's time limit and return the attempt, so that each of several requests can be limited; None if
-    unlimited.
+    """Lift the attempt's time limit and return the attempt, to limit each of its requests instead; None if unlimited.
 
-    One limit for all would end an attempt of many healthy requests, and a hanging one would spoil the others.
+    Under one limit for all, many healthy requests could time out together, or because one of them hangs.
     """
     attempt = ATTEMPT.get()
     if attempt is not None:

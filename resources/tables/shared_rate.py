@@ -42,7 +42,7 @@ _TOGETHER_SECONDS = 0.05
 class CreditClient:
     """A `CreditSource` that gets credits from the run's driver, with one connection per budget and event loop.
 
-    `acquire` raises TableError if the driver is gone, and the error that kept the driver from leasing credits.
+    `acquire` raises TableError if the driver is gone, or the driver's own error if it could not lease credits.
     """
 
     def __init__(self, address: CreditAddress) -> None:

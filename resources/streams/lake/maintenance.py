@@ -1,9 +1,9 @@
 """Maintenance of a stream: retention, compaction, deletion of unreachable objects, and holds that prevent it.
 
 One commit drops and merges segments. It also sets the horizon: attempts begun before it can no longer commit, so their
-files may be deleted. Files that left the index stay for the grace period, for their readers.
+files may be deleted. Files that leave the index are kept for the grace period, for their readers.
 
-A hold keeps folders of files, as they were at one commit, for something outside, such as a table in another catalogue:
+A hold keeps the folders of files of one commit for a user outside the lake, such as a table in another catalogue:
 
     streams/NAME/holds/{hash of the holder}-{number}.json
 """
@@ -73,7 +73,7 @@ def retain_files(lake: Lake, stream: str, identity: str, number: str, attempts: 
 
 
 def release_files(lake: Lake, stream: str, *, holder: str, keep: Collection[str] = ()) -> tuple[str, ...]:
-    """End this holder's holds, except those of the numbers in `keep`; return the ended numbers.
+    """Delete this holder's holds, except the numbers in `keep`; return the numbers of the deleted ones.
 
     With `keep`, holds of the last hour stay too (see `delete_holds`).
     """

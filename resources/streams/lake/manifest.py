@@ -154,8 +154,8 @@ _ALWAYS = (ROW, TIMESTAMP, TOMBSTONE)
 
 @validated
 class Retention(StoredDocument):
-    """The retention of a stream: it keeps whole segments younger than `max_age` (since their append, whatever the
-    records' own timestamps) and, of these, the newest of at most `max_bytes` in total. None: no limit."""
+    """The retention of a stream, which drops whole segments: those appended more than `max_age` ago (whatever the
+    timestamps of their records), then the oldest until at most `max_bytes` are left. None: no limit."""
 
     max_age: Annotated[timedelta, Field(gt=timedelta(0))] | None = None
     max_bytes: Annotated[int, Field(gt=0)] | None = None
