@@ -261,7 +261,7 @@ class Namespace:
             return NamespaceSnapshot(0, NamespaceDocument(), self._page)
         where = f"the namespace {commit.manifest_key!r} in {self._store.url}"
         step = "Restore that object from a backup or an older object version."
-        document = decode_body(NamespaceDocument, commit.body, where, f"is no namespace of format {FORMAT}", step)
+        document = decode_body(NamespaceDocument, commit.body, where, f"is not a namespace of format {FORMAT}", step)
         return NamespaceSnapshot(commit.number, document, self._page)
 
     def _page(self, page: DocumentPage) -> Entries:

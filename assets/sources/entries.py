@@ -423,6 +423,6 @@ def resolve_stream(
     """
     system, stream = split_stream_name(name)
     if system not in systems:
-        problem = f"{what}, and no stream system {system!r} is given: there are {', '.join(sorted(systems)) or 'none'}."
+        problem = f"{what}, but systems has no stream system {system!r}: it has {', '.join(sorted(systems)) or 'none'}."
         raise errors.DatasetError(problem, "Pass the result of open_system(lake, name) in systems.", dataset=dataset)
     return systems[system], stream

@@ -178,9 +178,7 @@ def send_dead_letters(
         columns = system.create(stream, schema=DEAD_LETTERS, partitions=1).schema
     if columns != DEAD_LETTERS:
         wrong = "no columns" if columns is None else DEAD_LETTERS.difference(columns)
-        problem = (
-            f"dataset {spec.name!r} sends bad changes to {policy.stream}, which is no stream of dead letters: {wrong}."
-        )
+        problem = f"{what}, which is not a stream of dead letters: {wrong}."
         raise DatasetError(problem, "Name a new stream, which is then created.", dataset=spec.name)
     order_by = () if hasattr(letters, "column_names") else ("partition", "offset")
     return system.append(stream, letters, producer=producer, sequence=sequence, order_by=order_by).rows

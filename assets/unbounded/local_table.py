@@ -242,18 +242,18 @@ def _find_version_before(
     by = f"batch {written.batch} of application {written.application}"
     if not manifest.retains(written.before):
         raise errors.VersionDiscardedError(
-            f"local table {manifest.name!r}: {by} was abandoned and can't be undone: version {written.before}, from "
+            f"local table {manifest.name!r}: {by} was abandoned and can't be undone: version {written.before}, the one "
             "before the batch, is gone, as after an erasure.",
-            f"Start the table over: adjunct dataset delete {manifest.name} --reason …; a startpoint at the oldest "
-            "record refills it with what the inputs still hold.",
+            f"Delete the table (adjunct dataset delete {manifest.name} --reason …), then refill it from what the "
+            "inputs still have: adjunct startpoint set MODULE:APP STREAM --oldest --reason ….",
             dataset=manifest.name,
             version=written.before,
         )
     before = read_committed_version(log, manifest, written.before)
     if before.partitions != served.partitions:
         raise errors.DatasetError(
-            f"local table {manifest.name!r} was repartitioned from {before.partitions} to {served.partitions} "
-            f"partitions after {by} had written it, so that abandoned batch can't be undone.",
+            f"local table {manifest.name!r}: {by} was abandoned and can't be undone: the table was repartitioned "
+            f"since, from {before.partitions} to {served.partitions} partitions.",
             f"Repartition it back for one run: adjunct dataset repartition {manifest.name} --partitions "
             f"{before.partitions} --reason ….",
             dataset=manifest.name,
@@ -573,7 +573,7 @@ def validate_state(lake: Lake, dataset: AdjunctDataset) -> None:
     if stored.declaration.expires is None or stored.declaration.owner != dataset.input.application:
         raise errors.DatasetError(
             f"the state of operator {declared} would be stored as {dataset.name!r}, and the lake has a dataset of that "
-            f"name which is no state of application {dataset.input.application!r}.",
+            f"name, which is not state of application {dataset.input.application!r}.",
             "Give the operator another name=, or rename the application or the dataset.",
             dataset=dataset.name,
         )

@@ -371,7 +371,9 @@ def row_count_within(fraction: float, minimum_rows: int = 0, *, severity: Severi
     The first version passes, and so does one after a version with fewer than `minimum_rows` rows (or none).
     """
     if not 0 <= fraction <= 1:
-        step = "It is no percentage: 0.2 is 20 %. For a wider limit, write your own rule: custom(NAME, …)."
+        step = (
+            "Pass a fraction, not a percentage: 0.2 is 20 %. For a wider limit, write your own rule: custom(NAME, …)."
+        )
         raise argument_error(f"row_count_within has the fraction {fraction!r}", "0 to 1", step, argument="fraction")
     _check_row_limit("row_count_within", "minimum_rows", minimum_rows)
     return Check("row_count_within", check_row_count_within, (float(fraction), minimum_rows), severity)

@@ -164,7 +164,7 @@ class Lease:
             raise errors.LeaseLostError(
                 f"dataset {self.dataset!r}: the lease of {', '.join(self.versions)} by {self.holder} was lost: "
                 f"{self._heartbeat.problem}.",
-                "Do not use what was read under it. Run again: it reads the version that is served then.",
+                "Do not use what was read under this lease. Run again, with the version that is served by then.",
                 dataset=self.dataset,
             )
 

@@ -107,7 +107,7 @@ class Application:
                 f"application {self.name!r}: startpoints_expire_after is {startpoints_expire_after}: expected at least "
                 "a millisecond."
             )
-            step = "Leave it out for 12 hours."
+            step = "Leave startpoints_expire_after out for the default, 12 hours."
             raise ConfigurationError(problem, step, argument="startpoints_expire_after", application=self.name)
         self.startpoints_expire_after = startpoints_expire_after
         self._graph = OperatorGraph(self.name)
@@ -177,7 +177,8 @@ class Application:
         validate_partition_count(f"{what}: partitions", partitions)
         if name in self._outputs:
             problem = f"application {self.name!r} declares the {what} twice."
-            raise PlanningError(problem, "Keep what the first call returned.", application=self.name)
+            step = "Keep what the first output_stream() returned, and use it in both places."
+            raise PlanningError(problem, step, application=self.name)
         output = OutputStream(self._graph, name, partitions, validate_column_names(f"{what}: key", key), description)
         self._graph.refuse_writing(name, "an output stream")
         self._outputs[name] = output

@@ -482,7 +482,7 @@ def _suggest_cast(name: str, sent: str | None, declared: str) -> str:
         if sent.startswith("map<"):
             return "Give its members names: named_struct(…)."
         if sent.startswith(("struct<", "array<")):
-            return "Cast its members that are no text, number or boolean, for example to string."
+            return "Cast members that are not text, numbers or booleans, for example to string."
         return f"Cast it: cast({name} as string)."
     if kind is Kind.STRING and sent.startswith(("map<", "struct<", "array<")):
         return f"Convert it to text: to_json({name})."

@@ -350,10 +350,11 @@ def _check_existing_stream(app: Application, operator: str, facts: StreamFacts, 
     changes = incompatible_changes(facts.schema, declared, facts.key)
     if changes:
         raise PlanningError(
-            f"{operator}: stream {facts.name} has other columns than the records sent to it: {'; '.join(changes)}. "
+            f"{operator}: the records do not fit the columns of stream {facts.name}: {'; '.join(changes)}. "
             "Columns can only be added, or widened.",
             "Keep these columns (send null for an unused one: cast(null as …) as …), send to another stream, or delete "
-            f"this one to create it again: adjunct stream delete {split_stream_name(facts.name)[1]} --reason ….",
+            f"this one (adjunct stream delete {split_stream_name(facts.name)[1]} --reason …): the next run creates it "
+            "with the new columns.",
             stream=facts.name,
             operator=operator,
         )

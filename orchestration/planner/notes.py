@@ -151,7 +151,7 @@ def name_writers(app: Application, writer: str) -> dict[str, str]:
             unnamed[store] += 1
         elif not has_marks(app.tables[send.table]):
             raise PlanningError(
-                f"{operator.id}: marks_as={send.marks_as!r} names the marks of what was applied, but table "
+                f"{operator.id}: marks_as={send.marks_as!r} names the marks of applied records, but table "
                 f"{send.table} stores no marks: it is declared without idempotent and newest_by.",
                 "Leave marks_as out, or declare the table with idempotent=True or newest_by.",
                 operator=operator.id,

@@ -90,10 +90,10 @@ def plan_application(
         system_name, stream = split_stream_name(name)
         if system_name not in systems:
             problem = (
-                f"application {app.name!r} reads {name}, and no stream system {system_name!r} is given: there are "
-                f"{', '.join(systems) or 'none'}."
+                f"application {app.name!r} reads {name}, but systems= has no stream system {system_name!r}, only "
+                f"{', '.join(systems) or 'an empty mapping'}."
             )
-            raise ConfigurationError(problem, "Pass what systems_for(app) returns.", application=app.name)
+            raise ConfigurationError(problem, "Pass systems=systems_for(app).", application=app.name)
         system = systems[system_name]
         try:
             info = system.info(stream)

@@ -251,8 +251,8 @@ def check_open_batch(app: Application, intent: Intent, lost: Mapping[SystemStrea
             f"MODULE:APP {which} --oldest --reason …. A startpoint alone changes nothing while the batch is open."
         )
     raise OffsetOutOfRangeError(
-        f"retention has deleted records of batch {intent.batch} of application {app.name!r}, which is open, in "
-        f"{_describe_spans(there)}: the records in between are lost.",
+        f"retention has deleted records of the open batch {intent.batch} of application {app.name!r}: "
+        f"{_describe_spans(there)}.",
         step,
         application=app.name,
         stream=stream,
@@ -271,7 +271,7 @@ def past_end_of_batch_error(
         ssp,
         end,
         upcoming,
-        f"batch {batch} of application {app.name!r}, which is open, reads up to ",
+        f"the open batch {batch} of application {app.name!r} reads up to ",
         f"Restore the stream; or abandon the batch (adjunct checkpoint abandon {app.name} --reason …), then",
     )
 
@@ -454,10 +454,10 @@ def resolve_request(
 ) -> ResolvedStartpoint | Replay:
     """Return the request with its start offset as of `now`; a bounded one as a replay, which opens this epoch.
 
-    A replay is joined with these `versions`; one of recorded versions gets its offsets from its plan (without `plans`,
-    in a preview, from the stream). Start and end of a replay are equal if there are no records in between. Raises the
-    errors of `resolve_startpoint_to_offset`, OffsetOutOfRangeError for an end before the start, and the error of a
-    plan.
+    A replay is joined with these `versions`. If they are the recorded ones, its offsets come from its plan (from the
+    stream in a preview, which has no `plans`). Start and end of a replay are equal if there are no records in between.
+    Raises the errors of `resolve_startpoint_to_offset`, OffsetOutOfRangeError for an end before the start, and the
+    error of a plan.
     """
     ssp, system = request.ssp, stream.system
     plan = None if plans is None or versions != RECORDED else _find_plan(stream, request, plans)

@@ -146,7 +146,7 @@ def _describe_unread(request: StartpointRequest, tasks: Mapping[str, frozenset[S
         return f"no task reads {request.ssp}."
     readers = [task for task, ssps in tasks.items() if request.ssp in ssps]
     instead = f"; {', '.join(map(repr, readers[:3]))} does" if readers else ""
-    return f"{request.task!r} is no task that reads {request.ssp}{instead}."
+    return f"task {request.task!r} does not read {request.ssp}{instead}."
 
 
 def describe_remote_tables(plan: ExecutionPlan | None, requests: Sequence[StartpointRequest]) -> dict[str, str]:

@@ -417,7 +417,7 @@ def explain_unread(
         why = "no batch of the main position has read them"
         opened = state.open if state is not None else None
         if opened is not None and ssp in opened.ranges and not opened.replays:
-            why = f"batch {opened.batch}, which is open, or one after it reads them first"
+            why = f"the open batch {opened.batch}, or a later one, reads them first"
         elif state is None or asked.compare(ssp, state.checkpoint.get(ssp, start), start) <= 0:
             why = "no batch has read them yet"
         elif oldest > 1:

@@ -73,11 +73,11 @@ class ReadingTasks:
 def find_reading_tasks(
     app: Application, plan: ExecutionPlan | None, systems: Mapping[str, StreamSystem]
 ) -> ReadingTasks:
-    """Return which tasks read what; `plan` is None for an application that has only datasets.
+    """Return the partitions that each task reads; `plan` is None for an application that has only datasets.
 
-    Bounded datasets roll back by version, and tables of one run have no past: they have no task, so a fan-out does not
-    know requests for their streams alone. The tasks of datasets whose stream the application reads too get only
-    requests that name them.
+    Bounded datasets and tables of one run can't be rewound, so they have no task, and requests for their streams alone
+    stay unknown. If the application itself reads a dataset's stream, the dataset's task gets only requests that name
+    the task.
     """
     by_name, of_datasets = set(), {}
     for dataset in list_rewindable_datasets(app):
@@ -118,11 +118,15 @@ def choose_versions(app: Application, request: StartpointRequest) -> JoinVersion
         return default
     if request.until is None and asked != default:
         raise errors.ConfigurationError(
-            f"{request.ssp}: versions={asked} is for a bounded replay, and this request has no end: it moves the main "
-            "position, whose batches are joined with "
-            + ("the entries that were valid at each record's time." if default == AS_OF else "what is served then."),
-            "Give it an end (--until-timestamp, --until-offset, --until-upcoming; until=… in Python), or leave "
-            "versions out.",
+            f"{request.ssp}: versions={asked} is for a bounded replay, and this request has no end. It moves the main "
+            "position, and its batches are joined with "
+            + (
+                "the entries that were valid at each record's time."
+                if default == AS_OF
+                else "the versions served then."
+            ),
+            "Give the request an end (--until-timestamp, --until-offset, --until-upcoming; until=… in Python), or "
+            "leave versions out.",
             argument="versions",
             application=app.name,
         )
@@ -265,7 +269,7 @@ def _parse_numbers(text: str, spans: str, count: int) -> list[int]:
         bounds = _SPAN.fullmatch(span)
         first, last = (int(bounds[1]), int(bounds[2] or bounds[1])) if bounds else (1, 0)
         if first > last:
-            problem = f"{text!r} can't be read: {span!r} is no partition and no range of them."
+            problem = f"{text!r} can't be read: {span!r} is neither a partition nor a range."
             step = "Write partitions as in lake.flights.3, lake.flights.0-3,7, or lake.flights for all."
             raise errors.ConfigurationError(problem, step, argument="partitions")
         if last >= count:
@@ -393,7 +397,7 @@ _FIELDS = _NAMED | {"version"}
 def request_from_json(value: object, where: str) -> StartpointRequest:
     """Return the request that `to_json` wrote. Raises MalformedDocumentError, which names `where` it was read from."""
     if not isinstance(value, Mapping):
-        raise malformed_error(where, f"{value!r:.80} is no object")
+        raise malformed_error(where, f"{value!r:.80} is not an object")
     check_stored_version(value, where)
     if set(value) != _FIELDS:
         raise malformed_error(where, f"it has the fields {sorted(map(str, value))}, expected {sorted(_FIELDS)}")

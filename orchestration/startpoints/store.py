@@ -107,7 +107,7 @@ class RequestReader:
         if not isinstance(value, Mapping) or set(value) != {"pending", "handed"}:
             raise malformed_error(where, f"it is {type(value).__name__} {value!r:.80}, expected pending and handed")
         if not isinstance(value["pending"], list) or not isinstance(value["handed"], Mapping):
-            raise malformed_error(where, "pending is no list, or handed no object")
+            raise malformed_error(where, "pending is not a list, or handed is not an object")
         pending: dict[SystemStreamPartition, StartpointRequest] = {}
         unread: list[Unreadable] = []
         for item in value["pending"]:
@@ -136,7 +136,7 @@ def _read_target(where: str, ssp: str, task: str | None = None) -> Target:
 def _read_sequence(where: str, value: object) -> int:
     if isinstance(value, int) and not isinstance(value, bool):
         return value
-    raise malformed_error(where, f"{value!r:.80} is no sequence, expected an integer")
+    raise malformed_error(where, f"{value!r:.80} is not a sequence: expected an integer")
 
 
 def diff_states(before: FanOutState, after: FanOutState) -> dict[str, Any]:
@@ -307,7 +307,9 @@ class StartpointManager:
                 f"startpoints of {name!r} expire after {expires_after!s}: expected a timedelta of at least a "
                 "millisecond."
             )
-            raise ConfigurationError(problem, f"Leave it out for {EXPIRES_AFTER}.", argument="expires_after")
+            raise ConfigurationError(
+                problem, f"Leave expires_after out for the default, {EXPIRES_AFTER}.", argument="expires_after"
+            )
         self.application, self.lake = name, store.lake
         self._is_known = not isinstance(application, str)
         self._stored = RequestReader(name)
@@ -607,7 +609,7 @@ class StartpointManager:
 def _check_request(request: object) -> StartpointRequest:
     if isinstance(request, StartpointRequest) and type(request) is StartpointRequest:  # a subclass can't be read back
         return request
-    problem = f"{request!r:.200} is no StartpointRequest, and can't be written as one."
+    problem = f"{request!r:.200} is not a StartpointRequest, so it can't be written."
     step = "Write StartpointRequest(ssp=…, startpoint=…, by=…, reason=…)."
     raise ConfigurationError(problem, step, argument="request")
 

@@ -305,7 +305,7 @@ def resume_open_batch(context: StepContext, run: StepState, left_open: Intent) -
         if info.was_recreated(identity):
             raise errors.OffsetOutOfRangeError(
                 f"{name} was {info.change_since(identity)} (its identity is {info.identity}, and was {identity}), and "
-                f"batch {left_open.batch} of application {context.app.name!r}, which is open, reads the former stream.",
+                f"the open batch {left_open.batch} of application {context.app.name!r} reads the former stream.",
                 f"Abandon the batch (adjunct checkpoint abandon {context.app.name} --reason …), then set a startpoint "
                 f"in the new stream: adjunct startpoint set MODULE:APP {name} --oldest --reason ….",
                 application=context.app.name,
@@ -356,7 +356,7 @@ def _truncate_batch(context: StepContext, intent: Intent, deleted: Spans, lost: 
 
 
 def lease_versions(context: StepContext, run: StepState, planned: PlannedBatch, seen: BatchSnapshot) -> PlannedBatch:
-    """Return the planned batch with the versions that it reads, leased: the served or the recorded ones.
+    """Lease the versions that the planned batch reads, served or recorded, and return the batch with their ids.
 
     Raises VersionDiscardedError if one was discarded since the snapshot or the recording, StaleDatasetError for a table
     behind its allowed staleness, and ConfigurationError for a dataset that a recorded batch did not read.

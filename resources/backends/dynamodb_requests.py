@@ -389,9 +389,9 @@ class TableRequests:
         return identity_of(item[name] for name in self.codec.key)
 
     def write_in_sequence(self, operation: Operation[Any], entries: Sequence[Entry], problems: Problems) -> int:
-        """Write the entries of one key one after the other; return how many defaults that put.
+        """Write the entries of one key one after the other; return how many of them put a default.
 
-        After a retryable failure the others are FAILED, as nothing of them was sent.
+        After a retryable failure the rest are not sent, and are FAILED.
         """
         put = 0
         for done, entry in enumerate(entries):
@@ -495,7 +495,7 @@ class TableRequests:
         words = max(len(request.get(part, "")) for part in ("UpdateExpression", "ConditionExpression"))
         if words > _LONGEST_EXPRESSION:
             raise SchemaMismatchError(
-                f"{self.label}: a write has an expression of {words:,} characters; expected {_LONGEST_EXPRESSION:,}.",
+                f"{self.label}: an expression has {words:,} characters: expected at most {_LONGEST_EXPRESSION:,}.",
                 "Combine columns into one of type json, or write fewer columns at once.",
                 table=self.label,
             )

@@ -207,7 +207,7 @@ local function merged(field, text, from, to)
     local name = ended and sub(text, at, ended - 1)
     local value = ended and match(text, "^%s*:%s*()", ended)
     ended = value and behind(text, value)
-    if not ended then refuse("column " .. field .. " holds a text that is no JSON") end
+    if not ended then refuse("column " .. field .. " holds text that is not JSON") end
     if not new[name] then parts[#parts + 1] = name .. ":" .. sub(text, value, ended - 1) end
     at = match(text, "^%s*,?%s*()", ended)
   end
@@ -223,7 +223,7 @@ _PUTS = (OperationKind.PUT, OperationKind.PUT_IF_ABSENT)
 
 @cache
 def build_script(kind: OperationKind, compares: str, marked: bool, changes: frozenset[str]) -> tuple[bytes, bytes]:
-    """Return the digest and the text of the script for such entries.
+    """Return the digest and the text of the script for entries with these properties.
 
     `compares`: how times are compared ("n" digits, "f" doubles, "b" bytes, "-": no times); `marked`: entries have
     positions; `changes`: which of "default", "add", "append", "merge" and "remove" the updates contain.
@@ -306,7 +306,7 @@ end
 _DIGITS = r"""
 local function parsed(text)
   local sign, whole, part = match(text, "^(-?)0*(%d+)%.?(%d*)$")
-  if not sign then refuse("a text that is no number is where one is expected: " .. sub(text, 1, 40)) end
+  if not sign then refuse("expected a number, found the text " .. sub(text, 1, 40)) end
   return sign, whole, part
 end
 
@@ -330,7 +330,7 @@ end
 _DOUBLES = r"""
 local function doubles_below(a, b)
   local x, y = tonumber(a), tonumber(b)
-  if not x or not y then refuse("a text that is no number is where a time is expected") end
+  if not x or not y then refuse("expected a time, found text that is not a number") end
   return x < y
 end
 """
@@ -372,7 +372,7 @@ end
 local function added(field, text, how, number, least, most)
   if how == "f" then
     local x = tonumber(text or "0")
-    if not x then refuse("column " .. field .. " holds a text that is no number") end
+    if not x then refuse("column " .. field .. " holds text that is not a number") end
     return format("%.17g", x + tonumber(number))
   end
   text = sum(text or "0", number)

@@ -222,8 +222,8 @@ def require_stored_table(current: StoredTable | None, name: TableName) -> Stored
     if current.state is TableState.DELETING:
         raise name.error(
             errors.KeyValueTableNotFoundError,
-            f"{name} is being deleted: the deletion has started and not finished.",
-            "Delete or create it to finish the deletion. Its entries are lost.",
+            f"{name} is being deleted: the deletion has not finished yet.",
+            "Delete or create the table again, which finishes the deletion. Its entries are lost.",
         )
     return current
 

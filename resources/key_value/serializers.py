@@ -54,9 +54,9 @@ class TextSerializer:
         try:
             return value.encode()
         except AttributeError:
-            raise _reject(self, f"{value!r:.80} is no text.", "Pass a string.") from None
+            raise _reject(self, f"{value!r:.80} is not a string.", "Pass a string.") from None
         except UnicodeEncodeError as error:
-            problem = f"{value!r:.80} is no valid text: lone surrogate at {error.start}."
+            problem = f"{value!r:.80} is not valid text: lone surrogate at {error.start}."
             raise _reject(self, problem, "Pass text that UTF-8 can encode.") from None
 
     def from_bytes(self, stored: bytes) -> str:
@@ -74,7 +74,7 @@ class BytesSerializer:
         if type(value) is bytes:
             return value
         if not isinstance(value, bytes | bytearray | memoryview):
-            raise _reject(self, f"{value!r:.80} is no bytes.", "Pass bytes.")
+            raise _reject(self, f"{value!r:.80} is not bytes.", "Pass bytes.")
         return bytes(value)
 
     def from_bytes(self, stored: bytes) -> bytes:
@@ -87,7 +87,7 @@ class IntegerSerializer:
 
     def to_bytes(self, value: int) -> bytes:
         if isinstance(value, bool) or not isinstance(value, int) or not -_SIGN <= value < _SIGN:
-            problem = f"{value!r:.80} is no signed 64-bit integer."
+            problem = f"{value!r:.80} is not a signed 64-bit integer."
             raise _reject(self, problem, "Pass an integer from -2**63 to 2**63 - 1.")
         return (value + _SIGN).to_bytes(8, "big")
 
@@ -223,7 +223,7 @@ def _parsed(schema: str) -> Any:
     try:
         return fastavro.parse_schema(json.loads(schema))
     except (*_UNFIT, fastavro.schema.SchemaParseException) as error:
-        problem = f"{schema!r:.80} is no Avro schema: {error}."
+        problem = f"{schema!r:.80} is not an Avro schema: {error}."
         raise ConfigurationError(problem, "Pass one as JSON text.", argument="schema") from None
 
 
@@ -283,11 +283,11 @@ class ModelSerializer(Generic[M]):
     def __post_init__(self) -> None:
         if not isinstance(self.model, type) or not issubclass(self.model, BaseModel):
             next_step = "Pass a subclass of pydantic.BaseModel, or use JsonSerializer() for plain values."
-            raise ConfigurationError(f"{self.model!r:.80} is no pydantic class.", next_step, argument="model")
+            raise ConfigurationError(f"{self.model!r:.80} is not a pydantic class.", next_step, argument="model")
 
     def to_bytes(self, value: M) -> bytes:
         if not isinstance(value, self.model):
-            raise _reject(self, f"{value!r:.80} is no {self.model.__name__}.", f"Pass a {self.model.__name__}.")
+            raise _reject(self, f"{value!r:.80} is not a {self.model.__name__}.", f"Pass a {self.model.__name__}.")
         try:
             stored = value.model_dump_json(by_alias=True, round_trip=True, warnings=False).encode()
         except (PydanticSerializationError, UnicodeEncodeError) as error:
@@ -316,7 +316,7 @@ class ModelSerializer(Generic[M]):
 
 
 def _reject_constant(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is no JSON")
+    raise ValueError(f"{constant} is not valid JSON")
 
 
 def _is_same_json(value: Any, read: Any) -> bool:

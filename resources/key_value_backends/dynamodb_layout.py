@@ -404,7 +404,7 @@ class FamilyList:
             return
         stretch = layout.families(KeyRange(place))
         if stretch is None:
-            raise ValueError(f"item {layout.progress()} has a place that is no family's: {place.hex()}; delete it")
+            raise ValueError(f"item {layout.progress()} has a place outside every family: {place.hex()}; delete it")
         part = await calls.query(stretch, "s, n", FAMILIES_PER_PURGE)
         terms = {item["s"]["B"]: term_of(item) or 0 for item in part["Items"]}
         found = await calls.at_once(calls.query(layout.in_family(family, KeyRange()), "s", 1) for family in terms)

@@ -126,7 +126,7 @@ def is_quick(chosen: bool | None = None) -> bool:
     given = os.environ.get(_SETTING, "").lower()
     if given not in ("", "true", "false", "1", "0"):
         problem = f"{_SETTING} is {given!r}: expected true or false."
-        raise ConfigurationError(problem, "Leave it out for false.", setting=_SETTING)
+        raise ConfigurationError(problem, f"Set {_SETTING} to true or false, or unset it (false).", setting=_SETTING)
     return given in ("true", "1")
 
 

@@ -122,9 +122,9 @@ def check_append(producer: str, sequence: int, version: str | None, valid_from: 
         return None
     if not isinstance(valid_from, datetime) or valid_from.tzinfo is None or version is None:
         what = "without end_of_dataset" if version is None else f"of version {version!r}"
-        problem = f"valid_from={valid_from!r} {what}: expected a version that ends, and a time with its zone."
+        problem = f"valid_from={valid_from!r} {what}: expected end_of_dataset, and a datetime with a time zone."
         raise errors.ConfigurationError(
-            problem, "Give end_of_dataset, and a datetime with tzinfo=UTC.", argument="valid_from"
+            problem, "Pass end_of_dataset=…, and valid_from with tzinfo=UTC.", argument="valid_from"
         )
     return to_microseconds(valid_from)
 

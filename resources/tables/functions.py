@@ -45,10 +45,10 @@ from dagster_adjunct.resources.validation import validated
 def outcomes_from_missing(
     operation: Operation[Any], error: BaseException, problem_of: Callable[[BaseException], Problem]
 ) -> Outcomes | None:
-    """Return the outcomes of updates whose error has missing records among its causes; None if it has not.
+    """Return the outcomes of updates that raised this error; None if no RecordNotFoundError is among its causes.
 
-    The entries of the keys that its RecordNotFoundErrors name are missing. The others are done, or, if the error is a
-    group with other errors, have the first of those as their problem.
+    The entries of the keys that these name are missing. The others are done; but if the error is a group with other
+    errors, the first of those is their problem.
     """
     not_found = [cause for cause in causes(error) if isinstance(cause, errors.RecordNotFoundError)]
     if operation.kind is not OperationKind.UPDATE or not not_found:
@@ -316,7 +316,9 @@ def _retry_after(error: BaseException, cause: BaseException) -> float | None:
         pause = math.inf
     if asked is None or (pause is not None and 0 <= pause < math.inf):
         return pause
-    error.add_note(f"Its retry_after is {asked!r:.60}, which is no number of seconds: the policy's own waits are kept.")
+    error.add_note(
+        f"Its retry_after is {asked!r:.60}, which is not a number of seconds, so the retry policy decides the wait."
+    )
     return None
 
 

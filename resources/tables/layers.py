@@ -194,9 +194,9 @@ class DeclaredConditions:
         for place, value in enumerate(entries.values or ()):
             if isinstance(value, Changes) and not value.repeatable:
                 raise errors.TableError(
-                    f"table {self.table}: the update of {entries.keys[place]!r} adds or appends, which "
-                    "newest_by alone may do twice.",
-                    "Declare the table idempotent=True and send messages with marks, or only set values.",
+                    f"table {self.table}: the update of {entries.keys[place]!r} adds or appends: with "
+                    "newest_by alone, a repeated update would do so twice.",
+                    "Only set values; or declare the table with idempotent=True, and send entries with marks.",
                     table=self.table,
                 )
 

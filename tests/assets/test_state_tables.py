@@ -211,7 +211,7 @@ def test_what_was_kept_for_another_operator_is_refused(lake: Lake) -> None:
 
 def test_what_is_no_state_of_the_application_is_left_alone(lake: Lake) -> None:
     create_state(writing(lake), declare_state_dataset("app-last", "seen", SPEC))
-    with pytest.raises(DatasetError, match="name which is no state of application 'app'") as caught:
+    with pytest.raises(DatasetError, match="name, which is not state of application 'app'") as caught:
         validate_state(lake, declare_state_dataset("app", "last-seen", replace(SPEC, kept_for="within a day")))
     assert "delete" not in str(caught.value)
 

@@ -285,7 +285,7 @@ def check_malformed(declared: str, schema: Schema, what: str) -> None:
     """Raise ConfigurationError if the column for malformed bytes is empty or one of the format's own."""
     if not declared:
         step = f'Give the name of a column, or "{FAIL}", which is the default.'
-        raise ConfigurationError(f"{what}: malformed is empty.", step, argument="malformed")
+        raise ConfigurationError(f"{what}: malformed='' is not a column name.", step, argument="malformed")
     if declared != FAIL:
         Schema((*schema.fields, Field(declared, "binary")))
 

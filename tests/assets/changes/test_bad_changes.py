@@ -108,7 +108,7 @@ def test_a_stream_that_is_something_else_takes_no_dead_letters(either: World) ->
     stream(either, RECORDS, [(1, "x", None)])
     either.streams.create("dead", schema=VALUES, partitions=1)
     _, bad = split(either, DEAD)
-    with pytest.raises(DatasetError, match=r"lake\.dead, which is no stream of dead letters: dataset is missing"):
+    with pytest.raises(DatasetError, match=r"lake\.dead, which is not a stream of dead letters: dataset is missing"):
         send_dead_letters(either.systems, DEAD, bad, producer="dead-table", sequence=3)
     elsewhere = dataset(changes=OperationColumn(), on_bad_change=DeadLetters("other.dead"))
     with pytest.raises(DatasetError, match="no stream system 'other'"):

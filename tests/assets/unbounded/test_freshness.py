@@ -177,7 +177,7 @@ def test_while_a_table_is_built_anew_the_lag_is_that_of_the_one_served(world: Wo
 def test_a_system_that_is_not_given_is_named(world: World) -> None:
     table = table_in(world, partitions=1)
     table.advance()
-    with pytest.raises(DatasetError, match="no stream system 'lake' is given: there are kafka"):
+    with pytest.raises(DatasetError, match="systems has no stream system 'lake': it has kafka"):
         StreamPosition.of({"kafka": table.streams}, table.manifest)
 
 

@@ -131,7 +131,7 @@ def test_a_bounded_replay_reads_its_part_again_and_the_position_stays(world: Off
         (["lake.orders.7", "--oldest"], "names partition 7"),
         (["lake.sales", "--oldest"], "does not read lake.sales"),
         (["lake.orders.0", "--offset", "9000"], "9000 is not on the stream"),
-        (["lake.orders.0", "--oldest", "--task", "Partition 3"], "is no task that reads lake.orders.0"),
+        (["lake.orders.0", "--oldest", "--task", "Partition 3"], "does not read lake.orders.0"),
         (["lake.orders.0", "--offset", "3", "--until-offset", "1"], "would end before it begins"),
     ],
 )

@@ -148,11 +148,11 @@ def test_partitions_are_named_one_by_one_as_ranges_and_as_whole_streams(world: O
     [
         ("fake.s.4", "names partition 4, and the stream has 4 partitions, 0 to 3"),
         ("fake.s.2-9", "names partition 9"),
-        ("fake.s.3-1", "'3-1' is no partition"),
-        ("fake.s.", "is no partition"),
-        ("fake.s.1.2", "is no partition"),
-        ("fake.s.-1", "is no partition"),
-        ("fake.s.1,", "is no partition"),
+        ("fake.s.3-1", "'3-1' is neither a partition"),
+        ("fake.s.", "is neither a partition"),
+        ("fake.s.1.2", "is neither a partition"),
+        ("fake.s.-1", "is neither a partition"),
+        ("fake.s.1,", "is neither a partition"),
         ("fake.z", "does not read fake.z; it reads: fake.changes, fake.s"),
         ("fake.prices.0", "adjunct dataset rollback prices VERSION"),
         ("fake.short.0", "lives for one run"),
@@ -278,7 +278,7 @@ def test_a_request_for_a_task_that_does_not_read_the_partition_is_for_nobody(
         [*asked(StartpointOldest(), 1, task="Partition 1"), *asked(StartpointOldest(), 1, task="Partition 0")],
     )
     assert (right.tasks, right.error) == (("Partition 1",), None)
-    assert (wrong.tasks, wrong.error) == ((), "'Partition 0' is no task that reads fake.s.1; 'Partition 1' does.")
+    assert (wrong.tasks, wrong.error) == ((), "task 'Partition 0' does not read fake.s.1; 'Partition 1' does.")
 
 
 def test_offsets_of_a_stream_that_was_made_anew_are_not_compared_with_those_before(

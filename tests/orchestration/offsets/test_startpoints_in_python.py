@@ -116,7 +116,7 @@ def test_what_can_not_be_followed_is_refused_and_nothing_is_written(world: Offse
     wrong: list[tuple[Any, Any, dict[str, Any], str]] = [
         ("lake.other", StartpointOldest(), {}, "does not read lake.other"),
         ("lake.s.7", StartpointOldest(), {}, "names partition 7"),
-        ("lake.s", StartpointOldest(), {"task": "Partition 9"}, "'Partition 9' is no task"),
+        ("lake.s", StartpointOldest(), {"task": "Partition 9"}, "task 'Partition 9' does not read"),
         ("lake.s", "oldest", {}, "position is 'oldest'"),
         ("lake.s", StartpointOldest(), {"until": "2"}, "until is '2'"),
         ([], StartpointOldest(), {}, "no partition is named"),

@@ -66,7 +66,7 @@ def test_json_takes_what_it_can_hold(sent: str) -> None:
     [
         ("map<string,int>", "Give its members names: named_struct(…)."),
         ("date", "Cast it: cast(j as string)."),
-        ("array<date>", "Cast its members that are no text, number or boolean, for example to string."),
+        ("array<date>", "Cast members that are not text, numbers or booleans, for example to string."),
     ],
 )
 def test_what_json_does_not_hold_is_told_how_it_becomes_something_else(sent: str, step: str) -> None:

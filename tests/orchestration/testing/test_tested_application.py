@@ -155,7 +155,7 @@ def test_a_time_is_asked_for_where_versions_have_one_and_refused_elsewhere() -> 
     with TestApplication(app) as test:
         for name, valid_from, refused in [
             ("dated", None, "declares valid_from, but this version has no time"),
-            ("dated", datetime(2026, 1, 1), "expected a version that ends, and a time with its zone"),
+            ("dated", datetime(2026, 1, 1), "expected end_of_dataset, and a datetime with a time zone"),
             ("prices", now, "is unbounded, but valid_from=.* is for bounded ones"),
             ("plain", now, "does not declare valid_from"),
         ]:

@@ -447,9 +447,9 @@ def test_what_is_no_serializer_is_refused_when_the_table_is_opened(backend: Scri
 
 def test_an_error_of_a_serializer_says_whether_it_is_about_the_key_or_the_value(backend: ScriptedSegments) -> None:
     table = BlockingKeyValueTable(backend.table())
-    with pytest.raises(SerializationError, match="the key 1 can't be serialized: 1 is no text"):
+    with pytest.raises(SerializationError, match="the key 1 can't be serialized: 1 is not a string"):
         table.put(1, "v")  # type: ignore[arg-type]
-    with pytest.raises(SerializationError, match="a value can't be serialized: 1 is no text"):
+    with pytest.raises(SerializationError, match="a value can't be serialized: 1 is not a string"):
         table.put("k", 1)  # type: ignore[arg-type]
     table.put("k", "v", family="f")
     whole = KeyValueTable(ID, KeyValueTableConfiguration(4), backend, TextSerializer(), IntegerSerializer())

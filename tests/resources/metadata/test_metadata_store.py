@@ -184,7 +184,7 @@ def test_a_changed_page_is_an_error_that_names_it(lake: Lake) -> None:
     ("body", "message"),
     [
         ({"format": 2, "pages": []}, "format 2; this release of Adjunct reads format 1"),
-        ({"format": 1, "pages": [{"first": "a"}]}, "no namespace of format 1: pages.0"),
+        ({"format": 1, "pages": [{"first": "a"}]}, "not a namespace of format 1: pages.0"),
         ({"format": 1, "pages": [], "more": 1}, "more"),
     ],
 )

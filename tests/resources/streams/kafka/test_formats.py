@@ -305,7 +305,7 @@ def test_headers_become_a_column_and_are_headers_again() -> None:
     [
         (lambda: KafkaTopic(value=Json("id INT"), key=KeyText("id BIGINT")).schema(), "'id' is bigint in the key"),
         (lambda: Json("id INT", malformed="id"), "occur twice"),
-        (lambda: Json("id INT", malformed=""), "malformed is empty"),
+        (lambda: Json("id INT", malformed=""), "malformed='' is not a column name"),
         (lambda: Json("id INT", timestamps="days"), "expected 'millis' or 'micros'"),  # type: ignore[arg-type]
         (lambda: Json("id INT", names={"no": "id"}), "has no column 'no'"),
         (lambda: Json("id INT, no INT", names={"no": "id"}), "two columns for the field 'id'"),

@@ -99,7 +99,7 @@ def test_a_marker_says_since_when_its_version_is_valid(system: KafkaStreams) -> 
         system.append_markers(stream, "v2", producer="p", sequence=1, valid_from=since.astimezone(EAST))
         assert {marker.valid_from for marker in system.markers(stream)} == {since}
     for version, wrong in (("v3", since.replace(tzinfo=None)), (None, since)):
-        with pytest.raises(ConfigurationError, match="expected a version that ends, and a time with its zone"):
+        with pytest.raises(ConfigurationError, match="expected end_of_dataset, and a datetime with a time zone"):
             system.append("s", RECORDS, producer="p", sequence=2, end_of_dataset=version, valid_from=wrong)
 
 
