@@ -180,7 +180,7 @@ class PreconditionFailedError(PermanentError):
 
 
 class CommitConflictError(PermanentError):
-    """Another writer committed first, and nothing of this commit is visible: re-read and decide again."""
+    """Another writer committed first, so this commit has no effect: re-read and decide again."""
 
     prefix: str | None = None  # of the commit log in the lake, where nothing more is known
 

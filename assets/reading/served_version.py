@@ -49,7 +49,7 @@ class VersionInUse:
 def _release_idle(current: list[VersionInUse]) -> None:
     """Release the version without waiting, when no reference to the dataset is left. Lent versions stay leased.
 
-    A call that has not left it yet, an iteration in the same garbage, releases it then, as if it had been replaced.
+    A call that still uses the version, such as an iteration collected with the dataset, releases it when it ends.
     """
     dropped, current[:] = [*current], []
     for held in dropped:

@@ -88,7 +88,7 @@ def check_repartitioning(log: DatasetLog, manifest: DatasetManifest, partitions:
         raise errors.ConfigurationError(problem, step, argument="reason", dataset=log.name)
     if declared.partitions is None:
         raise errors.ConfigurationError(
-            f"{what} is broadcast: one copy, in no partitions, and can't be rewritten into {partitions} of them.",
+            f"{what} is broadcast, so it has no partitions and can't be rewritten into {partitions} of them.",
             "Declare it under a new name with the new count, which builds it from its input beside the old one; or "
             f"delete and rebuild it: adjunct dataset delete {log.name} --reason ….",
             dataset=log.name,

@@ -42,9 +42,9 @@ from dagster_adjunct.resources.validation import validated
 class ErasureReport:
     """What one erasure did. `keys` is the number of requested keys; the report does not contain the keys.
 
-    `redacted` counts documents from which keys were cleared, `deleted` the deleted objects. `pending` is what still
-    holds a key because it is in use, and by whom. `not_erased` names the places outside of the dataset. Of an unbounded
-    dataset `retained_from` is the number of the first readable version.
+    `redacted` counts documents from which keys were cleared, `deleted` the deleted objects. `pending` are the
+    objects with a key that are still in use, and by whom. `not_erased` names the places outside of the dataset. For an
+    unbounded dataset, `retained_from` is the number of the first readable version.
     """
 
     dataset: str

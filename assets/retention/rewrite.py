@@ -1,8 +1,8 @@
 """Rewrites versions and generations without the rows of erased keys.
 
 Of a bounded dataset, each version with a key is replaced by one with the same number and name. Of an unbounded one, the
-generations that are served or being built are rewritten without rows and tombstones of the keys, and one commit
-replaces the old; versions before it read the old generations, and are gone.
+generations that are served or being built are rewritten without rows and tombstones of the keys, and replaced in one
+commit. Earlier versions consist of the old generations, so they can't be read any more.
 
 Spark reads a generation as a whole folder, so a rewritten one has a new folder: files with a key are written again, the
 others copied.
@@ -259,10 +259,10 @@ class _Erasure(ABC, Generic[M, R]):
     builds: list[RetentionDecision] = field(default_factory=list)
 
     def commit(self, reason: str) -> M:
-        """Commit the dataset without the keys and doom what held them; return the current manifest then.
+        """Commit the dataset without the keys and doom the objects with them; return the manifest after that.
 
-        What is committed meanwhile is searched too. Raises ManifestMismatchError, with nothing erased, where a damaged
-        file can't be searched.
+        What other writers commit meanwhile is searched too. If a damaged file can't be searched, ManifestMismatchError
+        is raised and nothing is erased.
         """
         try:
             current = self.log.rewrite(partial(self._commit_once, reason), slower="they can be searched for keys")

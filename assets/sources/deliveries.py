@@ -233,9 +233,9 @@ def find_next_delivery(
     """Return the next complete version after `offsets`, or the partitions that it waits for.
 
     `markers` are all markers at or after the offsets. `settled` has the facts of markers by version name (empty for an
-    abandoned one). `reusable` names lost or dropped versions: they may be delivered again, but their markers repeated
-    without records are no empty version. Raises MarkerConflictError if a marker contradicts another one of its version,
-    or if partitions mark different versions as the next.
+    abandoned one). `reusable` names lost or dropped versions, which may be delivered again; their markers alone,
+    repeated without records, are not an empty version. Raises MarkerConflictError if a marker contradicts another one
+    of its version, or if partitions mark different versions as the next.
     """
     spans = declared_partition_counts(markers)
     by_partition: dict[SystemStreamPartition, list[Marker]] = {ssp: [] for ssp in sorted(offsets)}
@@ -359,7 +359,7 @@ def resolve_next_version(
         )
         raise MarkerConflictError(
             f"dataset {dataset!r}: partitions mark different versions as the next one ({by_version}); expected the "
-            "same version in every partition, in one order.",
+            "same versions in the same order in every partition.",
             "If the marker of one version will never arrive, for example in a partition added later, abandon that "
             f"version: abandon_version(lake, {dataset!r}, VERSION, reason=…, by=…).",
             dataset=dataset,
@@ -518,7 +518,7 @@ def _lost_before(
             orders = "; ".join(f"{other}: {', '.join(earlier) or 'none'}" for other, earlier in before.items())
             raise MarkerConflictError(
                 f"dataset {dataset!r}: retention has removed unread records, and before version {version!r} "
-                f"partitions mark different versions ({orders}); expected the same ones in one order.",
+                f"partitions mark different versions ({orders}); expected the same versions in the same order.",
                 "Abandon the version whose marker never arrived in some partition: "
                 f"abandon_version(lake, {dataset!r}, VERSION, reason=…, by=…).",
                 dataset=dataset,

@@ -397,7 +397,7 @@ class FileVersions(VersionSource):
     def _compare_delivered_folders(self, manifest: BoundedManifest, named: list[Folder]) -> tuple[Copies, list[Folder]]:
         """Compare delivered folders with their recorded contents; return unchanged copies, and changed folders.
 
-        Rejected versions are left out: nothing of them is published.
+        Rejected versions are left out, because they are not published.
         """
         ended = {abandoned.name for abandoned in manifest.abandoned}
         refused = {ref.id for ref in manifest.versions if ref.state == "rejected"}

@@ -8,9 +8,9 @@ The served data never gets older: a rewind applies all changes from the startpoi
 one commit. That commit stores the ids of the startpoints, so each is applied once.
 
 Rows carry positions, and of each key the highest (position, generation) wins, so a change that is applied again
-replaces its earlier result and never a newer one. Two cases need more: ordered by offset, a later change of the key may
-produce no entry any more, so an earlier one is raised to its position; ordered by a column, tombstones up to the
-horizon have been dropped, so changes below it are late unless the table holds their key.
+replaces its earlier result and never a newer one. Two cases need more. Ordered by offset, a later change of the key
+may no longer produce an entry; then an earlier one gets its position. Ordered by a column, tombstones up to the horizon
+have been dropped, so changes below it are late unless the table holds their key.
 """
 
 from __future__ import annotations

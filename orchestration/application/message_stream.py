@@ -461,7 +461,7 @@ class MessageStream:
         what = f"{method} after {self.operator}: at_most is {at_most!r}"
         if at_most is not None and dead_letters is None:
             raise ConfigurationError(
-                f"{what} without dead_letters, which it limits.", "Give both, or neither.", argument="at_most"
+                f"{what}, but dead_letters is not given.", "Give both, or neither.", argument="at_most"
             )
         bound = 100 if at_most is None else at_most
         check_whole_number(bound, what, "1 or more", argument="at_most")

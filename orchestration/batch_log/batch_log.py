@@ -573,7 +573,7 @@ def check_not_renamed(name: str, state: ApplicationState) -> None:
 
 
 def describe_similar_names(name: str, known: Sequence[str]) -> str:
-    """Return which known applications have a name like `name`, else which there are."""
+    """Return the known applications with a name like `name`, or all if there are none."""
     near = get_close_matches(name, known, n=3)
     if near:
         return f"similar names: {', '.join(near)}"

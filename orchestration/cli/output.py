@@ -72,7 +72,7 @@ def format_seconds(value: Any) -> Any:
 def format_value(value: Any, *, own: bool = False) -> str:
     """Format any value as text: "-" for None, yes and no, thousands separators, lists and mappings as words.
 
-    With `own` it is user data, and numbers and booleans are not formatted: a whole number may be a year.
+    With `own`, the value is user data: numbers and booleans stay as they are, since a whole number may be a year.
     """
     if value is None:
         return "-"

@@ -225,7 +225,7 @@ def output_partitioner(catalog: Catalog, stream: str) -> Partitioner:
 def new_stream_defaults(catalog: Catalog, stream: str) -> NewStreams:
     """Return the properties of new streams in the system of a stream.
 
-    A plain mapping of facts knows those of the lake only.
+    A catalog that is a plain mapping has those of the lake only.
     """
     by_system = catalog.new_streams if isinstance(catalog, StreamCatalog) else {LAKE: NEW_STREAMS}
     return by_system.get(split_stream_name(stream)[0], NewStreams())

@@ -201,8 +201,8 @@ def find_majority(nodes: Iterable[str], counts: Counts) -> tuple[int, tuple[str,
 
 _MAX_TRIED = 10
 _MAX_TRIED_OPERATORS = 20_000
-"""Fixes are tried for at most so many groups, and for fewer if trying would plan more operators than this; for other
-groups a fix is proposed by its size alone."""
+"""Fixes are tried for at most `_MAX_TRIED` groups, and for fewer if trying would plan more operators than this. For the
+other groups, a fix is proposed by its size alone."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -288,7 +288,9 @@ def _resolve_handed(
 def _resolve_or_skip(
     app: Application, stream: StreamSnapshot, request: StartpointRequest, plans: Plans, now: datetime, epoch: int
 ) -> ResolvedStartpoint | Replay | str:
-    """Return the request with its offset, or why it has none; raise that, with who asked, if it says to fail."""
+    """Return the request with its offset, or the reason why it has none.
+
+    Raises the reason, with the request's author, if the request has on_unresolved="fail"."""
     try:
         versions = choose_versions(app, request)
         return resolve_request(stream, request, versions=versions, now=now, epoch=epoch, plans=plans)

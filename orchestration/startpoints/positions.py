@@ -189,8 +189,8 @@ def check_positions(
 ) -> list[str]:
     """Raise OffsetOutOfRangeError if the main input or a bounded replay can't continue; return accepted losses.
 
-    What retention deleted before it was read raises, unless the input says to continue from the oldest offset left;
-    then it is returned, a line each.
+    If retention deleted unread records, the error is raised unless the input declares on_lost="oldest"; then the loss
+    is returned, one line for each partition.
     """
     check_same_streams(app, streams, known)
     for ssp, (start, upcoming) in positions.past_end.items():
@@ -305,9 +305,9 @@ def _retention_error(
         whose = dict.fromkeys(_describe_owner(startpoints[ssp]) for ssp in where[:_SHOWN])
         return OffsetOutOfRangeError(
             f"retention has passed {'; '.join(whose).removesuffix(' at ')} in {shown}, since its offset was found: "
-            "what lies between is lost.",
-            f"Begin at what is left ({oldest}), or take it back: adjunct startpoint clear MODULE:APP "
-            f"{source.stream}.{numbers} --reason ….",
+            "the records in between are lost.",
+            f"Begin at the oldest record left ({oldest}), or cancel the startpoint: adjunct startpoint clear "
+            f"MODULE:APP {source.stream}.{numbers} --reason ….",
             application=app.name,
             stream=source.stream,
         )

@@ -249,8 +249,8 @@ def _parse_timestamp(text: str) -> int:
         raise _timestamp_error(text, "is finer than a millisecond, and startpoints are not", step)
     since_1970 = to_epoch_ms(moment)
     if not MIN_MS <= since_1970 <= MAX_MS:
-        step = "Name a time within; or say oldest."
-        raise _timestamp_error(text, "lies outside the years 1 to 9999 in UTC", step)
+        step = "Give a time in that range, or start at the oldest record."
+        raise _timestamp_error(text, "is outside the years 1 to 9999 in UTC", step)
     return since_1970
 
 
@@ -315,7 +315,7 @@ Target = tuple[SystemStreamPartition, str | None]
 class StartpointRequest:
     """A startpoint for a partition, for one task, or (`task` None) for every task that reads the partition.
 
-    `by` and `reason` say who asks and why. `on_unresolved` says what a start does if the startpoint has no offset:
+    `by` and `reason` say who asks and why. `on_unresolved` says what a run does if the startpoint has no offset:
     fail, or continue from the checkpoint. With `until` it is a bounded replay: the records from the startpoint up to,
     excluding, that position are read again, and the main position does not move. `force` allows a dataset's table to
     get older, or to lack changes. `versions` says which dataset versions a replay is joined with: those of each

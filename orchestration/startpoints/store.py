@@ -1,4 +1,4 @@
-"""Stores startpoint requests, and what tasks were handed of them, in the lake's metadata.
+"""Stores startpoint requests, and which of them tasks were handed, in the lake's metadata.
 
     metadata/startpoints/APPLICATION            by [SSP, TASK or null]:               a request
     metadata/startpoints-fan-out/APPLICATION    by ["task", TASK]:                    pending requests; handed sequences
@@ -546,10 +546,10 @@ class StartpointManager:
         *,
         ids: Mapping[SystemStreamPartition, str] | None = None,
     ) -> None:
-        """Remove what the task has to apply: all of it, or that of these partitions.
+        """Remove the requests that the task has to apply, all or those for these partitions.
 
-        With `ids`, only where the request, or its startpoint, still has this id: one that joined meanwhile stays.
-        Unreadable entries stay too: `delete_unreadable` takes them back.
+        With `ids`, only requests with these ids, or whose startpoints have them, so that newer requests stay.
+        Unreadable entries stay too; `delete_unreadable` removes them.
         """
         self._remove({task: (None if ssps == "all" else frozenset(ssps), ids)})
 

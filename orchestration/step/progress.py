@@ -5,7 +5,7 @@ Event times are pure functions over the batch log:
     newest event time of each source partition
     -> its watermark: newest - delay, never decreasing
     -> an operator's watermark: the lowest of all non-idle source partitions above it,
-       less what operators on the way hold back, never decreasing
+       minus the delays of the operators in between, never decreasing
 """
 
 from __future__ import annotations

@@ -218,7 +218,7 @@ _ABOUT = b"adjunct"
 
 @dataclass(frozen=True, slots=True)
 class RecordedAnswers:
-    """The recorded answers of one operator in one batch, by turn: a repeated batch may have more to ask.
+    """The recorded answers of one operator in one batch, by turn: a repeated batch may ask for more in a further turn.
 
     `about` says what was asked, as JSON values; answers to another question are rejected.
     """

@@ -236,7 +236,7 @@ def _measure_version(view: View) -> tuple[int, int]:
 def is_small_batch(
     records: int, tasks: int | None, limit: int, views: Mapping[str, View], broadcast: Collection[str]
 ) -> tuple[bool, bool]:
-    """Return whether a batch of so many records runs best in one task per stage, and with plans that Spark interprets.
+    """Return whether a batch of `records` runs best in one task per stage, and with plans that Spark interprets.
 
     `limit` is the largest number of records of a small batch. `tasks` is how many tasks read each record of a broadcast
     input; None if there is none. The datasets in `broadcast` are read whole by every task, however many there are.

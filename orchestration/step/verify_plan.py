@@ -148,10 +148,10 @@ def _check_write_placement(operator: str, source: PlannedOperator, spark_plan: S
         return f"{operator}: that records are partitioned by {expected} is a promise that Spark can't check."
     moving = [name for name, moved in spark_plan.exchanges.items() if any(to in found for to, _ in moved)]
     raise PlanningError(
-        f"{operator}: records are written without a shuffle, which the plan says are partitioned by {expected}; "
-        f"after {', '.join(moving) or source.id} their partitioning is {found}.",
-        "A function that shuffles records must not promise keeps_partitioning, nor be a filter: remove the promise, "
-        "and use partition_by after it.",
+        f"{operator}: the plan writes records without a shuffle, as already partitioned by {expected}, but after "
+        f"{', '.join(moving) or source.id} their partitioning is {found}.",
+        "If a function shuffles records, do not use it as a filter, and remove its keeps_partitioning; then call "
+        "partition_by after it.",
         operator=operator,
     )
 

@@ -107,8 +107,8 @@ class BucketLayout:
     """How rows are laid out in files.
 
     `schema` is what users see; `hidden` are further stored columns (`__offset`, …) as (name, Spark type). Rows are
-    hashed by `bucket_by` into `partitions` buckets (empty: one file for all). `key` has no nulls and is unique in the
-    end, and the manifest holds its range; it is empty for streams and may end in hidden columns.
+    hashed by `bucket_by` into `partitions` buckets (empty: one file for all). `key` has no nulls and is unique once
+    files are merged, and the manifest has its range. It is empty for streams, and may end in hidden columns.
     """
 
     schema: Schema

@@ -11,8 +11,8 @@ Nothing is inferred, cast or left out:
 Columns may be in any order. Files named .gz, .bz2 or .zst are decompressed, except Parquet, which has its own
 compression.
 
-Spark's own readers would read whatever is below a path by then, expand patterns in names, and turn values that do not
-parse into null. Here Python tasks read exactly the listed files; large Parquet files are divided by row groups.
+Spark's own readers would read whatever is below a path at that time, expand patterns in names, and turn values that
+do not parse into null. Here Python tasks read exactly the listed files; large Parquet files are divided by row groups.
 """
 
 from __future__ import annotations

@@ -533,14 +533,17 @@ def check_limits(table: TableId, changes: Sequence[SegmentChange], limits: Segme
     size = 0 if limits.request is None else sum(len(change.key) + len(change.value or b"") for change in changes)
     too_many = limits.changes is not None and len(changes) > limits.changes
     if too_many:
-        problem = f"a batch has {len(changes):,} changes; its backend applies {limits.changes:,} at once."
+        problem = f"a batch has {len(changes):,} changes; its backend applies at most {limits.changes:,} at once."
     elif limits.request is not None and size > limits.request:
-        problem = f"a write has {size:,} bytes of keys and values; its backend applies {limits.request:,} at once."
+        problem = f"a write has {size:,} bytes of keys and values; its backend applies at most {limits.request:,}."
     else:
         return
     about = {"changes": len(changes), "size": None if too_many else size}
     raise table.error(
-        errors.BatchTooLargeError, problem, "Split it. Each part is atomic, all of them are not.", **about
+        errors.BatchTooLargeError,
+        problem,
+        "Split it into several writes. Each of them is atomic, but not all together.",
+        **about,
     )
 
 

@@ -132,7 +132,7 @@ class PostgresStatements:
 
 
 def _prune(tokens: str) -> str:
-    """Return the statement that deletes requests older than so many seconds from random blocks of the table.
+    """Return the statement that deletes requests older than a number of seconds from random blocks of the table.
 
     An index of times would find all that are old, and cost each write a tenth more.
     """

@@ -256,9 +256,9 @@ class CommitLog:
     def commit(self, parent: Commit | None, body: dict[str, Any], *, by: str, commit_id: str | None = None) -> Commit:
         """Commit `body` after `parent` (None: as the first commit) and return the commit.
 
-        Raises `CommitConflictError` if another commit followed `parent`; nothing of this one is visible then.
-        Raises `CommitStateUnknownError` if the store did not tell whether the commit happened, and
-        `StoreUnavailableError` if it failed before the swap and so did not. `commit_id` must be new for each attempt.
+        Raises `CommitConflictError` if another commit followed `parent`; then this one has no effect.
+        Raises `CommitStateUnknownError` if the store did not report whether the commit happened, and
+        `StoreUnavailableError` if it certainly did not. `commit_id` must be new for each attempt.
         """
         return self._commit(parent, self._etag_of(parent), body, by, commit_id)
 

@@ -263,8 +263,8 @@ def etag_error(url: str, key: str, found: ObjectInfo | None, expected: str) -> e
 class InMemoryStore(ObjectStore):
     """Objects in a dictionary, with the promises of `ObjectStore`; freed with the last reference to the store.
 
-    While it exists, `named` returns it by its name in the same process. ETags are content hashes, as on S3, so that
-    code that forgets a nonce fails here too.
+    While it exists, `named` returns it by its name in the same process. ETags are content hashes, as on S3, so
+    that code that lacks a nonce fails here too.
     """
 
     _alive: ClassVar[WeakValueDictionary[str, InMemoryStore]] = WeakValueDictionary()

@@ -179,7 +179,7 @@ def check_single_record(operator: str, text: str) -> None:
             step = 'Use flat_map("an array as its_element"), which numbers them.'
             raise PlanningError(problem, step, operator=operator)
         if not is_over:
-            problem = f"{operator}: {text!r} aggregates several records with {name}(): an expression sees one."
+            problem = f"{operator}: {text!r} aggregates several records with {name}(): expressions apply to one record."
             step = "Aggregate records in a window, window(…), or elements of an array with aggregate(…)."
             raise PlanningError(problem, step, operator=operator)
 

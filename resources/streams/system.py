@@ -424,7 +424,7 @@ class StreamSystem(ABC):
     def offset_for_timestamp(self, ssp: SystemStreamPartition, timestamp_ms: int) -> str:
         """Return the offset of the first record, in offset order, at or after this time (ms since the epoch).
 
-        `upcoming` where there is none.
+        Returns the upcoming offset if there is none.
         """
         raise self._unable("find records by their time", "Start at an offset, or at the oldest or the next record.")
 
@@ -533,10 +533,10 @@ class StreamWriter(StreamSystem):
     ) -> AppendResult:
         """Append records, all or none, once per producer and sequence.
 
-        `consumed` are the input's offsets after this batch: a system that can commits them with the records, for its
-        own tools; Adjunct does not read them. A method with a parameter `sources` also gets the ranges that the records
-        were made of (`Sources`), and the columns of POSITION; one with `one_task` is told that few records need no
-        task for each partition.
+        `consumed` are the input's offsets after this batch. A system may commit them with the records, for its own
+        tools; Adjunct does not read them. An override with a parameter `sources` also gets the ranges that the records
+        were made of (`Sources`), and the columns of POSITION. One with `one_task` is also told whether the records are
+        few enough for one task.
         """
 
     @validated

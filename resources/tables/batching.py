@@ -295,7 +295,7 @@ class _Gathering:
         return call
 
     def has_room(self, provider: BatchProvider, count: int, size: int) -> bool:
-        """Whether so many more entries and bytes are within the provider's limits."""
+        """Whether `count` more entries and `size` more bytes are within the provider's limits."""
         if self.count + count > provider.size:
             return False
         return provider.bytes is None or self.size + size <= provider.bytes

@@ -373,8 +373,7 @@ async def _send_one_by_one(
 ) -> Outcomes:
     """Send one request per entry: in sequence for one key, several keys at a time.
 
-    After a failed entry, later ones of its key are FAILED, as nothing of them was sent; after a missing one they are
-    missing.
+    After a failed entry, later ones of its key are FAILED without being sent; after a missing one they are missing.
     """
     keys = operation.entries.keys
     values: Sequence[Any] = operation.entries.values or [None] * len(keys)

@@ -118,7 +118,7 @@ class Ticket:
 
 
 async def send_unblocked(ticket: Ticket, operation: Operation[Any], below: Layer) -> Outcomes:
-    """Send the entries of an operation that are not blocked; the others are FAILED, as nothing of them was sent.
+    """Send the entries of an operation that are not blocked; the others are FAILED without being sent.
 
     After a marked entry is given up, later entries of its key that already wait are blocked. The store skips messages
     older than the last applied one: if a later message of the key were applied, the one given up would be skipped when

@@ -66,7 +66,8 @@ def may_have_effect(operation: Operation[Any], error: BaseException) -> bool:
 def may_send_separately(operation: Operation[Any], outcomes: Outcomes) -> bool:
     """Whether the request was rejected as a whole, so that its parts can be sent alone.
 
-    Errors about the table itself concern every part. An update of which a part was sent may have had that effect.
+    False for an error about the table itself, which every part would get, and for an update that was partly sent,
+    because that part may have had its effect.
     """
     problem = outcomes.problems.get(0)
     if problem is None or problem.state is not State.REFUSED or not problem.of_request or problem.error is None:

@@ -367,8 +367,7 @@ class Operation(Generic[K_co]):
     A key may occur several times; its entries take effect in order. `key` names the parts of tuple keys in order, so
     that a store with another order can rearrange them; empty: the store's order. `contract` says whether updates may
     start records from their defaults; below the contract layer, entries have only defaults that may be used. `rerun`:
-    if an entry is given up, the sender sends it and everything after it again, so nothing of that may take effect
-    before.
+    if an entry is given up, the sender will send it and all later ones again, so those must not take effect before.
     """
 
     kind: OperationKind

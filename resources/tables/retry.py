@@ -203,8 +203,8 @@ class RetryPolicy:
 class RetryLayer:
     """Retries failed and unknown entries as the policy says.
 
-    An operation is over when each of its entries has its final outcome, which the order of keys waits for. Within an
-    operation, the function sends nothing of a key after a failed entry.
+    An operation is over when each of its entries has its final outcome, which later ones on its keys wait for.
+    Within an operation, the function sends no later entry of a key after a failed one.
     """
 
     inner: Layer

@@ -130,7 +130,7 @@ def test_a_shuffled_dataset_is_told_with_the_join_that_it_is_of(
     [
         (
             lambda stream: stream.filter(moved, keeps_partitioning=True),
-            r"send-to-3: .* hashpartitioning\(tailnum, 2\); after filter-2 their partitioning is Round",
+            r"send-to-3: .* hashpartitioning\(tailnum, 2\), but after filter-2 their partitioning is Round",
         ),
         (
             lambda stream: stream.map(moved, keeps_partitioning=True),

@@ -318,7 +318,7 @@ _WEIGHT = 3  # in memory an entry takes about three times its stored bytes
 
 
 class BlockCache:
-    """The most recently used footers and blocks, which never change, up to so many bytes."""
+    """The most recently used footers and blocks, which never change, up to `size` bytes."""
 
     def __init__(self, size: int) -> None:
         self._kept: LRUCache[tuple[str, int], tuple[int, RunIndex | Columns]] = LRUCache(size, getsizeof=itemgetter(0))

@@ -524,7 +524,7 @@ def find_full_level(state: StreamState) -> tuple[int, tuple[IndexEntry, ...]] | 
 
 
 def apply_fold(state: StreamState, fold: Fold | None) -> StreamState:
-    """Return the state with the page instead of its entries; unchanged if another writer has replaced them.
+    """Return the state with the fold's entries replaced by its page; unchanged if another writer has replaced them.
 
     A page older than the horizon is not used, since it may have been deleted before a manifest referred to it.
     """

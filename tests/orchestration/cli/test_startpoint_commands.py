@@ -127,7 +127,7 @@ def test_a_bounded_replay_reads_its_part_again_and_the_position_stays(world: Off
         (["lake.orders.0", "--oldest", "--offset", "0"], "--oldest and --offset are given"),
         (["lake.orders.0", "--oldest", "--until-offset", "1", "--until-upcoming"], "--until-upcoming and --until-"),
         (["lake.orders.0", "--timestamp", "2026-01-01T10:00"], "names no zone"),
-        (["lake.orders.0", "--timestamp", "0001-01-01T00:00+14:00"], "lies outside the years 1 to 9999"),
+        (["lake.orders.0", "--timestamp", "0001-01-01T00:00+14:00"], "is outside the years 1 to 9999"),
         (["lake.orders.7", "--oldest"], "names partition 7"),
         (["lake.sales", "--oldest"], "does not read lake.sales"),
         (["lake.orders.0", "--offset", "9000"], "9000 is not on the stream"),
