@@ -171,7 +171,7 @@ def require_rewindable(spec: AdjunctDataset) -> None:
         raise errors.DatasetError(
             f"dataset {spec.name!r} is bounded: it can return to earlier versions, not to positions of its stream.",
             f"Serve an earlier version: adjunct dataset rollback {spec.name} VERSION --reason …; or one that was "
-            f"rejected: adjunct dataset accept {spec.name} VERSION --reason …. Other content comes as a new version.",
+            f"rejected: adjunct dataset accept {spec.name} VERSION --reason …. Deliver other content as a new version.",
             dataset=spec.name,
         )
     if not spec.following.persistent:

@@ -57,8 +57,8 @@ class Origin:
 
     `streams` are the streams of the positions, by the operator that each comes from: an input, an output that the graph
     continues from, or an operator that makes records of several. `made_of` is the one input stream that all records are
-    made of; None if there are several. `positions` is the stream that holds the positions, or the operator that gave
-    them to the records that it made; None if there are several.
+    made of; None if there are several. `positions` is the stream that holds the positions, or the operator
+    that assigned them to its own records; None if there are several.
     """
 
     streams: Mapping[str, str]

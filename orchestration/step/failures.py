@@ -346,9 +346,9 @@ def _explain_broken_promise(
 
 
 def _find_failing_operator(batch: BatchContext, likely: list[Operator], failure: Failure) -> Operator | None:
-    """Return the first of these operators that fails alike when run alone over its records.
+    """Return the first of these operators that fails in the same way when it runs alone over its records.
 
-    Spark quotes the failed expression only if it was not rewritten.
+    Spark's error quotes the failed expression only if Spark has not rewritten it.
     """
     ends = time.monotonic() + SEARCH_SECONDS
     wanted = {suspect.id for suspect in likely}

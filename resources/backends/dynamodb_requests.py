@@ -450,7 +450,7 @@ class TableRequests:
             for name in changes.merge:
                 if "M" not in met.get(name, {"M": {}}):
                     problem = (
-                        f"{self.label}: an update adds members to {name!r} of {key}, which holds {met[name]}, no map."
+                        f"{self.label}: an update adds members to {name!r} of {key}, but {met[name]} is not a map."
                     )
                     raise SchemaMismatchError(problem, "Set the column instead.", column=name)
             self.codec.check_sums(changes, met)

@@ -382,7 +382,7 @@ def check_key_order(key: Sequence[str], what: str, last: pa.Table | None, rows: 
             descends = greater if equal is None else pc.or_(descends, pc.and_(equal, greater))
             equal = same if equal is None else pc.and_(equal, same)
         if descends is not None and pc.any(descends).as_py():
-            problem = f"{what}: rows reached their file in another order than that of {', '.join(key)}."
+            problem = f"{what}: rows of a file are not ordered by {', '.join(key)}."
             raise ManifestMismatchError(problem, "Nothing was committed. Report this as a bug, with the physical plan.")
 
 

@@ -511,7 +511,7 @@ async def result_of(pending: Future[T]) -> T:
 async def at_once(executor: Callable[[], Executor], operations: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     """Return the results of operations that run at once, in their order: in these threads if there is no event loop.
 
-    When this raises the error of one, none is running any more.
+    If one of them fails, its error is raised once no other is running.
     """
     given = list(operations)
     if len(given) == 1:

@@ -300,8 +300,8 @@ class KeyValueRows(StoreTable):
             return Outcomes.all(len(operation), self.problem_of(error))
 
     async def forget(self, older_than: float) -> int:
-        """Remove the marks of updates applied more than these seconds ago, also of deleted records; return the number
-        of keys.
+        """Remove the marks of updates applied more than `older_than` seconds ago, also of deleted records; return the
+        number of keys.
 
         Messages that old are applied again if they are repeated. Reads the whole table.
         """

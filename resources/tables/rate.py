@@ -270,8 +270,9 @@ _NO_WAIT = 0.0001  # seconds that acquiring takes without waiting
 class RateLayer:
     """Pays for every attempt from the budget for reads or writes.
 
-    A request that costs more than may be sent at once is split into parts, sent one after the other. Later entries of a
-    failed entry's key are not sent: FAILED. `source` provides the credits: by default this process.
+    A request that costs more than may be sent at once is split into parts, sent one after the other. After a failed
+    entry, later entries of its key are FAILED without being sent. `source` provides the credits: by default this
+    process.
     """
 
     table: str

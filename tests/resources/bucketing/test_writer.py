@@ -116,7 +116,7 @@ def test_rows_that_are_not_in_the_order_of_the_key_are_refused(batches: list[lis
     *before, wrong = map(table, batches)
     for rows in before:
         writer.write(rows)
-    with pytest.raises(ManifestMismatchError, match="in another order than that of k"):
+    with pytest.raises(ManifestMismatchError, match="rows of a file are not ordered by k"):
         writer.write(wrong)
     writer.discard()
     assert list(store.list("")) == []
