@@ -31,14 +31,7 @@ from dagster_adjunct.assets.bounded.candidate import (
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, FileSource, QuerySource
 from dagster_adjunct.assets.sources.deliveries import Awaiting, Delivery
 from dagster_adjunct.assets.sources.version_sources import open_source
-from dagster_adjunct.assets.versions.actions import (
-    describe_unserved,
-    expire_pins,
-    insert_unserved_version,
-    require_audit_fields,
-    version_order,
-    with_served_version,
-)
+from dagster_adjunct.assets.versions import actions
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog, Members, join_version_set
 from dagster_adjunct.assets.versions.manifest import (
     MAX_DELIVERIES,
@@ -78,7 +71,8 @@ def build_bounded_report(member: Member) -> AdvanceReport:
     notes = ["the version delivered equals the current one"] if action == "unchanged" else []
     notes += ["nothing new was delivered"] if action == "up-to-date" and not dropped else []
     notes += [_describe_rejected(member, ref) for id in member.rejected if (ref := manifest.ref(id)) is not None]
-    notes += [describe_unserved(manifest, ref) for id in member.unserved if (ref := manifest.ref(id)) is not None]
+    unserved = (ref for id in member.unserved if (ref := manifest.ref(id)) is not None)
+    notes += [actions.describe_unserved(manifest, ref) for ref in unserved]
     newest = max(manifest.versions, key=lambda ref: ref.number, default=None)
     if newest is not None and newest.state == "rejected" and not member.rejected:
         notes.append(f"version {newest.name!r} ({newest.id}), delivered last, is rejected: {newest.reason}")
@@ -172,7 +166,7 @@ def snapshot_inputs(
         problem = f"dataset {specs[0].name!r} is a member of a version set with {others}, and is declared alone."
         step = "Declare it with version_set(NAME, …) as before, or under a new name."
         raise errors.DatasetError(problem, step, dataset=specs[0].name)
-    if expire_pins(log, manifests, context.now(), by=context.by):
+    if actions.expire_pins(log, manifests, context.now(), by=context.by):
         commit, manifests = log.read_all()
     opened = []
     for spec in specs:
@@ -263,7 +257,7 @@ def abandon_version(lake: Lake, dataset: str, version: str, *, reason: str, by: 
     Records before its markers are dropped from now on. A version that is already sealed stays as it is, and later
     deliveries under its name are dropped unread. In a version set this holds for all members. Safe to repeat.
     """
-    require_audit_fields("abandon", version, reason, by)
+    actions.require_audit_fields("abandon", version, reason, by)
     ended = Abandoned(name=version, reason=reason, by=by, at=lake.now())
     change = Change(action="abandon", version=version, reason=reason)
 
@@ -530,7 +524,7 @@ def _apply_to_manifest(
         fields |= {
             "versions": (*manifest.versions, ref)
             if head or rejected
-            else insert_unserved_version(manifest, ref, between=between),
+            else actions.insert_unserved_version(manifest, ref, between=between),
             "next_number": candidate.number + 1,
             "next_generation": max([manifest.next_generation, *(number + 1 for number in used)]),
             "counters": sum_counters(manifest.counters, version.counters if version is not None else {}),
@@ -542,14 +536,14 @@ def _apply_to_manifest(
     if unchanged is not None:
         action, note = "unchanged", f"delivered as {delivery.version}"
     change = Change(action=action, version=ref.id, reason=commit_reason(delivery, note))
-    return with_served_version(candidate.member.log, manifest, **fields, built=version, change=change)
+    return actions.with_served_version(candidate.member.log, manifest, **fields, built=version, change=change)
 
 
 def is_at_or_after_head(candidate: CandidateVersion) -> bool:
     """Whether a version does not come before the head, in the dataset's own order."""
     manifest = candidate.member.manifest
     head = manifest.ref(manifest.head) if manifest.head else None
-    order = version_order(manifest)
+    order = actions.version_order(manifest)
     return head is None or bool(order(_version_ref(candidate, None)) >= order(head))
 
 

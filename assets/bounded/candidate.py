@@ -21,14 +21,8 @@ from dagster_adjunct.assets.declaration.policies import parse_valid_from
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.sources.deliveries import Awaiting, Delivery, VersionSource
 from dagster_adjunct.assets.validation.validators import Candidate, evaluate
+from dagster_adjunct.assets.versions import leases
 from dagster_adjunct.assets.versions.dataset_log import Attempt, DatasetLog
-from dagster_adjunct.assets.versions.leases import (
-    delete_attempt,
-    lease_served,
-    list_attempts,
-    read_finished_build,
-    renew_attempt,
-)
 from dagster_adjunct.assets.versions.manifest import BoundedManifest, Lost
 from dagster_adjunct.assets.versions.reports import Stages
 from dagster_adjunct.assets.versions.version import SealedVersion, VersionRef, build_layout, build_version, version_id
@@ -164,7 +158,7 @@ class CandidateVersion:
     def delete_attempt(self, *, files: bool) -> None:
         """Delete the attempt's record and, with `files`, its files."""
         log = self.member.log
-        delete_attempt(log.lake, log.name, self.attempt.id)
+        leases.delete_attempt(log.lake, log.name, self.attempt.id)
         if files and self.version is not None:
             log.drop(self.version.generations[0])
 
@@ -184,7 +178,7 @@ def build_candidate(member: Member, delivery: Delivery) -> CandidateVersion:
             member.stages.begin_build(delivery.version)
             attempt = log.attempt()
             candidate = CandidateVersion(member, delivery, attempt, member.manifest.next_number, None)
-            with renew_attempt(log.lake, log.name, attempt.id, member.context.by) as finish:
+            with leases.renew_attempt(log.lake, log.name, attempt.id, member.context.by) as finish:
                 try:
                     candidate = replace(candidate, version=_build_version(member, delivery, attempt))
                 except REJECTING_ERRORS as error:
@@ -345,9 +339,9 @@ def _build_fingerprint(member: Member, delivery: Delivery) -> str | None:
 def _find_finished_build(member: Member, delivery: Delivery, fingerprint: str) -> CandidateVersion | None:
     """Return an earlier finished build with this fingerprint, unless it is doomed or deleted."""
     log = member.log
-    for known in list_attempts(log.lake, log.name):
+    for known in leases.list_attempts(log.lake, log.name):
         attempt = Attempt(f"{log.prefix}/data/{known.id}")
-        body = read_finished_build(log.lake, log.name, known.id)
+        body = leases.read_finished_build(log.lake, log.name, known.id)
         if attempt.folder in member.manifest.doomed or body is None or body.get("fingerprint") != fingerprint:
             continue
         try:
@@ -372,7 +366,7 @@ def validate_candidate(candidate: CandidateVersion) -> CandidateVersion:
     with member.stages("validate", candidate.delivery.version) as validating:
         lake, holder = member.context.lake, f"validation by {member.context.by}"
         served = member.manifest.version if member.spec.validators else None
-        with lease_served(lake, member.name, served, holder=holder) as lease:
+        with leases.lease_served(lake, member.name, served, holder=holder) as lease:
             new = VersionReader(lake.store, member.name, version)
             current = None if served is None else VersionReader(lake.store, member.name, served)
             compared = Candidate(new, current, member.context.spark)

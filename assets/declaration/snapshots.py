@@ -15,13 +15,7 @@ from numbers import Integral
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from dagster_adjunct.assets.declaration.extractors import value_classes
-from dagster_adjunct.resources.backends.postgres_connection import (
-    connect_snapshot,
-    connection_settings,
-    format_address,
-    require_driver,
-    translate_error,
-)
+from dagster_adjunct.resources.backends import postgres_connection
 from dagster_adjunct.resources.common import argument_error
 from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, DatasetError, SchemaMismatchError
 from dagster_adjunct.resources.lazy_modules import pa
@@ -298,14 +292,14 @@ class PostgresSnapshot:
         self, spec: AdjunctDataset, schema: Schema, ssps: tuple[SystemStreamPartition, ...], spark: SparkSession
     ) -> Snapshot:
         what = f"dataset {spec.name!r}: {self.describe()}"
-        require_driver(what)
-        settings = connection_settings(what, self.dsn_env, {})
+        postgres_connection.require_driver(what)
+        settings = postgres_connection.connection_settings(what, self.dsn_env, {})
         given = _given_position(spec, what, self.position)
-        connection = connect_snapshot(what, settings)
-        tables = self._read(connection, spec, schema, what, format_address(settings))
+        connection = postgres_connection.connect_snapshot(what, settings)
+        tables = self._read(connection, spec, schema, what, postgres_connection.format_address(settings))
         try:
             if self.position_query is not None:
-                given = self._recorded(connection, spec, what, format_address(settings))
+                given = self._recorded(connection, spec, what, postgres_connection.format_address(settings))
             return Snapshot(tables, resolve_position(spec, what, given, ssps), connection.close)
         except BaseException:
             connection.close()
@@ -323,7 +317,7 @@ class PostgresSnapshot:
         try:
             rows = connection.execute(self.position_query.encode()).fetchall()
         except psycopg.Error as error:
-            raise translate_error(error, what, place) from error
+            raise postgres_connection.translate_error(error, what, place) from error
         if any(len(row) != 2 or None in row for row in rows):
             problem = f"{what}: its position_query returns {rows[0]!r}: expected rows of (partition, offset)."
             raise DatasetError(problem, "Select the number of each partition and its next offset.", dataset=spec.name)
@@ -347,7 +341,7 @@ class PostgresSnapshot:
                 while rows := cursor.fetchmany(self.batch):
                     yield _table(rows, at, schema, what)
         except psycopg.Error as error:
-            raise translate_error(error, what, place) from error
+            raise postgres_connection.translate_error(error, what, place) from error
 
 
 def _table(rows: list[tuple[Any, ...]], at: list[int], schema: Schema, what: str) -> pa.Table:

@@ -22,20 +22,9 @@ from dagster_adjunct.assets.reading.history import VersionsOverTime
 from dagster_adjunct.assets.reading.key_lookup import FileCache
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.sources.deliveries import Awaiting
-from dagster_adjunct.assets.versions.actions import (
-    ID_PREFIX,
-    HistoryEntry,
-    VersionActions,
-    require_readable_version,
-    require_version,
-)
-from dagster_adjunct.assets.versions.dataset_log import (
-    NAMES,
-    DatasetLog,
-    member_bodies,
-    redirect_target,
-    version_set_log,
-)
+from dagster_adjunct.assets.versions import actions, dataset_log
+from dagster_adjunct.assets.versions.actions import HistoryEntry, VersionActions
+from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.manifest import DatasetManifest, UnboundedManifest, as_bounded, parse_manifest
 from dagster_adjunct.assets.versions.version import SealedVersion, VersionRef, check_declaration, version_number
 from dagster_adjunct.resources import errors
@@ -70,13 +59,13 @@ def resolve_version(
             manifest.check_kept(version)
         return history.find_by_prefix(version) or read_committed_version(log, manifest, version)
     if version is not None:
-        return log.read_version(require_readable_version(manifest, version))
+        return log.read_version(actions.require_readable_version(manifest, version))
     served = next((then.version for commit, then in log.history() if _matches_commit(commit, as_of)), None)
     if served is None:
         problem = f"dataset {log.name!r}: its history has no version served {_describe_as_of(as_of)}."
         step = f"See adjunct dataset history {log.name}, and adjunct dataset versions {log.name}."
         raise errors.NoSealedVersionError(problem, step, dataset=log.name)
-    require_readable_version(manifest, served.id)  # raises if it was revoked or is not retained
+    actions.require_readable_version(manifest, served.id)  # raises if it was revoked or is not retained
     return served
 
 
@@ -117,7 +106,7 @@ def read_batch_version(log: DatasetLog, manifest: DatasetManifest, version: str)
         if entry.startswith(document):
             with suppress(errors.ObjectNotFoundError):
                 return SealedVersion.model_validate_json(log.lake.store.get(entry).data)
-    return log.read_version(require_version(manifest, version))
+    return log.read_version(actions.require_version(manifest, version))
 
 
 def read_committed_version(log: DatasetLog, manifest: UnboundedManifest, version: str) -> SealedVersion:
@@ -180,7 +169,7 @@ class _CommitHistory:
 
     def find_by_prefix(self, version: str) -> SealedVersion | None:
         """Return the version whose id starts with `version`, which contains at least the whole number, or None."""
-        number = version_number(version) if ID_PREFIX.fullmatch(version) else 0
+        number = version_number(version) if actions.ID_PREFIX.fullmatch(version) else 0
         if not self.manifest.retained_from <= number <= self.current.number:
             return None
         with suppress(errors.DatasetError):  # nothing was served after that commit
@@ -249,7 +238,7 @@ def list_datasets(lake: Lake) -> list[str]:
 
     Manifests are not read, so a dataset with an unreadable commit is listed and raises when it is opened.
     """
-    names = [item.key.rsplit("/", 1)[-1] for item in lake.store.list(f"{NAMES}/")]
+    names = [item.key.rsplit("/", 1)[-1] for item in lake.store.list(f"{dataset_log.NAMES}/")]
     return sorted(name for name in names if _has_commit(lake, name))
 
 
@@ -266,11 +255,11 @@ def _has_commit(lake: Lake, name: str) -> bool:
     """Whether a dataset has a manifest, of its own or in its version set."""
     try:
         own = DatasetLog(lake, name).log.current()
-        set_name = redirect_target(own) if own is not None else None
+        set_name = dataset_log.redirect_target(own) if own is not None else None
         if own is None or set_name is None:
             return own is not None and not is_deletion_commit(own)
-        shared = version_set_log(lake, set_name).current()
-        members = member_bodies(shared) if shared is not None else {}
+        shared = dataset_log.version_set_log(lake, set_name).current()
+        members = dataset_log.member_bodies(shared) if shared is not None else {}
         return members.get(name, own.body.get("manifest")) is not None
     except errors.MalformedDocumentError:
         return True

@@ -432,7 +432,7 @@ class VersionReader:
         base, *deltas = self.sealed.generations
         changes = sum(delta.rows for delta in deltas)
         if changes:
-            shared = F.broadcast if changes <= _BROADCAST_ROWS else _identity
+            shared = F.broadcast if changes <= _BROADCAST_ROWS else lambda frame: frame
             newest = shared(self._newest_generations(rows, base.id, shared))
             rows = rows.join(
                 newest, _same_key(self.sealed.key) & (F.col(GENERATION_COLUMN) != F.col(_NEWEST)), "left_anti"
@@ -557,7 +557,3 @@ _BROADCAST_ROWS = 2_000_000
 """With more rows in deltas their keys are not broadcast, and each bucket is merged by sorting."""
 _SORTED_ROWS = 2_000_000
 """With history and up to this many rows, each bucket is merged by sorting, which needs no job before the scan."""
-
-
-def _identity(frame: DataFrame) -> DataFrame:
-    return frame

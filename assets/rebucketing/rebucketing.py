@@ -18,14 +18,9 @@ from typing import Any, TypeVar
 
 from dagster_adjunct.assets.declaration.dataset import DatasetKind
 from dagster_adjunct.assets.reading.stored_file import StoredFile
+from dagster_adjunct.assets.retention import rewrite
 from dagster_adjunct.assets.retention.discard import Roots, delete_doomed
-from dagster_adjunct.assets.retention.rewrite import (
-    RewrittenGeneration,
-    VersionReplacement,
-    drop_unusable,
-    replace_versions,
-    write_on_record,
-)
+from dagster_adjunct.assets.retention.rewrite import RewrittenGeneration, VersionReplacement
 from dagster_adjunct.assets.unbounded.commit import strip_large_footers, switch_version
 from dagster_adjunct.assets.versions.dataset_log import Attempt, DatasetLog
 from dagster_adjunct.assets.versions.leases import delete_attempt, lease_served, read_lake_clock, record_build
@@ -208,7 +203,7 @@ def repartition_table(
             return report({version.id: ""}, holding=tuple(sorted(set(roots().values()))), dry_run=True)
         _check_unused(dataset, roots)
         old = {generation.folder: generation for generation in version.generations if generation.files}
-        drop_unusable(log, manifest, made, old)
+        rewrite.drop_unusable(log, manifest, made, old)
         with lease_served(lake, dataset, version, holder=f"repartition by {by}"):
             for folder in [folder for folder in old if folder not in made]:
                 attempt = log.attempt()
@@ -281,15 +276,15 @@ def repartition_versions(
         commit, manifest = _read_manifest(log, BoundedManifest)
         before = check_repartitioning(log, manifest, partitions, reason)
         _check_unused(dataset, roots)
-        drop_unusable(log, manifest, made, [str(ref.document) for ref in manifest.built])
+        rewrite.drop_unusable(log, manifest, made, [str(ref.document) for ref in manifest.built])
         for ref in manifest.built:
             if str(ref.document) not in made:
-                made[str(ref.document)] = write_on_record(log, by, partial(rewrite_version, ref))
+                made[str(ref.document)] = rewrite.write_on_record(log, by, partial(rewrite_version, ref))
         _check_unused(dataset, roots)  # again, because writing takes a while
         old = {ref.id: made[str(ref.document)] for ref in manifest.built}
         served = old.get(manifest.version.id) if manifest.version else None
         doomed = [*manifest.doomed, *(entry for new in old.values() for entry in new.old_objects)]
-        after = replace_versions(manifest, old).after(doomed=tuple(dict.fromkeys(doomed)))
+        after = rewrite.replace_versions(manifest, old).after(doomed=tuple(dict.fromkeys(doomed)))
         after = _declare_partitions(after, partitions, served.new.id if served else None, reason)
         log.commit(commit, after, by=by)
         return before, after

@@ -40,17 +40,8 @@ from dagster_adjunct.assets.versions.manifest import (
 from dagster_adjunct.assets.versions.version import VersionRef, version_number
 from dagster_adjunct.resources.common import Report, subtract_span
 from dagster_adjunct.resources.errors import DatasetError, ObjectNotFoundError
-from dagster_adjunct.resources.objects.commit_log import (
-    Commit,
-    CommitLog,
-    DeletedObjects,
-    commit_deletion,
-    commit_number,
-    deletion_record,
-    exclude_newer_manifests,
-    is_deletion_commit,
-    list_log_objects,
-)
+from dagster_adjunct.resources.objects import commit_log
+from dagster_adjunct.resources.objects.commit_log import Commit, CommitLog, DeletedObjects
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.objects.store import ObjectInfo
 
@@ -77,10 +68,10 @@ def delete_dataset_objects(lake: Lake, dataset: str, seen: Commit, *, reason: st
     check_deletable(dataset, seen)
     log = DatasetLog(lake, dataset).log
     last = seen
-    if not is_deletion_commit(seen):
+    if not commit_log.is_deletion_commit(seen):
         key = f"{log.prefix}/deleting-{uuid.uuid4().hex}.json"
-        lake.store.put_if_absent(key, json.dumps(list_log_objects(log, {f"{log.prefix}/clock"})).encode())
-        last = commit_deletion(log, seen, reason=reason, by=by, listed=key)
+        lake.store.put_if_absent(key, json.dumps(commit_log.list_log_objects(log, {f"{log.prefix}/clock"})).encode())
+        last = commit_log.commit_deletion(log, seen, reason=reason, by=by, listed=key)
     held = list_live_leases(lake, dataset, read_lake_clock(lake, dataset))
     if held:
         raise DatasetError(
@@ -89,12 +80,12 @@ def delete_dataset_objects(lake: Lake, dataset: str, seen: Commit, *, reason: st
             f"Repeat adjunct dataset delete {dataset} after {held[0].expires_at}.",
             dataset=dataset,
         )
-    listed = str(deletion_record(last)["listed"])
+    listed = str(commit_log.deletion_record(last)["listed"])
     try:
         sizes = dict(json.loads(lake.store.get(listed).data))
     except ObjectNotFoundError:
         return DeletedObjects(0, 0)
-    keys = exclude_newer_manifests(log, last, sizes)
+    keys = commit_log.exclude_newer_manifests(log, last, sizes)
     lake.store.delete_many(keys)
     lake.store.delete(listed)  # last: without it nothing is repeated
     return DeletedObjects(len(keys), sum(sizes[key] for key in keys))
@@ -447,7 +438,7 @@ def _list_objects(log: DatasetLog, *, commits: bool = False) -> Listing:
     documents = {item.key: item.modified for item in store.list(f"{prefix}/versions/")}
     committed: dict[int, datetime] = {}
     for item in store.list(f"{prefix}/manifests/") if commits else ():
-        number = commit_number(item.key)
+        number = commit_log.commit_number(item.key)
         committed[number] = max(item.modified, committed.get(number, item.modified))
     return Listing(now, folders, documents, frozenset(running), committed)
 
@@ -467,7 +458,7 @@ def _delete_old_records(
         objects += [
             item
             for item in _list_old_manifests(commits, limit)
-            if (manifest.retained_from is None or commit_number(item.key) < manifest.retained_from)
+            if (manifest.retained_from is None or commit_log.commit_number(item.key) < manifest.retained_from)
             and not any(belongs_to_version(version, item.key) for version in held)
         ]
     store.delete_many([item.key for item in objects])

@@ -19,14 +19,9 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from dagster_adjunct.assets.retention import key_search
 from dagster_adjunct.assets.retention.discard import RetentionDecision, Roots, delete_doomed
-from dagster_adjunct.assets.retention.key_search import (
-    KeySearch,
-    KeySet,
-    delete_superseded_documents,
-    redact_past_manifests,
-    search_keys,
-)
+from dagster_adjunct.assets.retention.key_search import KeySearch, KeySet
 from dagster_adjunct.assets.retention.rewrite import GenerationErasure, RewrittenVersion, VersionErasure
 from dagster_adjunct.assets.versions.actions import require_audit_fields
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
@@ -101,9 +96,9 @@ def erase_keys(
     work = (GenerationErasure if isinstance(manifest, UnboundedManifest) else VersionErasure)(log, wanted, by)
     manifest = work.commit(reason)
     spared, objects = delete_doomed(log, manifest, roots, read_lake_clock(lake, dataset), by=by)
-    superseded = delete_superseded_documents(log)
-    past = redact_past_manifests(log, wanted)
-    proof = search_keys(log, wanted)
+    superseded = key_search.delete_superseded_documents(log)
+    past = key_search.redact_past_manifests(log, wanted)
+    proof = key_search.search_keys(log, wanted)
     return ErasureReport(
         dataset=dataset,
         keys=len(wanted),
@@ -123,7 +118,7 @@ def erase_keys(
 def find_keys(lake: Lake, dataset: str, keys: Iterable[object]) -> KeySearch:
     """Return where a dataset stores these keys, given as for `get`; changes nothing."""
     log = DatasetLog(lake, dataset)
-    return search_keys(log, KeySet.of(f"dataset {dataset!r}", _key_fields(log.require()[1]), keys))
+    return key_search.search_keys(log, KeySet.of(f"dataset {dataset!r}", _key_fields(log.require()[1]), keys))
 
 
 def _validate_request(manifest: DatasetManifest, keys: Iterable[object], reason: str, by: str) -> KeySet:

@@ -34,13 +34,8 @@ from dagster_adjunct.resources.bucketing.hashing import (
     records_checksum,
 )
 from dagster_adjunct.resources.errors import DatasetError, MarkerConflictError, SourceChangedError
-from dagster_adjunct.resources.files.formats import (
-    DeclaredFiles,
-    count_file_records,
-    read_files,
-    read_files_with_spark,
-    record_label,
-)
+from dagster_adjunct.resources.files import formats
+from dagster_adjunct.resources.files.formats import DeclaredFiles
 from dagster_adjunct.resources.files.tree import FileTree, ListedFile, open_tree
 from dagster_adjunct.resources.lazy_modules import pa
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
@@ -261,7 +256,7 @@ class FileVersions(VersionSource):
         """Return the number of records; None if that needs reading large text files, unless it `must` be known."""
         declared, files = self._declared(self._what(delivery)), delivery.content[0].files
         if declared.format == "parquet" or sum(file.size for file in files) <= _MAX_LOCAL_BYTES:
-            return count_file_records(declared, files)
+            return formats.count_file_records(declared, files)
         if not must:
             return None
         if spark is IN_PROCESS:
@@ -277,16 +272,16 @@ class FileVersions(VersionSource):
 
     def records_in_arrow(self, delivery: Delivery) -> pa.Table:
         """Return the records of the files with the columns of META: `__partition` is the file's index, by name."""
-        return read_files(self._declared(self._what(delivery)), delivery.content[0].files)
+        return formats.read_files(self._declared(self._what(delivery)), delivery.content[0].files)
 
     def records_in_spark(self, delivery: Delivery, spark: SparkSession) -> DataFrame:
         """Return the same with Spark."""
-        return read_files_with_spark(spark, self._declared(self._what(delivery)), delivery.content[0].files)
+        return formats.read_files_with_spark(spark, self._declared(self._what(delivery)), delivery.content[0].files)
 
     def place(self, delivery: Delivery, partition: int, offset: int) -> str:
         """Return the file and the line (for Parquet, the row)."""
         file = delivery.content[0].files[partition]
-        return f"{self._source.url.rstrip('/')}/{file.path}, {record_label(self._source.format, 0, offset)[0]}"
+        return f"{self._source.url.rstrip('/')}/{file.path}, {formats.record_label(self._source.format, 0, offset)[0]}"
 
     # -- which version
 

@@ -15,22 +15,8 @@ from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, Computation, FileSource, QuerySource
 from dagster_adjunct.assets.declaration.snapshots import run_query
-from dagster_adjunct.assets.sources.deliveries import (
-    Awaiting,
-    CompleteVersion,
-    Delivery,
-    IncompleteVersion,
-    MarkedSegment,
-    VersionSource,
-    check_counts,
-    check_repeats,
-    contradiction_error,
-    describe_redeliveries,
-    find_next_delivery,
-    find_truncated_partitions,
-    resume_after_truncation,
-    settled_from_manifest,
-)
+from dagster_adjunct.assets.sources import deliveries
+from dagster_adjunct.assets.sources.deliveries import Awaiting, Delivery, VersionSource
 from dagster_adjunct.assets.sources.entries import (
     Offsets,
     OpenedStream,
@@ -134,15 +120,15 @@ class StreamSource(VersionSource):
         Raises MarkerConflictError, and OffsetOutOfRangeError for a recreated stream.
         """
         self._raise_if_recreated(manifest.stream)
-        offsets, settled, reusable = settled_from_manifest(manifest)
+        offsets, settled, reusable = deliveries.settled_from_manifest(manifest)
         oldest = {ssp: int(offset) for ssp, offset in self._stream.system.oldest(self._stream.ssps).items()}
-        markers, truncated = self._markers(offsets), find_truncated_partitions(offsets, oldest)
+        markers, truncated = self._markers(offsets), deliveries.find_truncated_partitions(offsets, oldest)
         name, identity = self.spec.name, self._stream.info.identity
 
         ranges = {str(ssp): (str(start), str(end)) for ssp, (start, end) in truncated.items()}
         unread = Lost(versions=(), ranges=ranges, at=self._now())
-        ahead = resume_after_truncation(name, offsets, oldest, markers, settled, self._count)
-        if isinstance(ahead, IncompleteVersion):
+        ahead = deliveries.resume_after_truncation(name, offsets, oldest, markers, settled, self._count)
+        if isinstance(ahead, deliveries.IncompleteVersion):
             # The offsets stay: only the next markers tell which versions are lost.
             notes = (unread.summary(),) if manifest.change else ()
             missing = tuple(map(str, ahead.missing))
@@ -152,13 +138,13 @@ class StreamSource(VersionSource):
         # A dataset without a commit only reports losses of versions that it can name.
         names_loss = bool(truncated) and bool(versions or manifest.change)
         lost = unread.model_copy(update={"versions": versions}) if names_loss else None
-        upcoming = find_next_delivery(name, start, markers, settled, reusable | set(versions))
+        upcoming = deliveries.find_next_delivery(name, start, markers, settled, reusable | set(versions))
 
         dropped = {cut: self._count(cut) for cut in upcoming.dropped}
         answer: Delivery | Awaiting
-        if isinstance(upcoming, CompleteVersion):
+        if isinstance(upcoming, deliveries.CompleteVersion):
             records = self._stream.counts({cut.ssp: (str(cut.start), str(cut.end)) for cut in upcoming.segments})
-            check_repeats(name, upcoming, markers, records)
+            deliveries.check_repeats(name, upcoming, markers, records)
             answer = upcoming.delivery(records)
         else:
             missing = tuple(map(str, upcoming.missing))
@@ -168,7 +154,7 @@ class StreamSource(VersionSource):
             offsets={str(ssp): str(offset) for ssp, offset in sorted(upcoming.offsets.items())},
             redelivered=sum(dropped.values()),
             lost=lost,
-            notes=describe_redeliveries(manifest, dropped),
+            notes=deliveries.describe_redeliveries(manifest, dropped),
             stream=identity,
         )
 
@@ -178,9 +164,9 @@ class StreamSource(VersionSource):
         Counting reads no records. A checksum costs one pass over the records, and is only computed if a marker has one
         in the format of `records_checksum`.
         """
-        complete: CompleteVersion = delivery.content
+        complete: deliveries.CompleteVersion = delivery.content
         records = self._stream.counts(_parse_ranges(delivery))
-        check_counts(self.spec.name, complete, records)
+        deliveries.check_counts(self.spec.name, complete, records)
         promised = {cut: parse_records_checksum(cut.marker.checksum) for cut in complete.segments}
         if any(promised.values()):
             checksums = self._checksums(delivery, spark, self._stream.records) if any(records.values()) else {}
@@ -196,7 +182,8 @@ class StreamSource(VersionSource):
                         "The version is not published and what is served stays. Deliver the right content under a new "
                         "version name; producers compute checksums with records_checksum(df, schema)."
                     )
-                    raise contradiction_error(problem, self.spec.name, delivery.version, checksum, found, step)
+                    name = self.spec.name
+                    raise deliveries.contradiction_error(problem, name, delivery.version, checksum, found, step)
         return sum(records.values())
 
     def list_spark_needs(self) -> list[str]:
@@ -227,7 +214,7 @@ class StreamSource(VersionSource):
         if refusal is not None:
             raise refusal
 
-    def _count(self, cut: MarkedSegment) -> int:
+    def _count(self, cut: deliveries.MarkedSegment) -> int:
         return self._stream.count({cut.ssp: (str(cut.start), str(cut.end))})
 
     def _markers(self, offsets: Mapping[SystemStreamPartition, int]) -> list[Marker]:

@@ -33,20 +33,9 @@ from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.declaration.snapshots import Snapshot, offset_error, resolve_position
 from dagster_adjunct.assets.sources.changes import add_order
 from dagster_adjunct.assets.sources.entries import Offsets, OpenedStream, offsets_by_partition, offsets_to_json
+from dagster_adjunct.assets.unbounded import commit
 from dagster_adjunct.assets.unbounded.changes import apply_changes
-from dagster_adjunct.assets.unbounded.commit import (
-    Advance,
-    TableSnapshot,
-    assess_continuity,
-    change_from_decision,
-    commit_decision,
-    commit_manifest,
-    confirm_caught_up,
-    evolve_table,
-    inspect_table,
-    manifest_with_version,
-    table_layout,
-)
+from dagster_adjunct.assets.unbounded.commit import Advance, TableSnapshot
 from dagster_adjunct.assets.unbounded.compaction import compact_due
 from dagster_adjunct.assets.unbounded.engine import select_engine
 from dagster_adjunct.assets.unbounded.progress import build_report
@@ -100,7 +89,7 @@ def load_snapshot(
         ):
             placed, samples = _with_positions(source, rows)
             placed = placed.withColumn(TOMBSTONE, F.lit(False))
-            layout = table_layout(source)
+            layout = commit.table_layout(source)
             if spec.following.history is not None:
                 placed = placed.withColumn(VALID_FROM, _snapshot_valid_from(source, start, spark))
             generation, counters = write_generation(
@@ -311,11 +300,11 @@ def begin_table(advance: Advance, applied: Mapping[str, str]) -> Advance:
         horizon=first.horizon if served else None,
         applied=first.with_applied(applied),
         decision=decision,
-        change=change_from_decision(decision),
+        change=commit.change_from_decision(decision),
     )
     if not running:
-        after = manifest_with_version(advance, after, attempt, (attempt.generation(number),), {})
-    advance = commit_manifest(advance, after, commit_id=attempt.id)
+        after = commit.manifest_with_version(advance, after, attempt, (attempt.generation(number),), {})
+    advance = commit.commit_manifest(advance, after, commit_id=attempt.id)
     delete_attempt(advance.context.lake, snapshot.spec.name, attempt.id)
     return advance
 
@@ -366,7 +355,7 @@ def plan_recovery(snapshot: TableSnapshot, *, rebuild: str | None = None, forced
 
 def decide_recovery(snapshot: TableSnapshot) -> Decision:
     """Return the decision of the recovery table. Raises OffsetOutOfRangeError where that is declared."""
-    state = assess_continuity(snapshot)
+    state = commit.assess_continuity(snapshot)
     for refusal in (state.refusal, snapshot.refusal):
         if refusal is not None:
             raise refusal
@@ -463,7 +452,7 @@ def advance_unbounded(
         )
     stages = Stages(spec.name, on_stage)
     with stages("collect"):
-        snapshot = inspect_table(context, spec)
+        snapshot = commit.inspect_table(context, spec)
         plan = plan_recovery(snapshot, rebuild=rebuild)
     return execute_plan(Advance.of(context, snapshot, plan.decision, stages), plan)
 
@@ -476,10 +465,10 @@ def execute_plan(advance: Advance, plan: RecoveryPlan, *, applied: Mapping[str, 
     select_engine(advance.context.spark).check(advance.source)
     advance = begin_table(advance, applied) if plan.first == "begin" else resume_table(advance, plan)
     if plan.first == "leave":
-        return build_report(commit_decision(advance), "stale")
+        return build_report(commit.commit_decision(advance), "stale")
     advance, action = apply_changes(advance)
     if action == "up-to-date":
-        advance = confirm_caught_up(advance)
+        advance = commit.confirm_caught_up(advance)
     elif action != "waiting":
         advance = compact_if_due(advance)
     return build_report(advance, action)
@@ -489,7 +478,7 @@ def resume_table(advance: Advance, plan: RecoveryPlan) -> Advance:
     """Return the advance of the existing table, evolved to the declared columns if the plan says so."""
     assert advance.snapshot.manifest is not None, "the plan begins a table that does not exist"
     advance = _commit_repartitioned(advance)
-    return evolve_table(advance) if plan.first == "evolve" else advance
+    return commit.evolve_table(advance) if plan.first == "evolve" else advance
 
 
 def compact_if_due(advance: Advance) -> Advance:

@@ -20,16 +20,8 @@ from dagster_adjunct.assets.declaration.change_values import Samples
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.declaration.policies import DeadLetters
 from dagster_adjunct.assets.sources.entries import Ranges, offsets_to_json, resolve_stream
-from dagster_adjunct.assets.unbounded.commit import (
-    Advance,
-    commit_fields,
-    commit_with_retries,
-    manifest_with_version,
-    next_ranges,
-    offsets_after,
-    reaches_target,
-    table_layout,
-)
+from dagster_adjunct.assets.unbounded import commit
+from dagster_adjunct.assets.unbounded.commit import Advance
 from dagster_adjunct.assets.unbounded.complete_rows import RowCompletion
 from dagster_adjunct.assets.unbounded.engine import DEAD_LETTERS, select_engine
 from dagster_adjunct.assets.unbounded.progress import bootstrap_progress
@@ -69,7 +61,7 @@ def write_changes(
         # A table that is being built has dropped no tombstones yet.
         horizon = None if advance.running else manifest.horizon
         changes, late = engine.drop_late(changes, horizon, following.on_bad_change)
-    layout, set_aside, over_time = table_layout(source), isinstance(following.on_bad_change, DeadLetters), None
+    layout, set_aside, over_time = commit.table_layout(source), isinstance(following.on_bad_change, DeadLetters), None
     stored = target_generations(advance)
     begins = not any(generation.files for generation in stored)
     if following.history is not None:  # a base stores where the validity of a row ends
@@ -127,9 +119,9 @@ def write_changes(
                 # First, so that a run that takes over sends the same letters again, which adds nothing. A rewind that
                 # is repeated reads the same ranges.
                 spans = {str(ssp): span for ssp, span in ranges.items()}
-                advance = commit_fields(advance, quarantining=spans, change=Change(action="quarantine"))
+                advance = commit.commit_fields(advance, quarantining=spans, change=Change(action="quarantine"))
             identity = (*(rewinding.identity if rewinding is not None else ()), *sorted(incomplete))
-            read_to, distance = offsets_after(advance, ranges), source.system.distance
+            read_to, distance = commit.offsets_after(advance, ranges), source.system.distance
             counters["quarantined"] = send_dead_letters(
                 advance.context.systems,
                 spec,
@@ -209,8 +201,8 @@ def apply_changes(advance: Advance) -> tuple[Advance, Action]:
     began, done = time.monotonic(), 0
     while True:
         running = advance.running
-        ranges, last = next_ranges(advance)
-        reached = running and last and reaches_target(advance, ranges)
+        ranges, last = commit.next_ranges(advance)
+        reached = running and last and commit.reaches_target(advance, ranges)
         if not ranges and not reached:
             return advance, "waiting" if running else action
         advance, records = apply_ranges(advance, ranges, reached=reached)
@@ -257,7 +249,7 @@ def apply_ranges(
                 decide = partial(
                     _manifest_with_changes, attempt, generation, ranges, counters, samples, reached, rewinding
                 )
-                advance = commit_with_retries(advance, decide, commit_id=attempt.id)
+                advance = commit.commit_with_retries(advance, decide, commit_id=attempt.id)
     except CommitConflictError:
         advance.log.drop(generation)
         raise
@@ -305,4 +297,4 @@ def _manifest_with_changes(
     else:
         assert manifest.version is not None
         generations = (*(before for before in manifest.version.generations if before.files), generation)
-    return manifest_with_version(advance, after, attempt, generations, counters)
+    return commit.manifest_with_version(advance, after, attempt, generations, counters)

@@ -45,7 +45,6 @@ class AttemptInfo:
     """A build record; `renewed` is by the store's clock."""
 
     id: str
-    key: str
     renewed: datetime
 
 
@@ -92,7 +91,7 @@ def list_attempts(lake: Lake, dataset: str) -> Iterator[AttemptInfo]:
     """Yield the build records of a dataset."""
     prefix = f"{lake.dataset_prefix(dataset)}/attempts/"
     for item in lake.store.list(prefix):
-        yield AttemptInfo(item.key.removeprefix(prefix).removesuffix(".json"), item.key, item.modified)
+        yield AttemptInfo(item.key.removeprefix(prefix).removesuffix(".json"), item.modified)
 
 
 def read_finished_build(lake: Lake, dataset: str, attempt: str) -> dict[str, Any] | None:

@@ -11,7 +11,7 @@ from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, unbounded
 from dagster_adjunct.assets.declaration.policies import DeltaCompaction
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.unbounded.engine import select_engine
-from dagster_adjunct.assets.versions.leases import list_attempts
+from dagster_adjunct.assets.versions.leases import attempt_key, list_attempts
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
@@ -89,4 +89,6 @@ def left_over(world: World, spec: AdjunctDataset) -> set[str]:
     needed = {generation.folder for generation in manifest.version.generations}
     needed |= {retired.folder for retired in manifest.retired}
     there = {item.key.rsplit("/", 1)[0] for item in world.lake.store.list(f"datasets/{spec.name}/data/")}
-    return (there - needed) | {attempt.key for attempt in list_attempts(world.lake, spec.name)}
+    return (there - needed) | {
+        attempt_key(world.lake, spec.name, attempt.id) for attempt in list_attempts(world.lake, spec.name)
+    }

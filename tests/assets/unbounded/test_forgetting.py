@@ -21,7 +21,7 @@ from dagster_adjunct.assets.retention.key_search import CLEARED
 from dagster_adjunct.assets.unbounded.advance import advance_unbounded
 from dagster_adjunct.assets.unbounded.compaction import compact_dataset
 from dagster_adjunct.assets.versions import dataset_log
-from dagster_adjunct.assets.versions.leases import Lease, list_attempts
+from dagster_adjunct.assets.versions.leases import Lease, attempt_key, list_attempts
 from dagster_adjunct.assets.versions.manifest import DatasetManifest, as_unbounded
 from dagster_adjunct.assets.writing.generation import Runtime
 from dagster_adjunct.resources.errors import CommitConflictError, ManifestMismatchError, VersionDiscardedError
@@ -202,7 +202,8 @@ def test_a_table_that_is_being_built_forgets_too(quick: World) -> None:
     assert (bootstrap.state, bootstrap.why) == ("running", CLEARED)
     assert "building" in {rewritten.state for rewritten in report.rewritten}
     assert ["a build on record" in judged.reason for judged in report.pending] == [True], "the one that died"
-    quick.lake.store.delete_many([attempt.key for attempt in list_attempts(quick.lake, NAME)])
+    records = [attempt_key(quick.lake, NAME, attempt.id) for attempt in list_attempts(quick.lake, NAME)]
+    quick.lake.store.delete_many(records)
     assert erase_keys(quick.lake, NAME, [SECRET], **WHY).complete
     assert traces(quick.lake.store, SECRET) == []
     assert content(current(quick)) == {"a": 1, "b": 2}, "what is served is not touched"
