@@ -153,6 +153,27 @@ def not_unique_error(table: str, key: Sequence[str]) -> SchemaMismatchError:
     return SchemaMismatchError(problem, step, table=table)
 
 
+OWN_PREFIX = "adjunct_"
+"""The prefix of what conditions store with a record, where that is not in a table of its own."""
+
+
+def check_not_reserved(table: str, name: str) -> None:
+    """Raise ConfigurationError for a column whose name is reserved for conditions."""
+    if name.startswith(OWN_PREFIX):
+        problem = f"{table} has a column {name!r}; names that begin with {OWN_PREFIX} are reserved for conditions."
+        raise ConfigurationError(problem, "Rename it.", argument="columns")
+
+
+def check_key_text(table: str, column: Column) -> None:
+    """Raise SchemaMismatchError for a key column whose equal values may have several texts."""
+    if column.kind is Kind.FLOAT or (column.kind is Kind.DECIMAL and declared_digits(column) is None):
+        raise SchemaMismatchError(
+            f"{table}: its key column {column.name!r} is {column.type}, whose equal values may have several texts.",
+            "Use a string, an integer, boolean, timestamp, date, binary or decimal(p,s).",
+            column=column.name,
+        )
+
+
 def loose_key_error(table: str, column: str, kind: str, wanted: str) -> SchemaMismatchError:
     """The error for a key column in which the store considers different values equal."""
     problem = f"{table}: the key column {column!r} is {kind}: several keys would be one record."

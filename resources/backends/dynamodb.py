@@ -15,9 +15,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.resources import errors
-from dagster_adjunct.resources.backends.columns import parse_known_column
+from dagster_adjunct.resources.backends.columns import check_not_reserved, parse_known_column
 from dagster_adjunct.resources.backends.dynamodb_connection import Connection, error_code, problem_from_boto_error
-from dagster_adjunct.resources.backends.dynamodb_items import OWN_PREFIX, ItemCodec, key_attribute_type
+from dagster_adjunct.resources.backends.dynamodb_items import ItemCodec, key_attribute_type
 from dagster_adjunct.resources.backends.dynamodb_requests import (
     EXPIRES,
     GETS_AT_ONCE,
@@ -343,9 +343,7 @@ class DynamoDbTable(StoreTable):
             raise errors.ConfigurationError(text, "Combine some of them into one column.", argument="key")
         known = {column.name: column for column in self._declared}
         for column in known:
-            if column.startswith(OWN_PREFIX):
-                text = f"{self._label}: the column name {column!r} is reserved for conditions."
-                raise errors.ConfigurationError(text, "Rename it.", argument="columns")
+            check_not_reserved(self._label, column)
         known |= {name: parse_known_column(name, word) for name, word in typed.items()}
         for name in self.key:
             if self.columns is not None and name not in known:

@@ -30,6 +30,7 @@ from decimal import Context, Decimal, DecimalException, Inexact, Overflow, Under
 from typing import Any
 
 from dagster_adjunct.resources.backends.columns import (
+    OWN_PREFIX,
     Column,
     Kind,
     check_encodable,
@@ -236,8 +237,7 @@ _READERS: dict[Kind, Callable[[Any], Any]] = {
 }
 
 
-OWN_PREFIX = "adjunct_"
-DELETED = "adjunct_deleted"
+DELETED = f"{OWN_PREFIX}deleted"
 MAX_ITEM_BYTES = 400 * 1024
 _MOST_SUMS = 60  # an expression has at most 300 operators: four per sum, and those of conditions
 _MAX_KEY_BYTES = (2048, 1024)  # of the partition key, of the sort key

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from dagster_adjunct.resources.backends.columns import OWN_PREFIX
 from dagster_adjunct.resources.backends.dynamodb_connection import (
     error_code,
     problem_from_boto_error,
@@ -30,7 +31,6 @@ from dagster_adjunct.resources.backends.dynamodb_connection import (
 )
 from dagster_adjunct.resources.backends.dynamodb_items import (
     DELETED,
-    OWN_PREFIX,
     AttributeValue,
     EncodedChanges,
     Item,

@@ -16,7 +16,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import urlsplit
 
 from dagster_adjunct.resources import errors
-from dagster_adjunct.resources.backends.columns import Column, Kind, make_checker, parse_known_column
+from dagster_adjunct.resources.backends.columns import (
+    Column,
+    Kind,
+    check_key_text,
+    check_not_reserved,
+    make_checker,
+    parse_known_column,
+)
 from dagster_adjunct.resources.backends.redis_records import (
     BEGUN,
     DONE,
@@ -199,18 +206,12 @@ class RedisServer:
         await self.pool.disconnect()
 
 
-OWN = "adjunct_"  # prefix of fields that are not columns
 Packed = tuple[int, bytes]  # the number of arguments, and the arguments
 
 
 def pack_argument(text: bytes) -> bytes:
     """Encode one argument of a command."""
     return b"$%d\r\n%b\r\n" % (len(text), text)
-
-
-def pack_command(*arguments: bytes) -> bytes:
-    """Encode a whole command."""
-    return b"*%d\r\n%b" % (len(arguments), b"".join(map(pack_argument, arguments)))
 
 
 class RedisRequests(RowCodec):
@@ -224,17 +225,10 @@ class RedisRequests(RowCodec):
         self._stored = {column.name: to_redis_column(column) for column in declared}
         super().__init__(label, key, declared, check=self._encoder_of)
         self._packed_names = {name: pack_argument(name.encode()) for name in columns}
-        for name in columns:
-            if name.startswith(OWN):
-                problem = f"{label} has a column {name!r}; names that begin with {OWN} are reserved for conditions."
-                raise errors.ConfigurationError(problem, "Rename it.", argument="columns")
-            if name in self.key and not self._stored[name].may_be_key:
-                raise errors.SchemaMismatchError(
-                    f"{label}: its key column {name!r} is {columns[name]}, in which equal values may be written in "
-                    "several ways.",
-                    "Use a string, an integer, boolean, timestamp, date, binary or decimal(p,s).",
-                    column=name,
-                )
+        for column in declared:
+            check_not_reserved(label, column.name)
+            if column.name in self.key:
+                check_key_text(label, column)
         self._prefix = prefix.encode() + b":"
         self._decoders = [(name, c.decode) for name, c in self._stored.items() if name not in self.key]
         asked = [name.encode() for name in (*self.key, *(name for name, _ in self._decoders))]
@@ -544,9 +538,8 @@ class RedisTable(StoreTable):
         answers = await server.ask(commands) if commands else []
         again = [place for place, answer in enumerate(answers) if answer is NO_SCRIPT]
         if again:
-            loaded, *rest = await server.ask(
-                [pack_command(b"SCRIPT", b"LOAD", script), *(commands[place] for place in again)]
-            )
+            load = b"*3\r\n%b" % b"".join(map(pack_argument, (b"SCRIPT", b"LOAD", script)))
+            loaded, *rest = await server.ask([load, *(commands[place] for place in again)])
             for place, answer in zip(again, rest, strict=True):
                 answers[place] = loaded if answer is NO_SCRIPT else answer
         return answers

@@ -70,13 +70,6 @@ class RedisColumn:
     least: bytes = b""
     most: bytes = b""
 
-    @property
-    def may_be_key(self) -> bool:
-        """Whether equal values have equal texts: not floats, lists, JSON, or decimals without a scale."""
-        if self.kind in (Kind.FLOAT, Kind.JSON, Kind.LIST):
-            return False
-        return self.kind is not Kind.DECIMAL or bool(self.most)
-
 
 def to_redis_column(column: Column) -> RedisColumn:
     """Return how a declared column is stored."""

@@ -73,22 +73,9 @@ _TYPES = {
 
 
 def create_sqlite_table(
-    connection: sqlite3.Connection, table: str, key: Sequence[str], columns: Sequence[Column]
-) -> None:
-    """Create the table with `key` as its primary key, unless one of that name exists."""
-    types = {c.name: _type_of(c) + (" NOT NULL" if c.name in key else "") for c in columns}
-    _create_table(connection, table, types, key)
-
-
-def create_idempotency_table(connection: sqlite3.Connection, idempotency: str, key: Sequence[Column]) -> None:
-    """Create the table of what was applied to keys, unless it exists."""
-    types = {c.name: f"{_type_of(c)} NOT NULL" for c in key} | dict.fromkeys(COLUMNS, "TEXT")
-    _create_table(connection, idempotency, {**types, "at": "REAL NOT NULL"}, [c.name for c in key], " WITHOUT ROWID")
-
-
-def _create_table(
     connection: sqlite3.Connection, table: str, types: Mapping[str, str], key: Sequence[str], options: str = ""
 ) -> None:
+    """Create the table with `key` as its primary key, unless one of that name exists."""
     parts = [*(f"{quote_sqlite_name(name)} {type_}" for name, type_ in types.items())]
     parts.append(f"PRIMARY KEY ({quote_sqlite_names(key)})")
     connection.execute(f"CREATE TABLE IF NOT EXISTS {quote_sqlite_name(table)} ({', '.join(parts)}){options}")
@@ -270,7 +257,9 @@ class SqliteRequests:
         name = idempotency_table_name(self._name, [part.lower() for part in codec.key])  # as SQLite compares names
         if self._create:
             with sqlite_transaction(self.connection, "IMMEDIATE"):
-                create_idempotency_table(self.connection, name, [codec.columns[part] for part in codec.key])
+                types = {part: f"{_type_of(codec.columns[part])} NOT NULL" for part in codec.key}
+                types |= dict.fromkeys(COLUMNS, "TEXT") | {"at": "REAL NOT NULL"}
+                create_sqlite_table(self.connection, name, types, codec.key, " WITHOUT ROWID")
         columns = self.connection.execute("SELECT name FROM pragma_table_info(?)", (name,))
         check_idempotency_columns(codec.table, name, list(codec.key), [column for (column,) in columns])
         self._idempotency = quote_sqlite_name(name)
@@ -546,7 +535,9 @@ class SqliteTable(StoreTable):
             connection.execute("PRAGMA synchronous = FULL")
             if make:
                 with sqlite_transaction(connection, "IMMEDIATE"):
-                    create_sqlite_table(connection, self.table, self.key, self._declared)
+                    nulls = dict.fromkeys(self.key, " NOT NULL")
+                    types = {c.name: _type_of(c) + nulls.get(c.name, "") for c in self._declared}
+                    create_sqlite_table(connection, self.table, types, self.key)
             connection.create_function("adjunct_appended", 2, append_json_lists, deterministic=True)
             stored = read_columns(connection, self._label, self.table, self.key, self._declared)
             columns: Sequence[Column] = self._declared or stored
@@ -563,7 +554,7 @@ class SqliteTable(StoreTable):
 
     def _get_connection(self, mine: _OpenConnection, *, make: bool = False) -> SqliteRequests | None:
         """The requests of this thread; None for reading, if the first write is to create the table."""
-        if mine.live is not None and mine.file != _file_identity(self.path):
+        if mine.live is not None and mine.file != file_identity(self.path):
             # It would live on for this connection only, and its writes would be lost.
             mine.close()
             make = False
@@ -571,7 +562,7 @@ class SqliteTable(StoreTable):
             return None
         if mine.live is None:
             mine.live = self._connect(make=make)
-            mine.file = _file_identity(self.path)
+            mine.file = file_identity(self.path)
         return mine.live
 
     def _translate_error(self, error: sqlite3.Error) -> Exception:
@@ -587,7 +578,7 @@ class SqliteTable(StoreTable):
         return kind(f"{self._label} {what} ({error}).", step, table=self._label)
 
 
-def _file_identity(path: str) -> tuple[int, int] | None:
+def file_identity(path: str) -> tuple[int, int] | None:
     """The identity of the file at the path; None if there is none."""
     try:
         status = os.stat(path)  # noqa: PTH116 - it is asked for each request, and a Path takes thrice as long

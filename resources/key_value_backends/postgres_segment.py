@@ -250,11 +250,6 @@ _GIVEN_UP = "57014"  # a time limit of the server's
 _DUPLICATE = "23505"
 
 
-def had_no_effect(error: psycopg.Error, table: str) -> bool:
-    """Whether a conflict with others kept a request from having any effect, so that it may be sent again at once."""
-    return error.sqlstate in _CONFLICTS or (error.sqlstate == _DUPLICATE and error.diag.table_name == table)
-
-
 @dataclass(frozen=True, slots=True)
 class PostgresSegmentErrors:
     """Makes errors about one table; `label` names it and `place` returns its server."""
@@ -390,7 +385,8 @@ class PostgresSegment:
                 await wire.tell(self._prune)
             return await write(wire, changes, token)
         except psycopg.Error as error:
-            if had_no_effect(error, self._statements.name):
+            is_duplicate = error.sqlstate == _DUPLICATE and error.diag.table_name == self._statements.name
+            if error.sqlstate in _CONFLICTS or is_duplicate:  # it had no effect, and may be sent again at once
                 return None
             raise await self._errors.translate(error, wire) from error
         finally:

@@ -18,6 +18,7 @@ from weakref import WeakSet
 import tenacity
 
 from dagster_adjunct.resources import errors
+from dagster_adjunct.resources.backends.sqlite import file_identity
 from dagster_adjunct.resources.common import argument_error, check_seconds
 from dagster_adjunct.resources.key_value.segment import (
     ABSENT,
@@ -97,7 +98,7 @@ class SqliteConnections:
                 connection = self._idle.pop()
             except IndexError:
                 return self._open("rw")
-            if connection.file == self._file():
+            if connection.file == file_identity(self.path):
                 return connection
             self.drop(connection)
 
@@ -155,14 +156,6 @@ class SqliteConnections:
                     return
             time.sleep(0.0005)
 
-    def _file(self) -> tuple[int, int] | None:
-        """Return which file has the path now, None if there is none."""
-        try:
-            status = os.stat(self.path)  # noqa: PTH116 - called for each request, and a Path takes three times as long
-        except OSError:
-            return None
-        return status.st_dev, status.st_ino
-
     def _open(self, mode: str) -> FileConnection:
         with _forking, self._lock:
             self._live += 1
@@ -177,7 +170,7 @@ class SqliteConnections:
                 cached_statements=_STATEMENTS,
                 factory=FileConnection,
             )
-            connection.file = self._file()
+            connection.file = file_identity(self.path)
             if connection.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
                 # SQLite does not wait here for another connection that does the same.
                 self._execute_patiently(connection, "PRAGMA journal_mode = WAL")

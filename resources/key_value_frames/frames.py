@@ -13,7 +13,6 @@ from dagster_adjunct.resources.errors import AdjunctError, NullKeyError, SchemaM
 from dagster_adjunct.resources.key_value.entries import TableEntry
 from dagster_adjunct.resources.key_value.segment import (
     SegmentChange,
-    TableId,
     at_once,
     run_without_loop,
     split_into_requests,
@@ -255,13 +254,17 @@ def write_key_value_table(
     addressed = frame.select(*columns).mapInArrow(
         _addressing(table, keys, values), f"partition int, table_key binary, value binary{order}"
     )
-    reports = (
+    rows = (
         addressed.repartitionById(table.configuration.partitions, "partition")
         .sortWithinPartitions("table_key", *(["order"] if order_by is not None else []))
         .mapInArrow(_writing(table), "report string")
         .collect()
     )
-    return _summed([json.loads(row.report) for row in reports])
+    reports = [json.loads(row.report) for row in rows]
+    for report in reports:
+        if "error" in report:
+            raise error_from_json(report["error"])
+    return FrameWritten(sum(report["rows"] for report in reports), sum(report["entries"] for report in reports))
 
 
 def _column(frame: DataFrame, table: KeyValueTable[Any, Any], name: str, kind: str) -> Any:
@@ -299,7 +302,10 @@ def _addressed(batch: Any, table: Stored, key: ColumnForm, value: ColumnForm) ->
     names = batch.schema.names
     for name in ("key", "value"):
         if batch.column(name).null_count:
-            raise _null(table.id, name)
+            problem, step = f"key-value table {table.id}: a row of the frame has no {name}.", "Filter out such rows."
+            if name == "key":
+                raise NullKeyError(problem, step, table=table.id.name)
+            raise SchemaMismatchError(problem, step, column=name)
     if (found := first_unreadable(batch)) is not None:
         raise found.error(f"key-value table {table.id}", "a row of the frame", table=table.id.name)
     families = batch.column("family").to_pylist() if "family" in names else [None] * batch.num_rows
@@ -320,13 +326,6 @@ def _addressed(batch: Any, table: Stored, key: ColumnForm, value: ColumnForm) ->
     return pa.RecordBatch.from_pydict(columns)
 
 
-def _null(table: TableId, name: str) -> AdjunctError:
-    problem, next_step = f"key-value table {table}: a row of the frame has no {name}.", "Filter out such rows."
-    if name == "key":
-        return NullKeyError(problem, next_step, table=table.name)
-    return SchemaMismatchError(problem, next_step, column=name)
-
-
 def _writing(table: KeyValueTable[Any, Any]) -> Callable[[Iterator[Any]], Iterator[Any]]:
     """Return the task that writes the rows of one partition."""
     stored = _stored(table)
@@ -344,10 +343,3 @@ def _writing(table: KeyValueTable[Any, Any]) -> Callable[[Iterator[Any]], Iterat
         yield pa.RecordBatch.from_pydict({"report": pa.array([json.dumps(report)], pa.string())})
 
     return write
-
-
-def _summed(reports: list[dict[str, Any]]) -> FrameWritten:
-    for report in reports:
-        if "error" in report:
-            raise error_from_json(report["error"])
-    return FrameWritten(sum(report["rows"] for report in reports), sum(report["entries"] for report in reports))

@@ -19,7 +19,14 @@ from decimal import Context, Decimal
 from functools import partial
 from typing import Any
 
-from dagster_adjunct.resources.backends.columns import Column, Kind, declared_digits
+from dagster_adjunct.resources.backends.columns import (
+    OWN_PREFIX,
+    Column,
+    Kind,
+    check_key_text,
+    check_not_reserved,
+    declared_digits,
+)
 from dagster_adjunct.resources.backends.write_plan import (
     Applied,
     CheckedChanges,
@@ -123,8 +130,7 @@ _READ: dict[Kind, Callable[[Any], Any]] = {
 }
 
 
-OWN = "adjunct_"  # prefix of members that are not columns
-DELETED, AT, NEWEST, APPLIED = (OWN + name for name in ("deleted", "at", "newest", "applied"))
+DELETED, AT, NEWEST, APPLIED = (OWN_PREFIX + name for name in ("deleted", "at", "newest", "applied"))
 
 Document = dict[str, Any]
 
@@ -135,11 +141,7 @@ class RowDocuments:
     def __init__(self, codec: RowCodec, columns: Sequence[Column]) -> None:
         self.codec, self._label = codec, codec.table
         for column in columns:
-            if column.name.startswith(OWN):
-                problem = (
-                    f"{codec.table} has a column {column.name!r}; names with the prefix {OWN} are reserved for marks."
-                )
-                raise ConfigurationError(problem, "Rename it.", argument="columns")
+            check_not_reserved(codec.table, column.name)
         self._write = {column.name: json_encoder(column) for column in columns}
         self._read = {column.name: json_decoder(column) for column in columns}
 
@@ -197,11 +199,6 @@ class RowDocuments:
 def is_deleted(document: Mapping[str, Any]) -> bool:
     """Whether a document has only the marks of a deleted record."""
     return DELETED in document
-
-
-def stored_marks(document: Mapping[str, Any]) -> Document:
-    """Return the marks of a document."""
-    return {name: document[name] for name in (NEWEST, APPLIED, AT) if name in document}
 
 
 def applied_in(codec: RowCodec, newest_by: str | None, document: Mapping[str, Any]) -> Applied:
@@ -310,7 +307,8 @@ def _new_documents(
     """Yield each key with its new document, None if it is removed."""
 
     def kept(key: Row) -> Document:
-        return marks.get(key) or stored_marks(seen.documents.get(key, {}))
+        document = seen.documents.get(key, {})
+        return marks.get(key) or {name: document[name] for name in (NEWEST, APPLIED, AT) if name in document}
 
     for records in (plan.puts, plan.begins):
         for key, record in records.items():
@@ -347,13 +345,7 @@ class RowKeys:
                 argument="family",
             )
         for column in key:
-            if column.kind is Kind.FLOAT or (column.kind is Kind.DECIMAL and declared_digits(column) is None):
-                raise SchemaMismatchError(
-                    f"{label}: its key column {column.name!r} is {column.type}, whose equal values may have several "
-                    "texts.",
-                    "Use a string, an integer, boolean, timestamp, date, binary or decimal(p,s).",
-                    column=column.name,
-                )
+            check_key_text(label, column)
         self._families = len(family)
         self._family_text = _text_of(key[: len(family)])
         self._key_text = _text_of(key[len(family) :])

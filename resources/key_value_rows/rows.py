@@ -137,7 +137,14 @@ class OptimisticWrites:
         try:
             await rounds(self._round)
         except RetryError:
-            self._give_up(self.left, self._too_contested())
+            keys, label = list(dict.fromkeys(entry.key for entry in self.left)), self.rows._label
+            contested = errors.TableUnavailableError(
+                f"{label}: writes of {len(keys)} keys conflicted with others for {_CONTESTED:g} s; the first key is "
+                f"{keys[0]!r}.",
+                "It is retried. If that continues, have fewer writers of the same key.",
+                table=label,
+            )
+            self._give_up(self.left, contested)
 
     async def _round(self) -> bool:
         """Read, decide and write once; return whether entries are left."""
@@ -195,15 +202,6 @@ class OptimisticWrites:
     def _give_up(self, entries: Sequence[Entry], error: errors.AdjunctError) -> None:
         problem = self.rows._outcome(error)
         self.problems.update({entry.place: problem for entry in entries})
-
-    def _too_contested(self) -> errors.TableUnavailableError:
-        keys, label = list(dict.fromkeys(entry.key for entry in self.left)), self.rows._label
-        return errors.TableUnavailableError(
-            f"{label}: writes of {len(keys)} keys conflicted with others for {_CONTESTED:g} s; the first key is "
-            f"{keys[0]!r}.",
-            "It is retried. If that continues, have fewer writers of the same key.",
-            table=label,
-        )
 
 
 _NOT_CREATED = (errors.LakeNotFoundError, errors.ScopeNotFoundError, errors.KeyValueTableNotFoundError)

@@ -5,17 +5,11 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_right
 from collections.abc import Hashable, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from dagster_adjunct.resources.tables.functions import is_retryable
 from dagster_adjunct.resources.tables.layers import Layer, send_without_problems
-from dagster_adjunct.resources.tables.operation import Operation, Outcomes, Problem, RowEntries
-
-
-class _HasKeys(Protocol):
-    @property
-    def keys(self) -> Sequence[Hashable]: ...
-
+from dagster_adjunct.resources.tables.operation import Entries, Operation, Outcomes, Problem, RowEntries
 
 _Line = tuple[Hashable, str]  # a key and the source of its messages
 
@@ -35,7 +29,7 @@ class KeyLock:
         self._open: set[Ticket] = set()
         self.blocked: dict[_Line, Problem] = {}  # until their batch is sent again; see `send_unblocked`
 
-    def take(self, entries: _HasKeys) -> Ticket:
+    def take(self, entries: Entries[Any]) -> Ticket:
         """Return a ticket for a request on these keys."""
         ticket = Ticket(self, entries)
         self._open.add(ticket)
@@ -84,7 +78,7 @@ class Ticket:
 
     __slots__ = ("_entries", "ahead", "behind", "blocked", "order", "released", "waiting")
 
-    def __init__(self, order: KeyLock, entries: _HasKeys) -> None:
+    def __init__(self, order: KeyLock, entries: Entries[Any]) -> None:
         self.order = order
         self._entries = entries
         self.ahead = 0  # how many tickets it waits for

@@ -86,16 +86,12 @@ class TokenBucket:
     """
 
     def __init__(self, rate: float, clock: Clock) -> None:
-        self._rate = rate
+        self.rate = rate
         self._clock = clock
         self._credits = 0.0
         self._taking = threading.Lock()
         self._filled_at = clock.now()
         self._waits: list[_Wait] = []
-
-    @property
-    def rate(self) -> float:
-        return self._rate
 
     async def acquire(self, credits: float) -> None:
         """Return when `credits` may be spent.
@@ -127,27 +123,27 @@ class TokenBucket:
             self._credits -= credits
             if self._credits >= 0:
                 return None
-            wait = _Wait(credits, now - self._credits / self._rate)
+            wait = _Wait(credits, now - self._credits / self.rate)
             self._waits.append(wait)
             return wait
 
     def _earn(self) -> float:
         """Add the credits that have arrived, and return the time."""
         now = self._clock.now()
-        earned = (now - self._filled_at) * self._rate
-        self._credits, self._filled_at = min(self._rate * KEPT_SECONDS, self._credits + earned), now
+        earned = (now - self._filled_at) * self.rate
+        self._credits, self._filled_at = min(self.rate * KEPT_SECONDS, self._credits + earned), now
         return now
 
     def _give_back(self, wait: _Wait) -> None:
         with self._taking:
             now = self._earn()
-            to_come = min(wait.credits, max(0.0, (wait.due - now) * self._rate))
-            returned = to_come + min(wait.credits - to_come, self._rate * KEPT_SECONDS)
+            to_come = min(wait.credits, max(0.0, (wait.due - now) * self.rate))
+            returned = to_come + min(wait.credits - to_come, self.rate * KEPT_SECONDS)
             self._credits += returned
             place = self._waits.index(wait)
             del self._waits[place]
             for other in self._waits[place:]:
-                other.due -= returned / self._rate
+                other.due -= returned / self.rate
 
 
 @dataclass(eq=False, slots=True)

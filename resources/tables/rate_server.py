@@ -302,10 +302,6 @@ class Demands:
             paid.append(self._waiting.popleft())
         return paid
 
-    def next_paid_at(self, now: float) -> float | None:
-        """When the first demand will be paid in full; None if there is none, or a lease is needed first."""
-        return self.leased.ready_at(now, self._waiting[0].missing) if self._waiting else None
-
     def next_lease(self, now: float) -> LeaseRequest | None:
         """Return the lease to request now; None if none is needed, or the last one was just now."""
         since = now - self._requested_at
@@ -328,7 +324,8 @@ class Demands:
         next_request = self._requested_at + PAUSE_SECONDS
         if next_request <= now:  # nothing to request now: the leases suffice for a while
             next_request = now + PAUSE_SECONDS
-        ready = self.next_paid_at(now)
+        # When the first demand will be paid in full; None if a lease is needed first.
+        ready = self.leased.ready_at(now, self._waiting[0].missing) if self._waiting else None
         return next_request if ready is None else min(ready, next_request)
 
 

@@ -113,7 +113,10 @@ class _BudgetConnection:
         message = {"budget": self._budget.name, "tag": self._budget.tag, "credits": credits}
         answer: dict[str, object] = {"wait": True}
         try:
-            reader, writer = await self._connect()
+            if self._open is None:
+                self._open = await asyncio.open_connection(self._address.host, self._address.port)
+                await authenticate_driver(*self._open, self._address.secret)
+            reader, writer = self._open
             await send_message(writer, message)
             while "wait" in answer:
                 async with asyncio.timeout(_SILENT_SECONDS):
@@ -138,12 +141,6 @@ class _BudgetConnection:
         if "error" in answer:
             raise error_from_json(answer["error"])  # type: ignore[arg-type]
         return True
-
-    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        if self._open is None:
-            self._open = await asyncio.open_connection(self._address.host, self._address.port)
-            await authenticate_driver(*self._open, self._address.secret)
-        return self._open
 
 
 class RunCredits:

@@ -172,18 +172,6 @@ KEYS_SHOWN = 5
 _END = object()
 
 
-@dataclass(frozen=True, slots=True)
-class DeadLetter:
-    """An entry rejected for good: its row of a batch, the request, and the problem."""
-
-    batch: Any
-    row: int
-    kind: str
-    key: Any
-    value: Any
-    problem: str
-
-
 @dataclass(slots=True)
 class TaskReport:
     """The result of a task's records: counts, and the failed ones."""
@@ -201,18 +189,17 @@ class TaskReport:
         error = None if self.error is None else error_to_json(self.error)
         return json.dumps({**report, "error": error, "metrics": self.metrics.to_document()})
 
-    def add(self, part: Part, outcomes: Outcomes, *, letters: Callable[[DeadLetter], Any] | None, at_most: int) -> None:
-        """Add a part's outcomes. With `letters`, entries rejected for good are collected as dead letters."""
+    def add(self, part: Part, outcomes: Outcomes, at_most: int | None) -> None:
+        """Add a part's outcomes; up to `at_most` entries rejected for good, and one more, are kept as dead letters."""
         entries, kind = part.operation.entries, part.operation.kind.value
         for place, problem in sorted(outcomes.problems.items()):
             if problem.state is State.SKIPPED:  # its condition failed, which the table counts
                 continue
             key, is_rejected = entries.keys[place], is_record_rejected(problem)
-            if letters is not None and is_rejected and len(self.letters) < at_most + 1:
+            if at_most is not None and is_rejected and len(self.letters) < at_most + 1:
                 value = None if entries.values is None else entries.values[place]
-                self.letters.append(
-                    letters(DeadLetter(part.batch, part.rows[place], kind, key, value, problem.describe()))
-                )
+                row = part.batch.slice(part.rows[place], 1)
+                self.letters.append(_dead_letter(row, kind, key, value, problem.describe()))
                 if len(self.letters) <= at_most:
                     continue
             self.failed += 1
@@ -430,11 +417,10 @@ class _Sending:
 
     async def send_all(self, batches: Iterator[Any]) -> TaskReport:
         """Send all batches."""
-        report, at_most = self._report, self._write.dead_letters
+        report = self._report
 
         def record(part: Part, outcomes: Outcomes) -> bool:
-            letters = None if at_most is None else _letter_document
-            report.add(part, outcomes, letters=letters, at_most=at_most or 0)
+            report.add(part, outcomes, self._write.dead_letters)
             return report.error is None
 
         async with self._write.table as table:
@@ -464,11 +450,11 @@ class _Sending:
         for name in names:
             refused[list(unreadable_values(batch.column(name)))] = True
         for place in np.nonzero(refused)[0][: write.dead_letters + 1 - len(self._report.letters)].tolist():
-            self._report.letters.append(_letter_document(self._rejected_row(batch.slice(place, 1), names)))
+            self._report.letters.append(self._unreadable_letter(batch.slice(place, 1), names))
         return batch.filter(pa.array(~refused))
 
-    def _rejected_row(self, row: Any, names: Sequence[str]) -> DeadLetter:
-        """Return the request of a row that Python can't represent, as far as possible."""
+    def _unreadable_letter(self, row: Any, names: Sequence[str]) -> dict[str, Any]:
+        """Return the dead letter of a row that Python can't represent, as far as possible."""
         found, write = first_unreadable(row, names), self._write
         assert found is not None
         record: Any = {name: readable_value(row.column(name)[0]) for name in names}
@@ -478,22 +464,21 @@ class _Sending:
         elif write.contract is not None:
             update = record[UPDATE] if isinstance(record[UPDATE], dict) else {}
             record = Changes(**update, remove=write.remove) if write.typed else update
-        return DeadLetter(row, 0, kind, _key_of(row, write), record, f"{found.problem()}.")
+        return _dead_letter(row, kind, _key_of(row, write), record, f"{found.problem()}.")
 
 
-def _letter_document(letter: DeadLetter) -> dict[str, Any]:
-    """Return a rejected record as JSON-able values, with its position in the stream.
+def _dead_letter(row: Any, kind: str, key: Any, value: Any, problem: str) -> dict[str, Any]:
+    """Return the request of a rejected row as JSON-able values, with its position in the stream.
 
     Of an update it has the columns that it sets, or its changes under the names of `Changes`.
     """
-    batch, value = letter.batch, letter.value
-    place = {name.strip("_"): batch.column(name)[letter.row].as_py() for name in _LETTER if name in batch.schema.names}
+    place = {name.strip("_"): row.column(name)[0].as_py() for name in _LETTER if name in row.schema.names}
     if isinstance(value, Changes):
         parts = {"set": value.set, "add": value.add, "append": value.append}
-        value = {part: dict(columns) for part, columns in parts.items() if columns}
-        value |= {"remove": list(letter.value.remove)} if letter.value.remove else {}
-    texts = {"key": json.dumps(letter.key, default=str), "record": json.dumps(value, default=str)}
-    content = {**place, "kind": letter.kind, **texts, "problem": letter.problem}
+        removed = {"remove": list(value.remove)} if value.remove else {}
+        value = {part: dict(columns) for part, columns in parts.items() if columns} | removed
+    texts = {"key": json.dumps(key, default=str), "record": json.dumps(value, default=str)}
+    content = {**place, "kind": kind, **texts, "problem": problem}
     document: dict[str, Any] = json.loads(json.dumps(content, default=str))
     return document
 
