@@ -44,14 +44,9 @@ def register_backend(name: str, backend: Callable[..., Any]) -> None:
     _BACKENDS.register(name, backend)
 
 
-def describe_function(function: Any) -> dict[str, Any]:
-    """Return the declaration of a registered function as plain values: {"backend": "sqlite", …}."""
-    return _BACKENDS.describe(function)
-
-
-def function_from_description(description: Mapping[str, Any]) -> Any:
-    """Return the function of a description from `describe_function`, closed."""
-    return _BACKENDS.from_description(description)
+describe_function, function_from_description = _BACKENDS.describe, _BACKENDS.from_description
+"""The first returns a registered function's declaration as plain values: {"backend": "sqlite", …}; the second, the
+function of such values, closed."""
 
 
 class Kind(Enum):

@@ -369,14 +369,8 @@ def register_segment_backend(name: str, backend: Callable[..., SegmentBackend]) 
     _BACKENDS.register(name, backend)
 
 
-def describe_backend(backend: SegmentBackend) -> dict[str, Any]:
-    """Return a registered backend as plain values: {"backend": "sqlite", …}."""
-    return _BACKENDS.describe(backend)
-
-
-def backend_from(description: Mapping[str, Any]) -> SegmentBackend:
-    """Return the backend that `describe_backend` described."""
-    return _BACKENDS.from_description(description)
+describe_backend, backend_from = _BACKENDS.describe, _BACKENDS.from_description
+"""The first returns a registered backend as plain values: {"backend": "sqlite", …}; the second is its inverse."""
 
 
 B = TypeVar("B", bound=SegmentBackend)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from functools import partial, wraps
 from itertools import compress, repeat
-from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from dagster_adjunct.resources.common import check_whole_number
@@ -157,9 +156,7 @@ class KeyValueTable(Generic[K, V]):
     async def __aenter__(self) -> KeyValueTable[K, V]:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.close()
 
     @_names_family

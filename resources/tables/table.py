@@ -110,14 +110,6 @@ class BlockingTable(Generic[K, V, U]):
         self._thread.close(self.table.close)
 
 
-def check_entries(table: str, operation: Operation[Any]) -> None:
-    """Raise TableError for an operation whose entries have the wrong type, such as a plain Arrow batch."""
-    entries = operation.entries
-    if not (hasattr(entries, "null_key") and hasattr(entries, "take")):
-        problem = f"table {table} got an Operation whose entries are a {type(entries).__name__}."
-        raise errors.TableError(problem, "Use RowEntries(keys, values), or ArrowEntries.of(batch, key).", table=table)
-
-
 def check_request(table: str, key: Sequence[str], operation: Operation[Any]) -> None:
     """Raise for null or unhashable keys, and for updates that are None."""
     entries = operation.entries
@@ -391,8 +383,10 @@ class RemoteTable(Generic[K, V, U]):
 
     async def _send(self, operation: Operation[K]) -> Outcomes:
         entries: object = operation.entries
-        if type(entries) is not RowEntries:
-            check_entries(self.name, operation)
+        if type(entries) is not RowEntries and not (hasattr(entries, "null_key") and hasattr(entries, "take")):
+            problem = f"table {self.name} got an Operation whose entries are a {type(entries).__name__}."
+            step = "Use RowEntries(keys, values), or ArrowEntries.of(batch, key)."
+            raise errors.TableError(problem, step, table=self.name)
         if not operation.count:
             return Outcomes(0)
         check_request(self.name, self.key, operation)

@@ -298,13 +298,11 @@ class SegmentCore:
         return applied
 
     def deleted_error(self) -> errors.KeyValueTableNotFoundError:
-        return deleted_table_error(self.table, f"{self._label()} at {self.pointer.key!r} in {self.pointer.store.url}")
+        where = f"{self.pointer.key!r} in {self.pointer.store.url}"
+        return deleted_table_error(self.table, f"key-value table {self.table} at {where}")
 
     def sealed_error(self) -> errors.KeyValueTableSealedError:
-        return sealed_table_error(self.table, self._label())
-
-    def _label(self) -> str:
-        return f"key-value table {self.table}"
+        return sealed_table_error(self.table, f"key-value table {self.table}")
 
     def missing_run_error(self, error: errors.ObjectNotFoundError | None) -> errors.MalformedDocumentError:
         key = None if error is None else error.key

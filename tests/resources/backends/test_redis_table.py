@@ -226,7 +226,7 @@ def test_equal_keys_are_one_record_however_they_are_written(new_table):
 @pytest.mark.parametrize(
     ("key", "columns", "words"),
     [
-        ("id", {"id": "double"}, "equal values may be written in several ways"),
+        ("id", {"id": "double"}, "equal values may have several texts"),
         ("id", {"id": "decimal"}, "equal values"),
         ("id", {"id": "json"}, "can't be a key"),
         ("id", {"a": "string"}, "no column 'id'"),
