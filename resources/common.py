@@ -253,10 +253,9 @@ def _fields_to_plain(value: Any) -> dict[str, Any]:
 
 def validation_problems(error: ValidationError) -> list[str]:
     """Return the problems that pydantic found, each as "field: message"; messages of validators stay as they are."""
-    details = error.errors(include_url=False)
     return [
         f"{'.'.join(map(str, one['loc'])) or 'the whole document'}: {one['msg'].removeprefix('Value error, ')}"
-        for one in details
+        for one in error.errors(include_url=False)
     ]
 
 
@@ -302,9 +301,8 @@ def resolve_user(by: str | None) -> str:
         try:
             by = getpass.getuser()
         except (KeyError, OSError, ImportError) as error:
-            raise ConfigurationError(
-                "the operating system does not tell the current user's name.", "Pass by=, or --by NAME.", argument="by"
-            ) from error
+            problem = "the operating system does not tell the current user's name."
+            raise ConfigurationError(problem, "Pass by=, or --by NAME.", argument="by") from error
     if not by.strip():
         raise ConfigurationError("by is empty.", "Give a name, or omit it.", argument="by")
     return by.strip()

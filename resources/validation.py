@@ -312,11 +312,9 @@ def _argument_error(
     if "unexpected_positional_argument" in kinds:
         taken = [name for name in positional if name in known]
         named = [f"{name}=" for name in known if name not in taken]
-        return _error(
-            f"{called} takes {len(taken)} arguments by position ({', '.join(taken) or 'none'}), and "
-            f"{len(args) - len(positional) + len(taken)} are given.",
-            f"Name the others: {', '.join(named)}." if named else "Leave the others out.",
-        )
+        problem = f"{called} takes {len(taken)} arguments by position ({', '.join(taken) or 'none'}), and "
+        problem += f"{len(args) - len(positional) + len(taken)} are given."
+        return _error(problem, f"Name the others: {', '.join(named)}." if named else "Leave the others out.")
     if missing := [name_of(problem) for problem in problems if problem["type"].startswith("missing")]:
         return _error(f"{called} lacks {', '.join(f'{name}=' for name in missing)}.", argument=missing[0])
     argument = name_of(problems[0])

@@ -268,13 +268,11 @@ def _check_files(spark: SparkSession, name: str, what: str, generations: Sequenc
     seen = {"/".join(unquote(uri).rsplit("/", 2)[-2:]) for uri in spark.table(name).inputFiles()}
     if listed != seen:
         missing, stray = sorted(listed - seen), sorted(seen - listed)
-        raise errors.ManifestMismatchError(
-            f"{what}: the manifest lists {len(listed)} files, Spark found {len(seen)}"
-            f"{'; missing: ' + ', '.join(missing[:3]) if missing else ''}"
-            f"{'; not listed: ' + ', '.join(stray[:3]) if stray else ''}.",
-            "Remove files that are not listed, or restore missing ones. Nothing was read.",
-            key=keys[missing[0]] if missing else stray[0],
-        )
+        problem = f"{what}: the manifest lists {len(listed)} files, Spark found {len(seen)}"
+        problem += f"{'; missing: ' + ', '.join(missing[:3]) if missing else ''}"
+        problem += f"{'; not listed: ' + ', '.join(stray[:3]) if stray else ''}."
+        step = "Remove files that are not listed, or restore missing ones. Nothing was read."
+        raise errors.ManifestMismatchError(problem, step, key=keys[missing[0]] if missing else stray[0])
 
 
 def columns_problem(stored: pa.Schema, layout: BucketLayout) -> str:

@@ -94,11 +94,13 @@ def _hash_array(array: pa.Array, seeds: UInt32) -> UInt32:
     if pa.types.is_integer(array.type):
         values = pc.fill_null(array, 0).to_numpy(zero_copy_only=False)
         return _hash_long(values, seeds) if pa.types.is_int64(array.type) else _hash_int(values, seeds)
-    raise SchemaMismatchError(
-        f"a column of type {kind} can't be hashed into buckets: expected string, integer, boolean, date, "
-        "timestamp, decimal or binary.",
-        "Cast it before it becomes a key.",
-    )
+    raise _unhashable_error(f"a column of type {kind}")
+
+
+def _unhashable_error(what: str) -> SchemaMismatchError:
+    expected = "string, integer, boolean, date, timestamp, decimal or binary"
+    problem = f"{what} can't be hashed into buckets: expected {expected}."
+    return SchemaMismatchError(problem, "Cast it before it becomes a key.")
 
 
 def _mix_k1(k1: UInt32) -> UInt32:
@@ -181,11 +183,7 @@ def _width(kind: str) -> Width:
         return "long" if digits[0] <= 18 else "large"
     if kind in _WIDTHS:
         return _WIDTHS[kind]
-    raise SchemaMismatchError(
-        f"a value of type {kind} can't be hashed into buckets: expected string, integer, boolean, date, "
-        "timestamp, decimal or binary.",
-        "Cast it before it becomes a key.",
-    )
+    raise _unhashable_error(f"a value of type {kind}")
 
 
 def _hash_words(words: Sequence[int], seed: int, length: int) -> int:

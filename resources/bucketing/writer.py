@@ -509,12 +509,8 @@ def _misplaced_row_column(what: str, layout: BucketLayout) -> Column:
         F.spark_partition_id().cast("string"),
         F.lit(f": rows are not partitioned by {', '.join(layout.bucket_by)}."),
     )
-    return raise_error_column(
-        ManifestMismatchError,
-        problem,
-        "Nothing was committed. Take back a function's keeps_partitioning=True; else report this.",
-        partition_by=", ".join(layout.bucket_by),
-    )
+    step = "Nothing was committed. Take back a function's keeps_partitioning=True; else report this."
+    return raise_error_column(ManifestMismatchError, problem, step, partition_by=", ".join(layout.bucket_by))
 
 
 def _task(

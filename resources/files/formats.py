@@ -335,20 +335,16 @@ def _json_error(block: bytes, first: int, schema: Schema, where: str, error: Exc
         if problem := _find_line_problem(line, schema):
             declared = ", ".join(f"{field.name} {field.type}" for field in schema.fields)
             step = "Correct the line: it must be one JSON object with declared fields only."
-            return SchemaMismatchError(
-                f"{where}, line {number}: {problem}. Declared are {declared}.", step, line=number
-            )
+            problem = f"{where}, line {number}: {problem}. Declared are {declared}."
+            return SchemaMismatchError(problem, step, line=number)
     for field in schema.fields:
         try:
             _read_json(block, (field,), others="ignore")
         except pa.ArrowInvalid as arrow_error:
             number = first + _find_first_bad_line(lines, field)
-            return SchemaMismatchError(
-                f"{where}, line {number}: {describe_column(field)}: {arrow_error}",
-                "Correct the value, or the column's declared type.",
-                column=field.name,
-                line=number,
-            )
+            problem = f"{where}, line {number}: {describe_column(field)}: {arrow_error}"
+            step = "Correct the value, or the column's declared type."
+            return SchemaMismatchError(problem, step, column=field.name, line=number)
     return unreadable_file_error(where, error)
 
 

@@ -79,9 +79,8 @@ def open_tree(url: str) -> FileTree:
     if scheme in ("s3", "s3a"):
         bucket, _, prefix = rest.rstrip("/").partition("/")
         if not bucket:
-            raise errors.ConfigurationError(
-                f"files at {url!r}: the URL has no bucket.", "Write s3://BUCKET/PREFIX.", argument="url"
-            )
+            problem = f"files at {url!r}: the URL has no bucket."
+            raise errors.ConfigurationError(problem, "Write s3://BUCKET/PREFIX.", argument="url")
         return S3Tree(bucket, f"{prefix}/" if prefix else "", LakeSettings().s3_options())
     if url.startswith("file:/"):
         return LocalTree(unquote(urlsplit(url).path))
@@ -255,7 +254,6 @@ def _require_utf8_name(url: str, file: ListedFile) -> ListedFile:
     try:
         file.path.encode()
     except UnicodeEncodeError:
-        raise errors.ConfigurationError(
-            f"{url} has a file whose name is not UTF-8: {file.path!r}.", "Rename or move it.", url=url
-        ) from None
+        problem = f"{url} has a file whose name is not UTF-8: {file.path!r}."
+        raise errors.ConfigurationError(problem, "Rename or move it.", url=url) from None
     return file

@@ -107,9 +107,8 @@ def decode_body(cls: type[D], body: object, where: str, problem: str, next_step:
     try:
         return cls.model_validate(body)
     except ValidationError as error:
-        raise errors.MalformedDocumentError(
-            f"{where} {problem}: {first_validation_problem(error)}.", next_step, document=where
-        ) from error
+        problem = f"{where} {problem}: {first_validation_problem(error)}."
+        raise errors.MalformedDocumentError(problem, next_step, document=where) from error
 
 
 def _check_format(body: object, where: str) -> None:
@@ -117,9 +116,8 @@ def _check_format(body: object, where: str) -> None:
     found = body.get("format") if isinstance(body, Mapping) else None
     if isinstance(found, int) and found > FORMAT:
         problem = f"{where} has format {found}; this release of Adjunct reads format {FORMAT}."
-        raise errors.MalformedDocumentError(
-            problem, "Upgrade dagster-adjunct: a newer version wrote this.", document=where
-        )
+        step = "Upgrade dagster-adjunct: a newer version wrote this."
+        raise errors.MalformedDocumentError(problem, step, document=where)
 
 
 S = TypeVar("S")
@@ -294,9 +292,8 @@ class CommitLog:
             # Equal bytes, including the time, are our own: the request was repeated on the way.
             if self.store.get(key).data != data:
                 problem = f"commit id {new_id!r} was used before in {self.prefix}, at number {number}."
-                raise errors.ConfigurationError(
-                    problem, "Use a new id for each attempt.", argument="commit_id"
-                ) from None
+                step = "Use a new id for each attempt."
+                raise errors.ConfigurationError(problem, step, argument="commit_id") from None
         etag = self._swap(expected, pointer)
         return replace(_commit_of(manifest, key), etag=etag)
 
@@ -357,9 +354,8 @@ class CommitLog:
         while commit.number > pointer.number:
             parent = self._parent_of(commit)
             if parent is None:
-                raise errors.ObjectNotFoundError(
-                    f"the commits before {commit.manifest_key!r} were deleted.", key=commit.manifest_key
-                )
+                problem = f"the commits before {commit.manifest_key!r} were deleted."
+                raise errors.ObjectNotFoundError(problem, key=commit.manifest_key)
             commit = parent
         return commit.id == pointer.commit
 

@@ -173,11 +173,9 @@ def check_store_url(url: str, what: str, schemes: Sequence[str] = _SCHEMES) -> N
     else:
         return
     if "@" in url:
-        raise errors.ConfigurationError(
-            f"the URL of the {what}, which is not shown as it may contain a login, {problem}.",
-            f"Write it as in {_FORMS['s3']}, and give credentials by boto3's own chain.",
-            argument="url",
-        )
+        problem = f"the URL of the {what}, which is not shown as it may contain a login, {problem}."
+        step = f"Write it as in {_FORMS['s3']}, and give credentials by boto3's own chain."
+        raise errors.ConfigurationError(problem, step, argument="url")
     or_folder = "" if url != url.strip() else f", or ./{url} for a folder of this very name"
     raise errors.ConfigurationError(f"{what} {url!r} {problem}.", f"Write {right}{or_folder}.", argument="url")
 
@@ -327,9 +325,8 @@ def open_lake(
     lake = lake_in(open_store(url, settings), shared=settings.shared)
     if not create and not lake.exists():
         problem = f"there is no lake at {lake.url}."
-        raise errors.LakeNotFoundError(
-            problem, "Check --lake and ADJUNCT_LAKE; the first write creates a lake.", url=lake.url
-        )
+        step = "Check --lake and ADJUNCT_LAKE; the first write creates a lake."
+        raise errors.LakeNotFoundError(problem, step, url=lake.url)
     return lake
 
 

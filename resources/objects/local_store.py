@@ -322,9 +322,8 @@ class LocalStore(ObjectStore):
 
     def _folder_error(self, key: str, reason: str) -> errors.ConfigurationError:
         problem = f"object {key!r} can't be stored in {self.url}: {reason}."
-        return errors.ConfigurationError(
-            problem, "Use keys of which none is the folder of another.", url=self.url, key=key
-        )
+        step = "Use keys of which none is the folder of another."
+        return errors.ConfigurationError(problem, step, url=self.url, key=key)
 
     def _sync_folder(self, path: Path) -> str:
         """Sync the folder, so that the file survives a power cut, and return the ETag."""

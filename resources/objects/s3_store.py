@@ -220,9 +220,8 @@ class S3Store(ObjectStore):
     def __init__(self, url: str, options: S3Options | None = None) -> None:
         bucket, _, prefix = url.removeprefix("s3://").rstrip("/").partition("/")
         if not url.startswith("s3://") or not bucket:
-            raise errors.ConfigurationError(
-                f"lake {url!r} names no bucket: expected s3://BUCKET/PREFIX.", argument="url"
-            )
+            problem = f"lake {url!r} names no bucket: expected s3://BUCKET/PREFIX."
+            raise errors.ConfigurationError(problem, argument="url")
         self._bucket = bucket
         self._prefix = f"{check_key(prefix)}/" if prefix else ""
         self._options = options or S3Options()
@@ -337,9 +336,8 @@ class S3Store(ObjectStore):
         with errors.translate_file_errors(folder, f"files for {self.url}"):
             folder.mkdir(mode=0o700, exist_ok=True)
         if folder.stat().st_uid != os.getuid():
-            raise errors.ConfigurationError(
-                f"folder {folder} belongs to another user.", "Set TMPDIR to a folder of your own.", setting="TMPDIR"
-            )
+            problem = f"folder {folder} belongs to another user."
+            raise errors.ConfigurationError(problem, "Set TMPDIR to a folder of your own.", setting="TMPDIR")
         return folder
 
     def _create(self, key: str, token: str, send: Callable[[], str]) -> str:

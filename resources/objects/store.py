@@ -245,9 +245,8 @@ def check_endpoint(endpoint: str | None) -> None:
 
 
 def object_missing_error(url: str, key: str) -> errors.ObjectNotFoundError:
-    return errors.ObjectNotFoundError(
-        f"object {key!r} is not in {url}.", "Check the URL, and whether it was deleted.", key=key
-    )
+    problem = f"object {key!r} is not in {url}."
+    return errors.ObjectNotFoundError(problem, "Check the URL, and whether it was deleted.", key=key)
 
 
 def object_exists_error(url: str, key: str) -> errors.ObjectExistsError:

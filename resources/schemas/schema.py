@@ -5,14 +5,13 @@ A schema is stored as a list of {"name", "type"}; reading one imports neither Sp
 
 from __future__ import annotations
 
-import datetime as dt
 import math
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from dataclasses import field as declared
-from datetime import date, datetime, time
+from datetime import UTC, date, datetime, time
 from decimal import Context, Decimal
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -73,9 +72,8 @@ class Schema:
         object.__setattr__(self, "_by_name", {field.name: field for field in self.fields})
         twice = repeated_names(field.name.lower() for field in self.fields)  # Spark's names ignore case
         if twice:
-            raise SchemaMismatchError(
-                f"columns {twice} occur twice in a schema.", "Rename one of each.", column=twice[0]
-            )
+            problem = f"columns {twice} occur twice in a schema."
+            raise SchemaMismatchError(problem, "Rename one of each.", column=twice[0])
 
     @classmethod
     def of(cls, columns: Mapping[str, str] | None = None, /, **more: str) -> Schema:
@@ -94,9 +92,8 @@ class Schema:
         """Return the field of this name; `what` names the schema in the error."""
         if name in self._by_name:
             return self._by_name[name]
-        raise SchemaMismatchError(
-            f"{what} has no column {name!r}: it has {', '.join(self.names)}.", "Check the name.", column=name
-        )
+        problem = f"{what} has no column {name!r}: it has {', '.join(self.names)}."
+        raise SchemaMismatchError(problem, "Check the name.", column=name)
 
     def select(self, names: Iterable[str], what: str = "schema") -> Schema:
         """Return the schema with only these columns, in this order."""
@@ -520,7 +517,7 @@ def _as_python(value: object) -> object:
 Plain = int | bytes
 """A value as Parquet stores it, which compares and hashes without Arrow. Plain values are ordered as in Spark: strings
 by their UTF-8 bytes, decimals of one type by their unscaled number."""
-_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _FIRST_DAY = _EPOCH.date().toordinal()
 _EXACT = Context(prec=76)
 
@@ -537,12 +534,12 @@ def plain_converter(kind: str) -> Callable[[Any], Plain]:
     return _CONVERTERS.get(kind, int)
 
 
-def _micros(value: dt.datetime) -> int:
+def _micros(value: datetime) -> int:
     passed = value - _EPOCH
     return (passed.days * 86_400 + passed.seconds) * 1_000_000 + passed.microseconds
 
 
-def _days(value: dt.date) -> int:
+def _days(value: date) -> int:
     return value.toordinal() - _FIRST_DAY
 
 

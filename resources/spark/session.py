@@ -320,9 +320,8 @@ def _check_master(master: str) -> None:
             return
         problem = "neither HADOOP_CONF_DIR nor YARN_CONF_DIR is set"
         step = "Set one of them to the folder with the configuration of your YARN cluster."
-    raise ConfigurationError(
-        f"Spark could not be started with the master {master!r}: {problem}.", step, setting="spark.master"
-    )
+    problem = f"Spark could not be started with the master {master!r}: {problem}."
+    raise ConfigurationError(problem, step, setting="spark.master")
 
 
 def _check_reach(master: str, lake_url: str | None) -> None:
@@ -330,12 +329,10 @@ def _check_reach(master: str, lake_url: str | None) -> None:
     url = lake_url or DEFAULT_LAKE
     if master.startswith("local") or url.startswith(("s3://", "s3a://")) or LakeSettings().shared:
         return
-    raise ConfigurationError(
-        f"lake {url!r} is a folder, and the executors of {master} may run on machines that can't access it.",
-        "Set ADJUNCT_LAKE_SHARED=true if every machine has this folder under the same path; otherwise use an "
-        "s3:// lake or a local master.",
-        argument="lake_url",
-    )
+    problem = f"lake {url!r} is a folder, and the executors of {master} may run on machines that can't access it."
+    step = "Set ADJUNCT_LAKE_SHARED=true if every machine has this folder under the same path; otherwise use an "
+    step += "s3:// lake or a local master."
+    raise ConfigurationError(problem, step, argument="lake_url")
 
 
 def _s3a() -> dict[str, str]:

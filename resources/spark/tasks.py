@@ -222,8 +222,6 @@ def decode_error(text: str) -> AdjunctError | None:
 # Spark's own `mapInArrow` and `applyInArrow` look up columns by name, and read a dot in a name as a path into a struct,
 # and the name `*` as all columns.
 
-_MARKS = (".", "`")
-
 
 def map_in_arrow(
     frame: DataFrame, task: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]], schema: StructType | str
@@ -287,7 +285,7 @@ def convert_in_tasks(
 
 
 def _needs_other_names(names: Sequence[str]) -> bool:
-    return any(name == "*" or mark in name for name in names for mark in _MARKS)
+    return any(name == "*" or "." in name or "`" in name for name in names)
 
 
 def _by_position(names: Sequence[object]) -> list[str]:

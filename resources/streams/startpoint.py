@@ -10,16 +10,14 @@ import time
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from datetime import UTC, datetime, timedelta
 from typing import Any, ClassVar, Self
 
 from dagster_adjunct.resources.common import argument_error
 from dagster_adjunct.resources.errors import ConfigurationError, MalformedDocumentError, OffsetOutOfRangeError
-from dagster_adjunct.resources.streams.system import StreamSystem, SystemStreamPartition
+from dagster_adjunct.resources.streams.system import StreamSystem, SystemStreamPartition, time_from_micros
 from dagster_adjunct.resources.validation import validated, validated_methods
 
 VERSION = 1
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 # The years 1 to 9999, which every system and file format can represent.
 MIN_MS, MAX_MS = -62_135_596_800_000, 253_402_300_799_999
 _FINER_UNITS = (("microseconds", 1_000), ("nanoseconds", 1_000_000))
@@ -158,8 +156,7 @@ def check_stored_version(value: Mapping[Any, Any], where: str) -> None:
 def describe_startpoint(startpoint: Startpoint) -> str:
     """Return a description of a startpoint: "oldest", "timestamp 2026-01-02T00:00:00+00:00", "offset 42"."""
     if isinstance(startpoint, StartpointTimestamp):
-        moment = _EPOCH + timedelta(milliseconds=1) * startpoint.timestamp_ms
-        return f"timestamp {moment.isoformat()}"
+        return f"timestamp {time_from_micros(startpoint.timestamp_ms * 1000).isoformat()}"
     return f"offset {startpoint.offset}" if isinstance(startpoint, StartpointSpecific) else startpoint.kind
 
 
@@ -231,14 +228,14 @@ def check_timestamp_ms(name: str, value: object, what: str = "startpoint") -> No
         problem = f"{what} {name} {value!r} is not a time: expected whole milliseconds since 1970 in UTC."
         raise ConfigurationError(problem, "Convert the time first: int(moment.timestamp() * 1000).", argument=name)
     if value in _LIKELY_SECONDS:
-        moments = [f"{_EPOCH + timedelta(milliseconds=1) * ms:%Y-%m-%d %H:%M} UTC" for ms in (value, value * 1000)]
+        moments = [f"{time_from_micros(ms * 1000):%Y-%m-%d %H:%M} UTC" for ms in (value, value * 1000)]
         problem = f"{what} {name} {value} is {moments[0]} in milliseconds: it looks like seconds ({moments[1]})."
         raise ConfigurationError(problem, f"Give milliseconds: {value * 1000}.", argument=name)
     if not MIN_MS <= value <= MAX_MS:
         looks, step = "", "Give milliseconds: int(moment.timestamp() * 1000)."
         for unit, n in _FINER_UNITS:
             if _LIKELY_MS <= value // n <= MAX_MS:
-                moment = _EPOCH + timedelta(milliseconds=1) * (value // n)
+                moment = time_from_micros(value // n * 1000)
                 looks = f": it looks like {unit} ({moment:%Y-%m-%d %H:%M} UTC)"
                 step = f"Give milliseconds: {value // n}."
                 break

@@ -123,9 +123,8 @@ def check_append(producer: str, sequence: int, version: str | None, valid_from: 
     if not isinstance(valid_from, datetime) or valid_from.tzinfo is None or version is None:
         what = "without end_of_dataset" if version is None else f"of version {version!r}"
         problem = f"valid_from={valid_from!r} {what}: expected end_of_dataset, and a datetime with a time zone."
-        raise errors.ConfigurationError(
-            problem, "Pass end_of_dataset=…, and valid_from with tzinfo=UTC.", argument="valid_from"
-        )
+        step = "Pass end_of_dataset=…, and valid_from with tzinfo=UTC."
+        raise errors.ConfigurationError(problem, step, argument="valid_from")
     return to_microseconds(valid_from)
 
 
@@ -165,9 +164,8 @@ def check_marker_partitions(
     wrong = [p for p in chosen if not 0 <= p < count]
     if wrong or not chosen:
         problem = f"marker {version!r}: partitions {wrong} are not partitions of {stream}, which has {count}."
-        raise errors.ConfigurationError(
-            problem, f"Give partitions from 0 to {count - 1}.", argument="partitions", stream=stream
-        )
+        step = f"Give partitions from 0 to {count - 1}."
+        raise errors.ConfigurationError(problem, step, argument="partitions", stream=stream)
     if missing := [p for p in chosen if rows is not None and p not in rows]:
         problem = f"marker {version!r} has no row count for partitions {missing} of {stream}."
         step = "Give a count for every partition that gets the marker, or no counts."
@@ -210,9 +208,8 @@ def build_declaration(
     if not schema.fields:
         raise errors.SchemaMismatchError(f"{what} has no columns.", "Name at least one column.", stream=stream)
     if len(set(key)) != len(key):
-        raise errors.ConfigurationError(
-            f"{what}: key columns {list(key)} contain a column twice.", argument="key", stream=stream
-        )
+        problem = f"{what}: key columns {list(key)} contain a column twice."
+        raise errors.ConfigurationError(problem, argument="key", stream=stream)
     check_key_types(schema, key, what)
     if not key and partitions != 1:
         problem = f"{what} has no key and {partitions} partitions: without a key it can only have one."
@@ -641,9 +638,8 @@ def register_system(name: str, factory: SystemFactory) -> None:
     """Register `factory(lake)`, which returns a StreamSystem, as `name`. The same factory may register again."""
     check_name("system", name)
     if name == LAKE or _registered.setdefault(name, factory) is not factory:
-        raise errors.ConfigurationError(
-            f"stream system {name!r} is already registered.", "Register this one under another name.", system=name
-        )
+        problem = f"stream system {name!r} is already registered."
+        raise errors.ConfigurationError(problem, "Register this one under another name.", system=name)
 
 
 def registered_systems() -> Mapping[str, SystemFactory]:

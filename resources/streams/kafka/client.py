@@ -76,9 +76,8 @@ def check_client_settings(client: Mapping[str, SettingValue], client_factory: st
     """
     for key, value in client.items():
         if key in _RESERVED_SETTINGS:
-            raise errors.ConfigurationError(
-                f"client setting {key!r} can't be set: {_RESERVED_SETTINGS[key]}.", "Leave it out.", setting=key
-            )
+            problem = f"client setting {key!r} can't be set: {_RESERVED_SETTINGS[key]}."
+            raise errors.ConfigurationError(problem, "Leave it out.", setting=key)
         if not isinstance(value, str | int | float | bool):
             problem = f"client setting {key!r} is a {type(value).__name__}: expected a text, a number or a boolean."
             step = 'Return callbacks from a function, and name it: client_factory="module:function".'
@@ -183,9 +182,8 @@ class BrokerRefusals:
         reason = str(self._refusal.str())
         if reason.startswith(_NO_TOKEN):
             step = "Check whether the token callback's server can be reached, then retry."
-            raise errors.StreamUnavailableError(
-                f"{self._settings.where}: {reason[:300]}.", step, system=self._settings.name
-            )
+            problem = f"{self._settings.where}: {reason[:300]}."
+            raise errors.StreamUnavailableError(problem, step, system=self._settings.name)
         problem = f"{self._settings.where} rejected the connection: {self._refusal.name().lstrip('_')}: {reason[:300]}."
         step = "Check security.protocol, the SASL mechanism and credentials, and the certificates."
         raise errors.ConfigurationError(problem, step, system=self._settings.name)
@@ -466,9 +464,8 @@ def response_timeout(settings: KafkaSettings) -> float:
 
 def no_answer_error(settings: KafkaSettings, what: str, reason: str) -> errors.StreamUnavailableError:
     step = "Check whether its brokers are up and can be reached from here, then retry."
-    return errors.StreamUnavailableError(
-        f"{settings.where} did not return {what}: {reason}.", step, system=settings.name
-    )
+    problem = f"{settings.where} did not return {what}: {reason}."
+    return errors.StreamUnavailableError(problem, step, system=settings.name)
 
 
 def translate_kafka_error(error: KafkaError, settings: KafkaSettings, what: str) -> errors.AdjunctError:
@@ -480,9 +477,8 @@ def translate_kafka_error(error: KafkaError, settings: KafkaSettings, what: str)
     if error.retriable() or error.name() in TRANSIENT_CODES:
         return no_answer_error(settings, what, reason)
     problem = f"{settings.where} rejected the request for {what} ({reason})."
-    return errors.ConfigurationError(
-        problem, "Check the settings and the access rules of the cluster.", system=settings.name
-    )
+    step = "Check the settings and the access rules of the cluster."
+    return errors.ConfigurationError(problem, step, system=settings.name)
 
 
 TOPIC_RANGES = OffsetRangeChecker(

@@ -294,9 +294,8 @@ def schema_from_declaration(given: Schema | str, what: str) -> Schema:
     """Return a schema that is given as a Schema or as DDL. Raises SchemaMismatchError."""
     schema = Schema.from_ddl(given, what) if isinstance(given, str) else given
     if not schema.fields:
-        raise SchemaMismatchError(
-            f"{what} declares no columns.", 'Write them like "tailnum STRING, seats INT".', argument="schema"
-        )
+        problem = f"{what} declares no columns."
+        raise SchemaMismatchError(problem, 'Write them like "tailnum STRING, seats INT".', argument="schema")
     return schema
 
 
@@ -378,9 +377,8 @@ class Json:
         self.columns().select(self.names, "a JSON format")
         fields = [self.names.get(name, name) for name in self.columns().names]
         if twice := {name for name in fields if fields.count(name) > 1}:
-            raise ConfigurationError(
-                f"a JSON format has two columns for the field {min(twice)!r}.", "Remove one.", argument="names"
-            )
+            problem = f"a JSON format has two columns for the field {min(twice)!r}."
+            raise ConfigurationError(problem, "Remove one.", argument="names")
         check_malformed(self.malformed, self.columns(), "a JSON format")
 
     def columns(self) -> Schema:

@@ -72,14 +72,18 @@ def translate_produce_error(
         step = f"Make it smaller, or raise max.message.bytes of {target.topic!r}, and message.max.bytes in client=."
         return errors.PermanentError(problem, step, stream=str(target))
     if error.name() in TRANSIENT_CODES:
-        problem = f"{target}: Kafka did not accept the records ({error.name()}: {reason})."
-        step = "Check whether the brokers are up, then append again."
-        return errors.StreamUnavailableError(problem, step, system=target.settings.name, stream=str(target))
+        return _unavailable_error(target, f"Kafka did not accept the records ({error.name()}: {reason})")
     record = "" if key is None else f" the record with the key {_describe_key(key)}"
     step = f"Check the settings and the access rules of topic {target.topic!r}, then append again."
-    return errors.PermanentError(
-        f"{target}: Kafka rejected{record or ' the records'} ({error.name()}: {reason}).", step
-    )
+    problem = f"{target}: Kafka rejected{record or ' the records'} ({error.name()}: {reason})."
+    return errors.PermanentError(problem, step)
+
+
+def _unavailable_error(
+    target: Target, problem: str, next_step: str = "Check whether the brokers are up, then append again."
+) -> errors.StreamUnavailableError:
+    about = {"system": target.settings.name, "stream": str(target)}
+    return errors.StreamUnavailableError(f"{target}: {problem}.", next_step, **about)
 
 
 def _describe_key(key: bytes | None) -> str:
@@ -208,11 +212,8 @@ class Sender:
         while (left := self._poll(lambda: self.producer.flush(1.0))) and time.monotonic() < deadline:
             pass
         if left:
-            problem = f"{self._target}: {left} records were not delivered within {self._seconds + _GRACE:.0f} s."
-            step = "Check whether the brokers are up, then append again."
-            raise errors.StreamUnavailableError(
-                problem, step, system=self._target.settings.name, stream=str(self._target)
-            )
+            problem = f"{left} records were not delivered within {self._seconds + _GRACE:.0f} s"
+            raise _unavailable_error(self._target, problem)
         return [
             SentSpan(partition, self._first[partition], None if last is None else last + 1, self._rows[partition])
             for partition, last in sorted(self._last.items())
@@ -260,9 +261,7 @@ class Sender:
         except KafkaException as error:
             if error.args[0].fatal():
                 return translate_produce_error(error.args[0], self._target)
-        problem = f"{self._target}: the producer failed fatally."
-        step = "Append again."
-        return errors.StreamUnavailableError(problem, step, system=self._target.settings.name, stream=str(self._target))
+        return _unavailable_error(self._target, "the producer failed fatally", "Append again.")
 
     def _delivered(self, error: KafkaError | None, message: Message) -> None:
         if error is not None:

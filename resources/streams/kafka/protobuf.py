@@ -208,15 +208,16 @@ class Protobuf:
         return f"Protobuf({self.message!r}, {size} bytes of descriptors, registry={self.registry!r})"
 
     def columns(self) -> Schema:
-        return Schema(tuple(Field(field.name, protobuf_column_type(field)) for field in self._descriptor().fields))
+        return Schema(
+            tuple(Field(field.name, protobuf_column_type(field)) for field in self._message_class().DESCRIPTOR.fields)
+        )
 
-    def _descriptor(self) -> Any:
+    def _message_class(self) -> Any:
         assert isinstance(self.descriptor_set, bytes)
-        return message_class(self.descriptor_set, self.message).DESCRIPTOR
+        return message_class(self.descriptor_set, self.message)
 
     def reader(self) -> FormatReader:
-        assert isinstance(self.descriptor_set, bytes)
-        message = message_class(self.descriptor_set, self.message)
+        message = self._message_class()
         get = {field.name: field_getter(field) for field in message.DESCRIPTOR.fields if not is_nested(field)}
         nested = [field for field in message.DESCRIPTOR.fields if is_nested(field)]
         numbers = {field.number: field.name for field in message.DESCRIPTOR.fields}
@@ -245,8 +246,7 @@ class Protobuf:
         return row_reader(parse, self.columns())
 
     def writer(self, what: str, subject: str) -> FormatWriter:
-        assert isinstance(self.descriptor_set, bytes)
-        message = message_class(self.descriptor_set, self.message)
+        message = self._message_class()
         fields, head = list(message.DESCRIPTOR.fields), b""
         if self.registry is not None:
             subject = self.subject or subject

@@ -100,10 +100,8 @@ class KafkaTopic:
                 problem += f"({value.describe()})."
                 raise ConfigurationError(problem, "Declare the same type in both, or use two names.", column=name)
         fields += value.columns().fields
-        bad = list(
-            dict.fromkeys(side.malformed for side in (key, value) if side is not None and side.malformed != FAIL)
-        )
-        fields += [Field(name, "binary") for name in bad]
+        malformed = dict.fromkeys(side.malformed for side in (key, value) if side is not None)
+        fields += [Field(name, "binary") for name in malformed if name != FAIL]
         if self.headers is not None:
             fields.append(Field(self.headers, "string"))
         return Schema(tuple(fields))
@@ -164,9 +162,8 @@ def create_decoder(topic: KafkaTopic, stream: str) -> BatchFunction:
                 raise _unreadable_error(batch, which, form, given, bad, stream)
         if topic.headers is not None:
             columns[topic.headers] = _headers_json(batch.column(HEADERS))
-        columns |= {name: batch.column(name) for name in (PARTITION, OFFSET, TIMESTAMP, EPOCH)} | {
-            TOMBSTONE: tombstones
-        }
+        columns |= {name: batch.column(name) for name in (PARTITION, OFFSET, TIMESTAMP, EPOCH)}
+        columns[TOMBSTONE] = tombstones
         return pa.RecordBatch.from_arrays([columns[name].cast(out.field(name).type) for name in out.names], schema=out)
 
     return run
@@ -178,10 +175,8 @@ def _unreadable_error(
     """Return the error for the first message that can't be read."""
     row = min(bad)
     partition, offset = batch.column(PARTITION)[row].as_py(), batch.column(OFFSET)[row].as_py()
-    problem = (
-        f"{stream}.{partition}: the {which} of the message at offset {offset} can't be read as {form.describe()}: "
-    )
-    problem += f"{bad[row]}. It is {_describe_bytes(data[row] or b'')}."
+    problem = f"{stream}.{partition}: the {which} of the message at offset {offset} can't be read as "
+    problem += f"{form.describe()}: {bad[row]}. It is {_describe_bytes(data[row] or b'')}."
     if len(bad) > 1:
         problem += f" {len(bad) - 1} more of the next {len(data) - row - 1} messages can't be read either."
     step = "Correct the producer, and skip the message with a startpoint; or declare malformed=COLUMN in the format of "

@@ -175,12 +175,9 @@ class SchemaRegistry:
                     verify=os.fspath(self.ca_location) if self.ca_location else True, timeout=_TIMEOUT,
                 )  # fmt: skip
             except requests.exceptions.SSLError as error:
-                raise ConfigurationError(
-                    f"{what}: its certificate is not trusted ({type(error).__name__}).",
-                    "Give its authority's certificate: ca_location.",
-                    url=self.url,
-                    argument="ca_location",
-                ) from error
+                problem = f"{what}: its certificate is not trusted ({type(error).__name__})."
+                step = "Give its authority's certificate: ca_location."
+                raise ConfigurationError(problem, step, url=self.url, argument="ca_location") from error
             except OSError as error:  # requests' own errors are OSErrors
                 problem = type(error).__name__
             else:
@@ -188,9 +185,8 @@ class SchemaRegistry:
                     return self._parse_response(answer, path)
                 problem = f"HTTP {answer.status_code}"
             time.sleep(pause)
-        raise StreamUnavailableError(
-            f"{what} does not answer ({problem}).", "Check whether it is up, then retry.", url=self.url
-        )
+        problem = f"{what} does not answer ({problem})."
+        raise StreamUnavailableError(problem, "Check whether it is up, then retry.", url=self.url)
 
     def _parse_response(self, answer: Any, path: str) -> Any:
         what, status = f"schema registry {self.url}", answer.status_code
@@ -205,11 +201,8 @@ class SchemaRegistry:
             return None
         reason = str(details.get("message", ""))[:300]
         if status in (409, 422):
-            raise SchemaMismatchError(
-                f"{what} rejects the schema for {path}: {reason or status}.",
-                "Make it compatible with earlier versions, or relax the subject's compatibility.",
-                url=self.url,
-            )
+            step = "Make it compatible with earlier versions, or relax the subject's compatibility."
+            raise SchemaMismatchError(f"{what} rejects the schema for {path}: {reason or status}.", step, url=self.url)
         step = "Check the login or token." if status in (401, 403) else "Check whether its URL is that of a registry."
         raise ConfigurationError(f"{what} answers {path} with HTTP {status}. {reason}".rstrip(), step, url=self.url)
 

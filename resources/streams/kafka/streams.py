@@ -287,10 +287,7 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
         if since is not None:
             starts = {s.partition: parse_offset(o, str(s)) for s, o in since.items() if s.qualified_stream == name}
         oldest, upcoming = self.admin.oldest(facts.topic, starts), self.admin.upcoming(facts.topic, starts)
-        ranges = [
-            TopicRange(facts.topic, facts.identity, p, max(start, oldest[p]), upcoming[p], name)
-            for p, start in sorted(starts.items())
-        ]
+        ranges = [self._topic_range(facts, p, max(at, oldest[p]), upcoming[p]) for p, at in sorted(starts.items())]
         found = [
             marker_from_message(message, SystemStreamPartition(self.name, stream, wanted.partition))
             for wanted, got in read_ranges(self.settings, ranges)

@@ -58,9 +58,8 @@ def check_export_target(target: Path, records_per_file: int | None) -> None:
     if target.exists() or target.is_symlink():
         raise _exists(target)
     if not target.absolute().parent.is_dir():
-        raise ConfigurationError(
-            f"--to {target}: there is no folder {target.parent}.", "Create it first.", setting="--to"
-        )
+        problem = f"--to {target}: there is no folder {target.parent}."
+        raise ConfigurationError(problem, "Create it first.", setting="--to")
 
 
 def _write_files(parts: Iterable[pa.Table], paths: Iterator[Path], limit: int | None, target: Path) -> tuple[int, int]:

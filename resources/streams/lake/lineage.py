@@ -210,18 +210,13 @@ def _find_replaced_upstream(
     ends = {f"{name}.{p}": end for p, end in enumerate(above.next)}
     behind = [source for source, end in ends.items() if partitions.get(source, Coverage()).until != end]
     if behind:
-        raise _ambiguous_error(
-            stream,
-            f"{name} was replayed, and {application!r} has not read all of it yet (in {', '.join(behind[:3])}): "
-            "earlier results would be missing before the later ones exist",
-            f"Run {application!r} until it has caught up, then read again.",
-        )
+        why = f"{name} was replayed, and {application!r} has not read all of it yet (in {', '.join(behind[:3])}): "
+        why += "earlier results would be missing before the later ones exist"
+        raise _ambiguous_error(stream, why, f"Run {application!r} until it has caught up, then read again.")
     if any(above.oldest):
-        raise _ambiguous_error(
-            stream,
-            f"{name} was replayed, but retention has dropped records that are needed to find replaced ones",
-            f"Keep {name} longer than its replays reach back, and replay its reader from its oldest record.",
-        )
+        why = f"{name} was replayed, but retention has dropped records that are needed to find replaced ones"
+        step = f"Keep {name} longer than its replays reach back, and replay its reader from its oldest record."
+        raise _ambiguous_error(stream, why, step)
     kept: dict[int, list[Any]] = {}
     ranges = {SystemStreamPartition.parse(source): OffsetRange("0", str(end)) for source, end in ends.items()}
     for part in streams.read_parts(ranges, [], epochs="latest"):
@@ -264,13 +259,11 @@ def lineage_lookup(streams: LakeReads) -> LineageOf:
 
 def _repartitioned_error(stream: str, reader: str, name: str) -> ConfigurationError:
     application = reader.partition("@")[0]
-    return _ambiguous_error(
-        stream,
-        f"{name} was repartitioned after {application!r} had read it, and then partly replayed: which earlier "
-        "results were replaced is not known",
-        f"Let {application!r} read all of {name} again, which replaces all its results: adjunct startpoint set "
-        f"MODULE:APP {name} --oldest --reason …, and a run. Or compare the records by __epoch.",
-    )
+    why = f"{name} was repartitioned after {application!r} had read it, and then partly replayed: which earlier "
+    why += "results were replaced is not known"
+    step = f"Let {application!r} read all of {name} again, which replaces all its results: adjunct startpoint set "
+    step += f"MODULE:APP {name} --oldest --reason …, and a run. Or compare the records by __epoch."
+    return _ambiguous_error(stream, why, step)
 
 
 def _ambiguous_error(stream: str, why: str, next_step: str) -> ConfigurationError:

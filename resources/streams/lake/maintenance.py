@@ -328,9 +328,7 @@ def _plan_maintenance(
         used.append(merge)
     forgotten = tuple(entry for entry in state.dropped if entry.at >= horizon)
     if not replaced:
-        if forgotten == state.dropped:
-            return _Plan(None)
-        return _Plan(state.model_copy(update={"dropped": forgotten}))
+        return _Plan(None if forgotten == state.dropped else state.model_copy(update={"dropped": forgotten}))
     kept: list[IndexEntry] = []
     for entry, inside in leaves:
         if not any(segment.id in replaced for segment in inside):

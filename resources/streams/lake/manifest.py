@@ -262,8 +262,7 @@ class Segment(StoredDocument):
         for file in self.files:
             if file.partition == partition:
                 untimed = self.appended * 1000 if file.untimed else None
-                known = [time for time in (file.latest, untimed) if time is not None]
-                return max(known)
+                return max(time for time in (file.latest, untimed) if time is not None)
         return None
 
     def folder(self, prefix: str) -> str:

@@ -92,16 +92,15 @@ def with_meta_columns(schema: pa.Schema, *, positions: bool = False) -> pa.Schem
 def open_segment_file(files: StreamFiles, segment: Segment, file: FileEntry) -> pq.ParquetFile:
     """Return the open file of a segment. Raises ManifestMismatchError if it is missing or damaged."""
     prefix, key = files.prefix, segment.key_of(files.prefix, file)
+    step = "Restore the object from a backup or an older object version; other ranges stay readable."
     try:
         parquet = pq.ParquetFile(open_object(files.store, key, file.size), pre_buffer=True)
     except (ObjectNotFoundError, pa.ArrowInvalid) as error:
         problem = f"{prefix}: the manifest lists {key!r} with {file.rows} records, but it can't be read "
         problem += f"({str(error).splitlines()[0]})"
-        step = "Restore the object from a backup or an older object version; other ranges stay readable."
         raise ManifestMismatchError(problem, step, key=key) from error
     if parquet.metadata.num_rows != file.rows:
         problem = f"{prefix}: {key!r} has {parquet.metadata.num_rows} records, the manifest lists {file.rows}."
-        step = "Restore the object from a backup or an older object version; other ranges stay readable."
         raise ManifestMismatchError(problem, step, key=key)
     return parquet
 

@@ -119,17 +119,13 @@ def _check_markers(stream: str, marked: Sequence[Sequence[MarkerEntry]]) -> None
         of_version = f"the markers of version {markers[0].version!r} have"
         checksums = [parse_records_checksum(marker.checksum) for marker in markers]
         if any(checksums) or len({marker.checksum for marker in markers}) > 1:
-            raise error(
-                f"{of_version} checksums of the records in each partition, which would not match other partitions",
-                "Let retention drop the version first, or deliver it into a stream of another name.",
-            )
+            problem = f"{of_version} checksums of the records in each partition, which would not match other partitions"
+            raise error(problem, "Let retention drop the version first, or deliver it into a stream of another name.")
         times = {marker.valid_from: marker.partition for marker in markers if marker.valid_from is not None}
         if len(times) > 1:
             listed = ", ".join(f"{time_from_micros(time)} in partition {p}" for time, p in sorted(times.items()))
-            raise error(
-                f"{of_version} different valid_from times ({listed}). Expected one time",
-                "Let retention drop the version first, or deliver it with one time into a stream of another name.",
-            )
+            step = "Let retention drop the version first, or deliver it with one time into a stream of another name."
+            raise error(f"{of_version} different valid_from times ({listed}). Expected one time", step)
 
 
 def repartition(
