@@ -19,23 +19,12 @@ from dagster_adjunct.orchestration.application.graph import (
     OutputStream,
     RemoteTableHandle,
 )
+from dagster_adjunct.orchestration.operators import records
 from dagster_adjunct.orchestration.operators.columns import DataFrameFunction, OnNullKey
 from dagster_adjunct.orchestration.operators.event_time import build_late_records
 from dagster_adjunct.orchestration.operators.functions import RecordFunction, build_flat_map, validate_record_function
 from dagster_adjunct.orchestration.operators.joins import AsOfJoin, How, Join, JoinFunction, On, build_join, check_as_of
 from dagster_adjunct.orchestration.operators.operator import BeforeHistory, OnNullTime, Spec
-from dagster_adjunct.orchestration.operators.records import (
-    Broadcast,
-    Merge,
-    PartitionBy,
-    build_filter,
-    build_map,
-    build_partition_by,
-    build_select,
-    build_with_columns,
-    check_task_column,
-    parse_key_columns,
-)
 from dagster_adjunct.orchestration.operators.remote_tables import SinkFunction, TableSend, build_lookup_join
 from dagster_adjunct.orchestration.operators.sends import SendDeadLetters, SendToStream, build_send_to_local, build_sink
 from dagster_adjunct.orchestration.operators.stream_join import HowStreams, StreamJoin, Within, build_stream_join
@@ -127,7 +116,7 @@ class MessageStream:
         A DataFrame function may be given instead; it must keep the columns. The partitioning is unknown after it,
         unless `keeps_partitioning=True` promises that records stay in their partitions.
         """
-        return self.apply(build_filter(self.operator, condition, keeps_partitioning))
+        return self.apply(records.build_filter(self.operator, condition, keeps_partitioning))
 
     def map(self, *expressions: str | DataFrameFunction, keeps_partitioning: bool = False) -> MessageStream:
         """Return records whose columns are these Spark SQL expressions: "tailnum", "upper(x) as y", "*".
@@ -136,11 +125,11 @@ class MessageStream:
         is unknown after a function, unless `keeps_partitioning=True` promises that records stay in their partitions
         and the partitioning columns keep their values.
         """
-        return self.apply(build_map(self.operator, expressions, keeps_partitioning))
+        return self.apply(records.build_map(self.operator, expressions, keeps_partitioning))
 
     def select(self, *columns: str) -> MessageStream:
         """Return records with exactly these columns: "tailnum", "dest as faa", or "upper(model) as model"."""
-        return self.apply(build_select(self.operator, columns))
+        return self.apply(records.build_select(self.operator, columns))
 
     def with_columns(self, **columns: str) -> MessageStream:
         """Return records with all their columns and these Spark SQL expressions: gross="spent * 1.2".
@@ -148,7 +137,7 @@ class MessageStream:
         An existing column of the same name is replaced in place. The partitioning stays known, unless a partitioning
         column is replaced.
         """
-        return self.apply(build_with_columns(self.operator, columns))
+        return self.apply(records.build_with_columns(self.operator, columns))
 
     def flat_map(
         self,
@@ -178,26 +167,26 @@ class MessageStream:
             raise ConfigurationError(
                 f"merge after {self.operator} got no other stream.", "Name those to merge with.", argument="others"
             )
-        return self.apply(Merge((self.operator, *(other.operator for other in others))), *others)
+        return self.apply(records.Merge((self.operator, *(other.operator for other in others))), *others)
 
     def broadcast(self, *, task: str = "task") -> MessageStream:
         """Return all records once per task, with the task's number (from 0) in the column `task`.
 
         The records of a batch must fit into the memory of each Spark executor.
         """
-        stream = f"{self.graph.name}-{self.graph.next_id(Broadcast.kind)}"
-        check_task_column(task, f"broadcast after {self.operator} has task={task!r}", argument="task")
-        return self.apply(Broadcast(stream, task))
+        stream = f"{self.graph.name}-{self.graph.next_id(records.Broadcast.kind)}"
+        records.check_task_column(task, f"broadcast after {self.operator} has task={task!r}", argument="task")
+        return self.apply(records.Broadcast(stream, task))
 
     def partition_by(self, *columns: str, partitions: int | None = None) -> MessageStream:
         """Return the records repartitioned by `columns`: an intermediate stream.
 
         "upper(city) as city_key" adds a column to the records. Without `partitions`, the planner chooses the count.
         """
-        names, computed = parse_key_columns(columns)
+        names, computed = records.parse_key_columns(columns)
         before = self.with_columns(**computed) if computed else self
-        stream = f"{self.graph.name}-{self.graph.next_id(PartitionBy.kind)}"
-        return before.apply(build_partition_by(before.operator, stream, names, partitions))
+        stream = f"{self.graph.name}-{self.graph.next_id(records.PartitionBy.kind)}"
+        return before.apply(records.build_partition_by(before.operator, stream, names, partitions))
 
     def join(
         self,

@@ -191,20 +191,13 @@ def _repartition_details(report: RebucketReport) -> list[str]:
     ]
 
 
-dataset.add_command(
-    options.repartition_command(
-        "Rewrite a dataset into another number of partitions, in one commit.\n\n"
-        "Rewrites every retained version of a bounded dataset, or the served table of an unbounded one.",
-        repartition_dataset,
-        _repartition_details,
-    )
+_REPARTITION = (
+    "Rewrite a dataset into another number of partitions, in one commit.\n\n"
+    "Rewrites every retained version of a bounded dataset, or the served table of an unbounded one."
 )
-dataset.add_command(
-    options.deletion_command(
-        "Delete a dataset and all its versions permanently. Rejected while it is read; repeat it if interrupted.",
-        delete_dataset,
-    )
-)
+_DELETE = "Delete a dataset and all its versions permanently. Rejected while it is read; repeat it if interrupted."
+dataset.add_command(options.repartition_command(_REPARTITION, repartition_dataset, _repartition_details))
+dataset.add_command(options.deletion_command(_DELETE, delete_dataset))
 
 
 @dataset.command("versions")

@@ -142,22 +142,13 @@ def _repartition_details(report: RepartitionReport) -> list[str]:
 _force = click.option(
     "--force", is_flag=True, help="Rewrite even if readers have not read all of it: their next run fails."
 )
-stream.add_command(
-    _force(
-        repartition_command(
-            "Rewrite a stream into another number of partitions, once all its readers have read all of it.\n\n"
-            "Rejected while an open batch reads or may write it, or a startpoint waits for it. Declare the new number "
-            "of partitions afterwards.",
-            repartition_stream,
-            _repartition_details,
-            name_of=_lake_stream,
-        )
-    )
+_REPARTITION = (
+    "Rewrite a stream into another number of partitions, once all its readers have read all of it.\n\n"
+    "Rejected while an open batch reads or may write it, or a startpoint waits for it. Declare the new number "
+    "of partitions afterwards."
 )
+_DELETE = "Delete a stream permanently. Rejected while it is read; repeat it if interrupted."
 stream.add_command(
-    deletion_command(
-        "Delete a stream permanently. Rejected while it is read; repeat it if interrupted.",
-        delete_stream,
-        name_of=_lake_stream,
-    )
+    _force(repartition_command(_REPARTITION, repartition_stream, _repartition_details, name_of=_lake_stream))
 )
+stream.add_command(deletion_command(_DELETE, delete_stream, name_of=_lake_stream))

@@ -353,13 +353,9 @@ def partitioned_dataset_asset(member: DatasetAsset) -> dg.AssetsDefinition:
 
 def partition_job(member: DatasetAsset) -> UnresolvedAssetJobDefinition:
     """Return the job that materializes partitions of one dataset."""
-    name = to_dagster_name(member.dataset.name)
-    return dg.define_asset_job(
-        f"{name}_versions",
-        selection=[member.key],
-        description=f"Builds versions of the dataset {member.dataset.name}.",
-        executor_def=dg.in_process_executor,
-    )
+    name = f"{to_dagster_name(member.dataset.name)}_versions"
+    text = f"Builds versions of the dataset {member.dataset.name}."
+    return dg.define_asset_job(name, selection=[member.key], description=text, executor_def=dg.in_process_executor)
 
 
 @dataclass

@@ -153,13 +153,8 @@ def new_records_sensor(
             return Skip(f"{decision.skip_message} There is no lake at {lake.url}.")
         return decision
 
-    return job_sensor(
-        f"{to_dagster_name(app.name)}_new_records",
-        job,
-        assets,
-        f"Runs {app.name} when its input streams have new records: {rule}.",
-        evaluate,
-    )
+    text = f"Runs {app.name} when its input streams have new records: {rule}."
+    return job_sensor(f"{to_dagster_name(app.name)}_new_records", job, assets, text, evaluate)
 
 
 def measure_backlog(
@@ -298,13 +293,8 @@ def restart_sensor(
             },
         )
 
-    return job_sensor(
-        f"{to_dagster_name(app.name)}_restart",
-        job,
-        assets,
-        f"Restarts runs of {app.name} that failed before their commit, up to {MAX_RESTARTS} times in a row.",
-        evaluate,
-    )
+    text = f"Restarts runs of {app.name} that failed before their commit, up to {MAX_RESTARTS} times in a row."
+    return job_sensor(f"{to_dagster_name(app.name)}_restart", job, assets, text, evaluate)
 
 
 def _without_take_over(run_config: Mapping[str, Any]) -> dict[str, Any]:
@@ -407,13 +397,8 @@ def startpoint_sensor(app: Application, job: LaunchedJob, assets: Collection[dg.
         }
         return tick.request_run(f"{app.name}:{lake.id}:startpoints", what, ids, tags=tags)
 
-    return job_sensor(
-        f"{to_dagster_name(app.name)}_startpoints",
-        job,
-        assets,
-        f"Runs {app.name} when startpoints were requested.",
-        evaluate,
-    )
+    text = f"Runs {app.name} when startpoints were requested."
+    return job_sensor(f"{to_dagster_name(app.name)}_startpoints", job, assets, text, evaluate)
 
 
 def new_versions_sensor(member: DatasetAsset, job: LaunchedJob) -> dg.SensorDefinition:
@@ -435,13 +420,8 @@ def new_versions_sensor(member: DatasetAsset, job: LaunchedJob) -> dg.SensorDefi
             return Skip(f"{what}; a run is already in progress.")
         return tick.request_run(f"{dataset.name}:{tick.lake.id}", what, {"version": version}, partition_key=version)
 
-    return job_sensor(
-        f"{to_dagster_name(dataset.name)}_new_versions",
-        job,
-        {member.key},
-        f"Builds versions of {dataset.name} as they are delivered.",
-        evaluate,
-    )
+    text = f"Builds versions of {dataset.name} as they are delivered."
+    return job_sensor(f"{to_dagster_name(dataset.name)}_new_versions", job, {member.key}, text, evaluate)
 
 
 def has_delivered_versions(dataset: AdjunctDataset) -> bool:

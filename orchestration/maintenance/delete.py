@@ -153,18 +153,14 @@ def delete_stream(
     advice. A stream declared later under the name is a different stream. Raises StreamNotFoundError.
     """
     streams = LakeStreams(lake)
-    return _delete(
-        lake,
-        "stream",
-        name,
-        lambda: streams.log(name).current(),
-        readers=partial(find_stream_readers, lake, name),
-        objects=partial(streams_deleting.list_deletable_objects, streams, name),
-        delete=partial(streams_deleting.delete_stream, streams, name, reason=reason, by=by),
-        reason=reason,
-        force=force,
-        dry_run=dry_run,
-    )
+    readers = partial(find_stream_readers, lake, name)
+    objects = partial(streams_deleting.list_deletable_objects, streams, name)
+    delete = partial(streams_deleting.delete_stream, streams, name, reason=reason, by=by)
+
+    def read_commit() -> Commit | None:
+        return streams.log(name).current()
+
+    return _delete(lake, "stream", name, read_commit, readers, objects, delete, reason, force=force, dry_run=dry_run)
 
 
 @validated
@@ -185,18 +181,9 @@ def delete_dataset(
             discard.check_deletable(name, commit)
         return commit
 
-    return _delete(
-        lake,
-        "dataset",
-        name,
-        read_commit,
-        readers=partial(find_dataset_readers, lake, name),
-        objects=partial(list_log_objects, log),
-        delete=partial(discard.delete_dataset_objects, lake, name, reason=reason, by=by),
-        reason=reason,
-        force=force,
-        dry_run=dry_run,
-    )
+    readers, objects = partial(find_dataset_readers, lake, name), partial(list_log_objects, log)
+    delete = partial(discard.delete_dataset_objects, lake, name, reason=reason, by=by)
+    return _delete(lake, "dataset", name, read_commit, readers, objects, delete, reason, force=force, dry_run=dry_run)
 
 
 def _delete(
@@ -204,11 +191,11 @@ def _delete(
     kind: Literal["stream", "dataset"],
     name: str,
     read_commit: Callable[[], Commit | None],
-    *,
     readers: Callable[[], Readers],
     objects: Callable[[], dict[str, int]],
     delete: Callable[[Commit], DeletedObjects],
     reason: str,
+    *,
     force: bool,
     dry_run: bool,
 ) -> DeletionReport:

@@ -183,7 +183,7 @@ def check_readable_records(
     record = {name: readable_value(records.column(name)[found.row]) for name in records.schema.names}
     hidden = found.column.lower() in {name.lower() for name in sensitive}
     problem = f"{operator}: {found.problem(f'a record for {function}', hidden=hidden)}"
-    place = _position(records, found.row, stream)
+    place = record_position(records, found.row, stream)
     error = operator_failed_error(problem, None, record, sensitive, operator=operator, **place)
     step = "Replace the value before, or drop the record or the column: with_columns(…), filter(…), select(…)."
     raise error.reworded(error.problem, step)
@@ -200,12 +200,13 @@ def _results_or_failure(
     except errors.AdjunctError:
         raise
     except Exception as error:  # noqa: BLE001 - it is a user's function
-        about = {"record": arguments[0], "sensitive": call.sensitive, **_position(batch, row, call.stream)}
+        about = {"record": arguments[0], "sensitive": call.sensitive, **record_position(batch, row, call.stream)}
         failed = function_failed_error(call.operator, function_label(call.function), call.function, error, **about)
         raise failed from (None if call.sensitive else error)
 
 
-def _position(batch: pa.RecordBatch, row: int, stream: str | None) -> dict[str, Any]:
+def record_position(batch: pa.RecordBatch, row: int, stream: str | None) -> dict[str, Any]:
+    """Return where a record was read, as far as that is known, as the facts of an error."""
     place = {name: batch.column(name)[row].as_py() for name in (PARTITION, OFFSET) if name in batch.schema.names}
     offset = str(place[OFFSET]) if OFFSET in place else None
     return {"stream": stream, "partition": place.get(PARTITION), "offset": offset}
@@ -215,7 +216,7 @@ def _result_error(
     call: RecordCall, problem: str, step: str, record: Record, batch: pa.RecordBatch, row: int
 ) -> errors.OperatorFailedError:
     """Return the error for a result that does not match the schema, with its source record."""
-    place, position = definition_line(call.function), _position(batch, row, call.stream)
+    place, position = definition_line(call.function), record_position(batch, row, call.stream)
     error = operator_failed_error(
         problem.rstrip("."), place, record, call.sensitive, operator=call.operator, **position
     )

@@ -464,21 +464,15 @@ class AsOfJoin(Join):
             return f"{name} = {MASKED if is_hidden else truncate_text(str(record[name]))}"
 
         key = ", ".join(describe(stream, entry) for stream, entry in self.on)
-        stream, partition, offset = batch.stream_of(operator), record[PARTITION], record[OFFSET]
+        stream, partition, offset = batch.stream_of(operator), record[PARTITION], str(record[OFFSET])
         place = "" if stream is None else f" (at {stream}.{partition} offset {offset})"
-        problem = f"from before the history of dataset {self.dataset}: {describe(self.as_of)}{place}"
+        what = f"from before the history of dataset {self.dataset}: {describe(self.as_of)}{place}"
         step = 'Load the entries of that time, or choose before_history="null" or "oldest" for such records.'
         if record[NO_TIME]:
-            problem = f"joined with dataset {self.dataset} as of {self.as_of}, which is null{place}"
+            what = f"joined with dataset {self.dataset} as of {self.as_of}, which is null{place}"
             step = 'Correct the record, or join such records with no entry: on_null_time="null".'
-        raise OperatorFailedError(
-            f"{operator}: a record of {key} is {problem}.",
-            step,
-            operator=operator,
-            stream=stream,
-            partition=partition,
-            offset=str(offset),
-        )
+        problem = f"{operator}: a record of {key} is {what}."
+        raise OperatorFailedError(problem, step, operator=operator, stream=stream, partition=partition, offset=offset)
 
 
 def check_as_of(operator: str, dataset: AdjunctDataset, as_of: str) -> None:

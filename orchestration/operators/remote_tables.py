@@ -6,18 +6,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
 
+from dagster_adjunct.orchestration.operators import joins
 from dagster_adjunct.orchestration.operators.columns import OnNullKey, Types, check_added_names
-from dagster_adjunct.orchestration.operators.joins import (
-    How,
-    On,
-    SelectedColumn,
-    check_match_rate,
-    describe_on,
-    pair_key_columns,
-    parse_selection,
-    require_keys,
-    select_columns,
-)
 from dagster_adjunct.orchestration.operators.operator import (
     ComparedColumn,
     Match,
@@ -203,8 +193,8 @@ class LookupJoin(PassThroughSpec):
     kind: ClassVar[str] = "join"
     table: str
     on: tuple[tuple[str, str], ...]
-    how: How
-    select: tuple[SelectedColumn, ...] | None
+    how: joins.How
+    select: tuple[joins.SelectedColumn, ...] | None
     prefix: str = ""
     args: tuple[object, ...] = ()
     min_match_rate: float | None = None
@@ -214,7 +204,7 @@ class LookupJoin(PassThroughSpec):
         return Match(None, self.min_match_rate, self.table)
 
     def summary(self) -> str:
-        return f"{self.how} lookup in table {self.table} on {describe_on(self.on)}"
+        return f"{self.how} lookup in table {self.table} on {joins.describe_on(self.on)}"
 
     def call(self, operator: str, app: Application) -> PlannedCall:
         cached = "" if app.tables[self.table].cache is None else ", unless the table's cache has it"
@@ -234,7 +224,7 @@ class LookupJoin(PassThroughSpec):
                 "table's function.",
                 operator=operator,
             )
-        chosen = select_columns(self.select, self.on, self.prefix, declared or ())
+        chosen = joins.select_columns(self.select, self.on, self.prefix, declared or ())
         types = lookup_column_types(operator, table, {item.column: item.type for item in chosen})
         answers = tuple(LookupColumn(item.column, item.name, types[item.column]) for item in chosen)
         return TableLookup(self.table, tuple(stream for stream, _ in self.on), answers, self.args)
@@ -250,7 +240,7 @@ class LookupJoin(PassThroughSpec):
             if entry in declared
         )
         answers = self.lookup(context.operator, table).answers
-        require_keys(context.operator, self.on, stream, f"table {self.table}", table.key)
+        joins.require_keys(context.operator, self.on, stream, f"table {self.table}", table.key)
         added = [answer.name for answer in answers]
         check_added_names(context.operator, stream.names, added, f"table {self.table}", self.table)
         check_lookup_key_types(context.operator, table, self.on, stream.types)
@@ -269,17 +259,17 @@ def build_lookup_join(
     operator: str,
     table: str,
     key: Sequence[str],
-    on: On,
-    how: How,
+    on: joins.On,
+    how: joins.How,
     select: Sequence[str] | Mapping[str, str] | None,
     prefix: str,
     args: Sequence[object],
     min_match_rate: float | None,
 ) -> LookupJoin:
     """Return the lookup for a user's arguments; `operator` is its id."""
-    check_match_rate(operator, min_match_rate)
-    pairs = pair_key_columns(operator, "table", table, key, on)
-    chosen = parse_selection(operator, list(select) if isinstance(select, Mapping) else select, prefix)
+    joins.check_match_rate(operator, min_match_rate)
+    pairs = joins.pair_key_columns(operator, "table", table, key, on)
+    chosen = joins.parse_selection(operator, list(select) if isinstance(select, Mapping) else select, prefix)
     if isinstance(select, Mapping):
         kinds = zip(chosen or (), select.values(), strict=True)
         chosen = tuple(replace(item, type=Field(item.column, kind).type) for item, kind in kinds)

@@ -10,6 +10,7 @@ from operator import and_
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
 
 from dagster_adjunct.assets.unbounded.local_table import StateSpec
+from dagster_adjunct.orchestration.operators import joins
 from dagster_adjunct.orchestration.operators.columns import (
     BEHIND,
     EVENT_TIME,
@@ -35,14 +36,6 @@ from dagster_adjunct.orchestration.operators.event_time import (
     position_key,
     stored_position_key,
     to_late_records,
-)
-from dagster_adjunct.orchestration.operators.joins import (
-    On,
-    SelectedColumn,
-    describe_on,
-    parse_on,
-    parse_selection,
-    select_columns,
 )
 from dagster_adjunct.orchestration.operators.operator import (
     ComparedColumn,
@@ -183,7 +176,7 @@ def combine_results(
     parts: Sequence[DataFrame],
     sides: tuple[Side, Side],
     types: Sequence[dict[str, str]],
-    added: Sequence[SelectedColumn],
+    added: Sequence[joins.SelectedColumn],
 ) -> DataFrame:
     """Return all results with the left columns and those `added` of the right side, null where there is no row.
 
@@ -260,7 +253,7 @@ class StreamJoin(Spec):
     before: timedelta
     after: timedelta
     how: HowStreams
-    select: tuple[SelectedColumn, ...] | None
+    select: tuple[joins.SelectedColumn, ...] | None
     prefix: str = ""
 
     @property
@@ -287,7 +280,7 @@ class StreamJoin(Spec):
         return self.before + self.after + _MICROSECOND
 
     def summary(self) -> str:
-        return f"{self.how} join on {describe_on(self.on)}, from {self.before} before to {self.after} after"
+        return f"{self.how} join on {joins.describe_on(self.on)}, from {self.before} before to {self.after} after"
 
     def requirements(self, app: Application) -> Sequence[Requirement | None]:
         return [Requirement(None, None, partition_columns) for partition_columns in self._partition_columns]
@@ -304,9 +297,9 @@ class StreamJoin(Spec):
         renamed = tuple(to_left.get(name, name) for name in right.partitioned_by)
         return merge_flows(context, [left, replace(right, partitioned_by=renamed)])
 
-    def selection(self, columns: Sequence[str]) -> tuple[SelectedColumn, ...]:
+    def selection(self, columns: Sequence[str]) -> tuple[joins.SelectedColumn, ...]:
         """Return the columns to add, for a right side with these columns."""
-        return select_columns(self.select, self.on, self.prefix, columns)
+        return joins.select_columns(self.select, self.on, self.prefix, columns)
 
     def derive_columns(self, context: PlanContext, arriving: Sequence[Columns]) -> Columns:
         left, right = arriving
@@ -365,7 +358,7 @@ class StreamJoin(Spec):
 
     def _sides(
         self, operator: str, frames: Sequence[DataFrame], batch: BatchContext
-    ) -> tuple[tuple[Side, Side], Sequence[SelectedColumn]]:
+    ) -> tuple[tuple[Side, Side], Sequence[joins.SelectedColumn]]:
         """Return both sides, of the right one only the columns that are needed, and the columns that it adds."""
         self.check_frames(operator, frames, batch.app)
         own = [[name for name in frame.columns if not name.startswith("__")] for frame in frames]
@@ -430,7 +423,7 @@ Within: TypeAlias = timedelta | tuple[timedelta, timedelta]
 def build_stream_join(
     operator: str,
     name: str,
-    on: On,
+    on: joins.On,
     within: Within,
     how: HowStreams,
     select: Sequence[str] | None,
@@ -443,10 +436,10 @@ def build_stream_join(
     for distance in bound:
         found = f"{operator} has within"
         check_duration(distance, found, argument="within", zero=True, most=MAX_DURATION, operator=operator)
-    pairs = parse_on(operator, on)
+    pairs = joins.parse_on(operator, on)
     if not pairs:
         expected = "the columns that are equal in both streams"
         raise argument_error(f"{operator}: on= names no column", expected, argument="on", operator=operator)
     validate_column_names(f"{operator}: on=", [right for _, right in pairs])
     by = validate_partition_by(operator, partition_by, tuple(left for left, _ in pairs), "on")
-    return StreamJoin(name, pairs, by, *bound, how, parse_selection(operator, select, prefix), prefix)
+    return StreamJoin(name, pairs, by, *bound, how, joins.parse_selection(operator, select, prefix), prefix)

@@ -16,6 +16,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
+from typing import Any
 
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.operators.operator import Flow, Operator, Requirement, StreamEdge
@@ -359,22 +360,15 @@ def check_co_partitioning(draft: Draft) -> None:
         counted = f"{joins:,} joins" if joins > 1 else "1 join"
         problem = "\n- ".join([f"{counted} can't be proven:", *lines, *more])
         line = None
+    about: dict[str, Any] = {"application": app.name, "operator": operator, "declared_at": line}
     if differing:
         every = tuple(
             (conflict.join, tuple((edges[node].name, edges[node].partitions) for node in conflict.nodes[:_MAX_LISTED]))
             for conflict in differing
         )
-        raise PartitionCountMismatchError(
-            problem,
-            step,
-            application=app.name,
-            operator=operator,
-            declared_at=line,
-            counts=every[0][1],
-            conflicts=every,
-        )
+        raise PartitionCountMismatchError(problem, step, **about, counts=every[0][1], conflicts=every)
     dataset = next((needed.dataset for needed in draft.needs[operator] if needed and needed.dataset), None)
-    raise PlanningError(problem, step, application=app.name, operator=operator, declared_at=line, dataset=dataset)
+    raise PlanningError(problem, step, **about, dataset=dataset)
 
 
 def _describe_conflict(conflict: Conflict, counts: Counts, edges: Mapping[str, StreamEdge]) -> str:

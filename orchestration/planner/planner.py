@@ -18,6 +18,7 @@ from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.application.graph import describe_partitions
 from dagster_adjunct.orchestration.operators.operator import Exchange, PlanContext, StreamEdge
 from dagster_adjunct.orchestration.operators.stream_facts import Catalog, Columns, StreamCatalog, StreamFacts
+from dagster_adjunct.orchestration.planner import notes, partition_counts
 from dagster_adjunct.orchestration.planner.columns import (
     check_datasets,
     derive_columns,
@@ -30,29 +31,6 @@ from dagster_adjunct.orchestration.planner.columns import (
     trace_flows,
 )
 from dagster_adjunct.orchestration.planner.conflicts import apply_insertions, check_co_partitioning, plan_repartitioning
-from dagster_adjunct.orchestration.planner.notes import (
-    check_state_names,
-    note_marks,
-    note_state,
-    note_table_order,
-    plan_fed_joins,
-    plan_joins_by_time,
-    plan_state,
-    plan_tables,
-)
-from dagster_adjunct.orchestration.planner.partition_counts import (
-    Draft,
-    add_broadcast_counts,
-    add_merged_counts,
-    assign_counts,
-    assign_tasks,
-    build_stream_edges,
-    collect_requirements,
-    dataset_node,
-    declared_counts,
-    default_count,
-    find_join_groups,
-)
 from dagster_adjunct.orchestration.planner.plan import ExecutionPlan, FedDataset, JoinGroup, PlannedOperator
 from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError, StreamNotFoundError
@@ -127,27 +105,28 @@ def build_plan(app: Application, catalog: Catalog) -> ExecutionPlan:
         problem = f"application {app.name!r} has no input stream."
         raise PlanningError(problem, 'Declare one: app.input_stream("…").', application=app.name)
     unproven, columns = derive_columns(app, catalog)
-    needs = collect_requirements(app)
+    needs = partition_counts.collect_requirements(app)
     inserted = plan_repartitioning(app, catalog, needs)
     flows = trace_flows(app, catalog, apply_insertions(inserted))
     if app.tables:
         check_budgets(list_budgets(app.tables.values()))
     check_datasets(app, catalog)
-    check_state_names(app)
-    groups = find_join_groups(app, needs, flows)
-    default, default_from = default_count(app, catalog)
-    open_counts = declared_counts(app, catalog)
+    notes.check_state_names(app)
+    groups = partition_counts.find_join_groups(app, needs, flows)
+    default, default_from = partition_counts.default_count(app, catalog)
+    open_counts = partition_counts.declared_counts(app, catalog)
     open_counts |= {item.node: item.partitions for item in inserted.values()}
-    counts = add_merged_counts(app, flows, add_broadcast_counts(app, assign_counts(open_counts, groups, default)))
-    draft = Draft(app, catalog, needs, inserted, flows, groups, counts)
-    draft = replace(draft, edges=build_stream_edges(draft, default_from))
+    counts = partition_counts.assign_counts(open_counts, groups, default)
+    counts = partition_counts.add_merged_counts(app, flows, partition_counts.add_broadcast_counts(app, counts))
+    draft = partition_counts.Draft(app, catalog, needs, inserted, flows, groups, counts)
+    draft = replace(draft, edges=partition_counts.build_stream_edges(draft, default_from))
     check_co_partitioning(draft)
     if any(flows.merges_streams(operator) for operator in app.operators):
         # Only now is it known whether the inputs of merged streams have equal counts.
         flows = trace_flows(app, catalog, apply_insertions(inserted), counts.partitions)
         draft = replace(draft, flows=flows)
     streams = tuple(draft.edges.values())
-    tables = plan_tables(app, catalog, columns)
+    tables = notes.plan_tables(app, catalog, columns)
     calls = (operator.spec.call(operator.id, app) for operator in app.operators)
     return ExecutionPlan(
         application=app.name,
@@ -155,29 +134,29 @@ def build_plan(app: Application, catalog: Catalog) -> ExecutionPlan:
         streams=streams,
         join_groups=tuple(_iter_join_groups(draft)),
         exchanges=tuple(_iter_exchanges(draft)),
-        tasks=assign_tasks(streams, app.tasks),
+        tasks=partition_counts.assign_tasks(streams, app.tasks),
         notes=(
             *_iter_notes(draft),
-            *note_table_order(tables),
-            *note_marks(app),
+            *notes.note_table_order(tables),
+            *notes.note_marks(app),
             *note_nondeterministic_results(app, columns),
             *note_batch_windows(app),
             *note_unproven_columns(app, columns),
             *note_unproven_datasets(app, catalog),
             *unproven,
-            *note_state(app),
+            *notes.note_state(app),
         ),
         tables=tables,
         fed=_plan_fed_datasets(draft),
         calls=tuple(call for call in calls if call is not None),
-        state=plan_state(app),
-        fed_joins=plan_fed_joins(app),
-        by_time=plan_joins_by_time(app),
+        state=notes.plan_state(app),
+        fed_joins=notes.plan_fed_joins(app),
+        by_time=notes.plan_joins_by_time(app),
         columns=columns,
     )
 
 
-def _iter_exchanges(draft: Draft) -> Iterator[Exchange]:
+def _iter_exchanges(draft: partition_counts.Draft) -> Iterator[Exchange]:
     app, edges, counts = draft.app, draft.edges, draft.counts.partitions
     for operator in app.operators:
         for number in range(len(operator.inputs)):
@@ -200,7 +179,7 @@ def _iter_exchanges(draft: Draft) -> Iterator[Exchange]:
                 yield before
 
 
-def _iter_operators(draft: Draft, columns: Mapping[str, Columns]) -> Iterator[PlannedOperator]:
+def _iter_operators(draft: partition_counts.Draft, columns: Mapping[str, Columns]) -> Iterator[PlannedOperator]:
     counts = draft.counts.partitions
     for operator in draft.app.operators:
         flow, spec = draft.flows.after[operator.id], operator.spec
@@ -214,19 +193,19 @@ def _iter_operators(draft: Draft, columns: Mapping[str, Columns]) -> Iterator[Pl
         )  # fmt: skip
 
 
-def _iter_join_groups(draft: Draft) -> Iterator[JoinGroup]:
+def _iter_join_groups(draft: partition_counts.Draft) -> Iterator[JoinGroup]:
     for join, requirements in draft.needs.items():
         both = zip(requirements, draft.flows.arriving[join], strict=True)
         joined = [(needed, flow) for needed, flow in both if needed is not None and not needed.feeds]
         if joined:
             nodes = dict.fromkeys(flow.stream for _, flow in joined)
-            nodes |= {dataset_node(needed.dataset): None for needed, _ in joined if needed.dataset}
+            nodes |= {partition_counts.dataset_node(needed.dataset): None for needed, _ in joined if needed.dataset}
             needed, flow = joined[0]
             names = tuple(_stream_label(node, draft.edges) for node in nodes)
             yield JoinGroup(join, needed.dataset, names, draft.counts.partitions[flow.stream], needed.columns or ())
 
 
-def _plan_fed_datasets(draft: Draft) -> tuple[FedDataset, ...]:
+def _plan_fed_datasets(draft: partition_counts.Draft) -> tuple[FedDataset, ...]:
     """Return the joined datasets that the application feeds, in order of declaration."""
     sinks: dict[str, list[str]] = {}
     streams: dict[str, dict[str, None]] = {}
@@ -247,7 +226,7 @@ def _stream_label(node: str, edges: Mapping[str, StreamEdge]) -> str:
     return edges[node].name if node in edges else node
 
 
-def _iter_notes(draft: Draft) -> Iterator[str]:
+def _iter_notes(draft: partition_counts.Draft) -> Iterator[str]:
     app, edges = draft.app, draft.edges
     for item in draft.inserted.values():
         yield (

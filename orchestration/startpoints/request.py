@@ -346,12 +346,10 @@ class StartpointRequest:
             check_startpoint(self.until, f"the end (until) of the request for {self.ssp}")
         what = f"the startpoint request for {self.ssp} has "
         if self.recorded is not None and (self.versions != RECORDED or not _NAME.fullmatch(self.recorded)):
-            raise argument_error(
-                f"{what}recorded={self.recorded!r:.80} and versions={self.versions!r}",
-                "the id of a plan, of a request for recorded versions",
-                "Leave it out: Startpoints.request sets it for versions=recorded.",
-                argument="recorded",
-            )
+            found = f"{what}recorded={self.recorded!r:.80} and versions={self.versions!r}"
+            expected = "the id of a plan, of a request for recorded versions"
+            step = "Leave it out: Startpoints.request sets it for versions=recorded."
+            raise argument_error(found, expected, step, argument="recorded")
         if self.id == "":
             object.__setattr__(self, "id", self.startpoint.id)
         check_id("startpoint request", self.id)
@@ -359,12 +357,9 @@ class StartpointRequest:
             check_task(self.task)
         for name, value in (("by", self.by), ("reason", self.reason)):
             if not value.strip() or len(value) > _TEXT_LENGTH or not _storable(value):
-                raise argument_error(
-                    f"{what}{name}={value!r:.100}",
-                    f"a text of 1 to {_TEXT_LENGTH} characters",
-                    "Say who asks (by) and why (reason): both are shown with the replay.",
-                    argument=name,
-                )
+                found, expected = f"{what}{name}={value!r:.100}", f"a text of 1 to {_TEXT_LENGTH} characters"
+                step = "Say who asks (by) and why (reason): both are shown with the replay."
+                raise argument_error(found, expected, step, argument=name)
 
     @property
     def target(self) -> Target:

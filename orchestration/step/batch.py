@@ -44,20 +44,7 @@ from dagster_adjunct.orchestration.operators.operator import Exchange, Operator
 from dagster_adjunct.orchestration.operators.remote_tables import SinkFunction, TableLookup, TableSend
 from dagster_adjunct.orchestration.operators.stream_facts import RECORDED
 from dagster_adjunct.orchestration.planner.notes import name_writers
-from dagster_adjunct.orchestration.step.batch_outputs import (
-    Letters,
-    StateTable,
-    add_positions,
-    build_marking,
-    check_letters_sent,
-    find_previous_append,
-    locate_null_key,
-    name_producers,
-    output_schema,
-    prepare_table_rows,
-    records_from_letters,
-    trace_origins,
-)
+from dagster_adjunct.orchestration.step import batch_outputs, recorded_answers
 from dagster_adjunct.orchestration.step.context import BatchInputs, StepContext
 from dagster_adjunct.orchestration.step.event_times import BatchTimes
 from dagster_adjunct.orchestration.step.failures import (
@@ -65,18 +52,6 @@ from dagster_adjunct.orchestration.step.failures import (
     call_frame_function,
     explain_failure,
     sensitive_columns,
-)
-from dagster_adjunct.orchestration.step.recorded_answers import (
-    RecordedAnswers,
-    SinkCall,
-    answer_keys,
-    call_or_replay,
-    collect_distinct_keys,
-    describe_lookup,
-    frame_from_answers,
-    frame_from_results,
-    hand_to_function,
-    join_answers,
 )
 from dagster_adjunct.resources.bucketing.files import bucketed_frame
 from dagster_adjunct.resources.common import split_stream_name, sum_counters
@@ -151,8 +126,8 @@ class BatchContext:
         self.exchanges: dict[str, list[Exchange]] = defaultdict(list)
         for exchange in context.plan.exchanges:
             self.exchanges[exchange.operator].append(exchange)
-        self.origins = trace_origins(operators, self.system_of)
-        self.producers = name_producers(self.app, context.writer)
+        self.origins = batch_outputs.trace_origins(operators, self.system_of)
+        self.producers = batch_outputs.name_producers(self.app, context.writer)
         self.writers = name_writers(self.app, context.writer)
         self.arrived: dict[str, list[DataFrame]] = {}
         self._consumers = Counter(source for operator in operators for source in set(operator.inputs))
@@ -161,11 +136,11 @@ class BatchContext:
         }
         self._before_output = before_output
         self._times = BatchTimes(context, inputs)
-        self._state_tables: dict[str, StateTable] = {}
+        self._state_tables: dict[str, batch_outputs.StateTable] = {}
         self._local: dict[str, LocalTableWriter] = {}
         self._writers = ExitStack()
         self._late: dict[str, DataFrame] = {}
-        self._letters: dict[str, tuple[str, Letters]] = {}
+        self._letters: dict[str, tuple[str, batch_outputs.Letters]] = {}
         self._counters: Counters = {}
         self._table_counters: Counters = {}  # of local tables and state tables
         self._measured: dict[str, TableMetrics] = {}
@@ -406,7 +381,7 @@ class BatchContext:
         """Return the watermarks of the stateful operator of this name, before and after this batch."""
         return self._times.watermarks(name)
 
-    def state(self, name: str, spec: StateSpec, *, of: str | None = None) -> StateTable:
+    def state(self, name: str, spec: StateSpec, *, of: str | None = None) -> batch_outputs.StateTable:
         """Return the state table of this name, one of the operator's `states`.
 
         Rows expire by the watermark of the stateful operator `of`, by default the one of the table's name.
@@ -415,7 +390,8 @@ class BatchContext:
         if name not in self._state_tables:
             dataset, kept = declare_state_dataset(self.context.writer, name, spec), self.inputs.consumed is not None
             writer = self._open_writer(dataset, self.inputs.states.get(dataset.name), self.context.writer)
-            self._state_tables[name] = StateTable(self.context, writer, spec, marks, kept, self.number > 0)
+            table = batch_outputs.StateTable(self.context, writer, spec, marks, kept, self.number > 0)
+            self._state_tables[name] = table
         return self._state_tables[name]
 
     def write_local(
@@ -433,7 +409,7 @@ class BatchContext:
             if self.reading != RECORDED or table not in self.context.plan.tables_joined_after_sends():
                 return
         dataset = self.app.dataset(table)
-        rows, null_keys = prepare_table_rows(frame, dataset.key, deleted, on_null_key)
+        rows, null_keys = batch_outputs.prepare_table_rows(frame, dataset.key, deleted, on_null_key)
         order = (PARTITION, OFFSET, *tie_breakers(frame))
         names = (*columns_of_local_table(dataset).names, TOMBSTONE, *order)
         try:
@@ -441,7 +417,7 @@ class BatchContext:
                 rows.select(*map(named_column, names)), order_by=order, partitioned=operator not in self.exchanges
             )
         except NullKeyError as error:
-            raise locate_null_key(error, operator, rows, dataset.key, self.stream_of(operator)) from error
+            raise batch_outputs.locate_null_key(error, operator, rows, dataset.key, self.stream_of(operator)) from error
         if not replays:
             skipped = {} if null_keys is None else {"null_keys": null_keys()}
             self._table_counters[table] = sum_counters(counted, {**done, **skipped})
@@ -472,11 +448,11 @@ class BatchContext:
         """
         self._before_output(stream)
         system, name = require_writer(self.system_of(stream)), split_stream_name(stream)[1]
-        create = partial(system.create, name, schema=output_schema(frame), key=key, partitions=partitions)
+        create = partial(system.create, name, schema=batch_outputs.output_schema(frame), key=key, partitions=partitions)
         cut = self.inputs.intent.cut
-        sent = (
-            find_previous_append(system, name, self.producers[operator], self.number) if cut or system.evolves else None
-        )
+        sent = None
+        if cut or system.evolves:
+            sent = batch_outputs.find_previous_append(system, name, self.producers[operator], self.number)
         if sent is not None and cut:
             result = sent  # of all records that the batch began with
             frame.count()  # counts upstream complete only once their records are consumed
@@ -498,7 +474,7 @@ class BatchContext:
             more["one_task"] = True
         return system.append(
             split_stream_name(stream)[1],
-            add_positions(frame, sources).drop(*BATCH_ONLY),
+            batch_outputs.add_positions(frame, sources).drop(*BATCH_ONLY),
             producer=producer,
             sequence=self.number,
             order_by=("__partition", "__offset", *tie_breakers(frame)),
@@ -517,11 +493,11 @@ class BatchContext:
     ) -> None:
         """Append rejected records to a stream, once per batch; if they were sent before, check that none is missing."""
         system, name = require_writer(self.system_of(stream)), split_stream_name(stream)[1]
-        sent = find_previous_append(system, name, self.context.writer, self.number)
+        sent = batch_outputs.find_previous_append(system, name, self.context.writer, self.number)
         if sent is None:
             self.send(operator, frame, stream, key=key, partitions=partitions)
             return
-        check_letters_sent(system, name, sent, frame, operator)
+        batch_outputs.check_letters_sent(system, name, sent, frame, operator)
         self._count(stream, {"rows": sent.rows, "duplicate_batches": 1})
 
     def _count(self, name: str, counters: Mapping[str, int]) -> None:
@@ -547,7 +523,7 @@ class BatchContext:
             self._count(send.table, {"skipped": frame.count()})
             return
         credits, one_source = self.context.credits, self._sources(operator) is not None
-        marking = build_marking(
+        marking = batch_outputs.build_marking(
             table, frame.columns, self.stream_of(operator), self.inputs, self.writers[operator], made_of_one=one_source
         )
         write = TableWrite(
@@ -572,20 +548,21 @@ class BatchContext:
     def refused_records(self, operator: str) -> DataFrame:
         """Return the records that the table of the operator before this one rejected (DEAD_LETTER_COLUMNS)."""
         (before,) = self.app.operator(operator).inputs
-        return records_from_letters(self.spark, *self._letters.get(before, ("", ())))
+        return batch_outputs.records_from_letters(self.spark, *self._letters.get(before, ("", ())))
 
     def look_up(self, operator: str, frame: DataFrame, lookup: TableLookup) -> DataFrame:
         """Return records, computed once, with the columns looked up in a remote table; `__matched` as in
         `count_matches`.
         """
         frame = self.materialize(operator, frame)
-        asked = describe_lookup(lookup, dict(frame.dtypes))
-        record = RecordedAnswers(self.context.lake, self.app.name, self.number, operator, asked)
+        asked = recorded_answers.describe_lookup(lookup, dict(frame.dtypes))
+        record = recorded_answers.RecordedAnswers(self.context.lake, self.app.name, self.number, operator, asked)
         reader = self.context.open_tables.reader(self.app.tables[lookup.table], self.spark, self.context.credits)
-        keys = collect_distinct_keys(operator, frame, lookup, sensitive=bool(self.sensitive(operator)))
-        answers, metrics = answer_keys(keys, lookup, record, reader, self.partitions_at(operator))
+        keys = recorded_answers.collect_distinct_keys(operator, frame, lookup, sensitive=bool(self.sensitive(operator)))
+        answers, metrics = recorded_answers.answer_keys(keys, lookup, record, reader, self.partitions_at(operator))
         self._measure(lookup.table, metrics, metrics.counts())
-        joined = join_answers(operator, frame, lookup, frame_from_answers(self.spark, answers, lookup))
+        answered = recorded_answers.frame_from_answers(self.spark, answers, lookup)
+        joined = recorded_answers.join_answers(operator, frame, lookup, answered)
         return self.count_matches(operator, "", joined)
 
     # -- functions
@@ -593,7 +570,7 @@ class BatchContext:
     def call_sink(self, operator: str, frame: DataFrame, function: SinkFunction) -> None:
         """Call a user's function with the records, in Spark tasks; errors omit values of sensitive columns."""
         self._before_output(function_label(function))
-        self._count(operator, hand_to_function(frame, self._sink_call(operator, function, None)))
+        self._count(operator, recorded_answers.hand_to_function(frame, self._sink_call(operator, function, None)))
 
     def call_sink_for_results(
         self, operator: str, frame: DataFrame, function: SinkFunction, returns: Schema
@@ -604,24 +581,17 @@ class BatchContext:
         label = function_label(function)
         asked = {"function": label, "returns": {field.name: field.type for field in returns.fields}}
         call = self._sink_call(operator, function, returns)
-        record = RecordedAnswers(self.context.lake, self.app.name, self.number, operator, asked)
-        results, counted = call_or_replay(frame, call, record, partial(self._before_output, label))
+        record = recorded_answers.RecordedAnswers(self.context.lake, self.app.name, self.number, operator, asked)
+        results, counted = recorded_answers.call_or_replay(frame, call, record, partial(self._before_output, label))
         self._count(operator, counted)
         partitions = self.partitions_at(operator) if self.required_partitioning(operator) else None
-        return frame_from_results(self.spark, results, partitions)
+        return recorded_answers.frame_from_results(self.spark, results, partitions)
 
-    def _sink_call(self, operator: str, function: SinkFunction, returns: Schema | None) -> SinkCall:
-        return SinkCall(
-            operator,
-            function_label(function),
-            pickle_function(operator, function),
-            self.app.name,
-            self.number,
-            returns,
-            self.stream_of(operator),
-            self.sensitive(operator),
-            self.inputs.intent.cut,
-        )
+    def _sink_call(self, operator: str, function: SinkFunction, returns: Schema | None) -> recorded_answers.SinkCall:
+        label, shipped, cut = function_label(function), pickle_function(operator, function), self.inputs.intent.cut
+        stream, sensitive = self.stream_of(operator), self.sensitive(operator)
+        application, number = self.app.name, self.number
+        return recorded_answers.SinkCall(operator, label, shipped, application, number, returns, stream, sensitive, cut)
 
 
 def _to_time(micros: int | None) -> datetime | None:

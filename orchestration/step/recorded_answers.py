@@ -16,7 +16,7 @@ from operator import and_
 from typing import TYPE_CHECKING, Any, cast
 
 from dagster_adjunct.orchestration.operators.columns import list_hidden_columns, tie_breakers
-from dagster_adjunct.orchestration.operators.functions import PickledFunction, check_readable_records
+from dagster_adjunct.orchestration.operators.functions import PickledFunction, check_readable_records, record_position
 from dagster_adjunct.orchestration.operators.remote_tables import SinkContext, TableLookup
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.backends.columns import arrow_column_from_records, to_arrow_type
@@ -25,7 +25,6 @@ from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.schemas.schema import Schema, is_same_family, named_column
 from dagster_adjunct.resources.schemas.values import first_unreadable
 from dagster_adjunct.resources.spark.tasks import encode_task_errors, map_in_arrow
-from dagster_adjunct.resources.streams.system import OFFSET, PARTITION
 from dagster_adjunct.resources.tables.metrics import TableMetrics
 from dagster_adjunct.resources.tables.shared_rate import RunCredits
 from dagster_adjunct.resources.tables.spark import BulkReader
@@ -146,19 +145,10 @@ def _call_on_batches(call: SinkCall, kept: Sequence[str], batches: Iterator[Any]
         try:
             result = function(records, context)
         except Exception as error:  # noqa: BLE001 - it is a user's function
-            first = records.slice(0, 1).to_pylist()[0]
-            raise function_failed_error(
-                operator,
-                name,
-                function,
-                error,
-                record=first,
-                sensitive=call.sensitive,
-                among=count,
-                stream=call.stream,
-                partition=first.get(PARTITION),
-                offset=str(first[OFFSET]) if OFFSET in first else None,
-            ) from (None if call.sensitive else error)
+            about = {"record": records.slice(0, 1).to_pylist()[0], "sensitive": call.sensitive, "among": count}
+            about |= record_position(records, 0, call.stream)
+            failed = function_failed_error(operator, name, function, error, **about)
+            raise failed from (None if call.sensitive else error)
         if returns is None:
             if result is not None:
                 what = f"returned {type(result).__name__}, but the sink declares no returns="
