@@ -206,10 +206,8 @@ class BucketFileWriter:
         for name in self._layout.key:
             nulls = batch.column(name).null_count
             if nulls:
-                problem = (
-                    f"{self._options.what}: {nulls} record(s) have a null in {name!r}, which is part of the key "
-                    f"({', '.join(self._layout.key)})."
-                )
+                problem = f"{self._options.what}: {nulls} record(s) have a null in {name!r}, which is part of the key "
+                problem += f"({', '.join(self._layout.key)})."
                 raise NullKeyError(problem, "Filter these records out, or give them a key.", column=name)
         if self._layout.bucket_by:
             # Spark checks each row by its own hash; this checks that the hash here, which lookups use, is the same.

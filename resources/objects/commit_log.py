@@ -94,10 +94,8 @@ def decode_document(cls: type[D], data: bytes, where: str, next_step: str) -> D:
     except ValidationError as error:
         with suppress(ValueError):
             _check_format(json.loads(data), where)
-        problem = (
-            f"{where} is not a valid {cls.__name__.lower()} of format {FORMAT}: {first_validation_problem(error)} "
-            f"({len(data)} bytes found)."
-        )
+        problem = f"{where} is not a valid {cls.__name__.lower()} of format {FORMAT}: "
+        problem += f"{first_validation_problem(error)} ({len(data)} bytes found)."
         raise errors.MalformedDocumentError(problem, next_step, document=where) from None
 
 
@@ -232,9 +230,8 @@ class CommitLog:
         Raises `ObjectNotFoundError` and `MalformedDocumentError`.
         """
         data = self.store.get(manifest_key).data
-        step = (
-            f"Restore this object from a backup or an older object version; other commits of {self.prefix} are intact."
-        )
+        step = "Restore this object from a backup or an older object version; "
+        step += f"other commits of {self.prefix} are intact."
         manifest = decode_document(Manifest, data, f"manifest {manifest_key!r} in {self.store.url}", step)
         expected = self.manifest_key(manifest.number, manifest.commit)
         if manifest.kind != self.kind or manifest_key != expected:
@@ -381,10 +378,9 @@ class CommitLog:
         pointer = decode_document(Pointer, stored.data, where, next_step)
         expected = self.manifest_key(pointer.number, pointer.commit)
         if pointer.kind != self.kind or pointer.manifest != expected:
-            problem = (
-                f"{where} is of kind {pointer.kind!r} and names {pointer.manifest!r}; expected kind {self.kind!r} "
-            )
-            raise errors.MalformedDocumentError(f"{problem}and {expected!r}.", next_step, document=where)
+            problem = f"{where} is of kind {pointer.kind!r} and names {pointer.manifest!r}; expected kind "
+            problem += f"{self.kind!r} and {expected!r}."
+            raise errors.MalformedDocumentError(problem, next_step, document=where)
         return pointer, stored.etag
 
     def _read_current(self, pointer: Pointer, etag: str) -> Commit:

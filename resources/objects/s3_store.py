@@ -423,9 +423,8 @@ def create_s3_client(options: S3Options, what: S3Request) -> S3Client:
         client = send_request(what, lambda: boto3.session.Session().client("s3", **settings))
     except ValueError:  # its text is the endpoint, which may hold a login
         problem = f"{what}: boto3's S3 endpoint is not a URL of a server (not shown here, as it may contain a login)."
-        step = (
-            "Write it like https://s3.example.com:9000 (AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, boto3's configuration)."
-        )
+        step = "Write it like https://s3.example.com:9000 (AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, boto3's "
+        step += "configuration)."
         raise errors.ConfigurationError(problem, step, setting="AWS_ENDPOINT_URL_S3", url=what.url) from None
     check_endpoint(client.meta.endpoint_url)
     return client

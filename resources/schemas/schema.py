@@ -284,10 +284,8 @@ def check_column_names(given: Iterable[str], schema: Schema, what: str, also: Co
     extra = [name for name in counts if name not in schema and name not in also]
     repeated = [name for name, count in counts.items() if count > 1]
     if wrong := [*missing, *extra, *repeated]:
-        problem = (
-            f"{what}: columns {missing} are missing, {extra} are not expected and {repeated} are repeated; the schema "
-            f"is {', '.join(f'{f.name} {f.type}' for f in schema.fields)}."
-        )
+        problem = f"{what}: columns {missing} are missing, {extra} are not expected and {repeated} are repeated; the "
+        problem += f"schema is {', '.join(f'{f.name} {f.type}' for f in schema.fields)}."
         raise SchemaMismatchError(problem, "Send records with exactly these columns, each once.", column=wrong[0])
 
 
@@ -346,11 +344,9 @@ def _misfit_error(
     reason = "" if sensitive else f" ({str(error).splitlines()[0]})"
     step = "Cast the column, or correct the record."
     if pt.is_timestamp(column.type) and column.type.unit == "ns":
-        step = (
-            f"Timestamps are stored in microseconds: round first, as in pandas df[{name!r}].dt.floor('us'), or in "
-            f"Arrow pyarrow.compute.floor_temporal(table[{name!r}], unit='microsecond'); or keep nanoseconds in a "
-            "bigint column."
-        )
+        step = f"Timestamps are stored in microseconds: round first, as in pandas df[{name!r}].dt.floor('us'), or in "
+        step += f"Arrow pyarrow.compute.floor_temporal(table[{name!r}], unit='microsecond'); or keep nanoseconds in a "
+        step += "bigint column."
     problem = f"{what}: column {name!r} is {column.type}, but the schema declares {kind}, and its value in {words}"
     return SchemaMismatchError(f"{problem} does not fit{reason}.", step, column=name, **about)
 

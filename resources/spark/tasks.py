@@ -170,10 +170,8 @@ def _corresponding_error(text: str) -> AdjunctError | None:
         problem = f"{what} was interrupted: {cut_off['cause'].rstrip('.')}."
         return StoreUnavailableError(problem, "Run it again.", url=file)
     if file and damaged:
-        step = (
-            "The object is missing or damaged: restore it from a backup, or serve an earlier version (adjunct dataset "
-            "rollback). adjunct dataset verify names every such object of a version."
-        )
+        step = "The object is missing or damaged: restore it from a backup, or serve an earlier version (adjunct "
+        step += "dataset rollback). adjunct dataset verify names every such object of a version."
         return ManifestMismatchError(f"Spark can't read {file}: {damaged['cause']}.", step, url=file)
     if _TOO_DEEP.search(text):
         return PlanningError(

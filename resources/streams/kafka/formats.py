@@ -520,10 +520,8 @@ class Text:
     def writer(self, what: str, subject: str) -> FormatWriter:
         def write(columns: Sequence[pa.Array]) -> list[bytes]:
             if columns[0].null_count:
-                problem = (
-                    f"{what}: column {self.column!r} is null in {columns[0].null_count} records, but a message without "
-                    "a value is a tombstone."
-                )
+                problem = f"{what}: column {self.column!r} is null in {columns[0].null_count} records, but a message "
+                problem += "without a value is a tombstone."
                 raise SchemaMismatchError(problem, "Set __tombstone for them, or leave them out.", column=self.column)
             return [text.encode() for text in columns[0].to_pylist()]
 

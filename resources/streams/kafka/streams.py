@@ -305,10 +305,8 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
         consumed: Mapping[SystemStreamPartition, str],
     ) -> TaskAppend:
         if markers and "compact" in facts.config.get("cleanup.policy", ""):
-            problem = (
-                f"{self.name}.{facts.stream} can't have end-of-dataset markers: topic {facts.topic!r} is compacted "
-                "(cleanup.policy), which only accepts records with a key."
-            )
+            problem = f"{self.name}.{facts.stream} can't have end-of-dataset markers: topic {facts.topic!r} is "
+            problem += "compacted (cleanup.policy), which only accepts records with a key."
             step = "Deliver versions through a topic that is not compacted."
             raise errors.ConfigurationError(problem, step, stream=f"{self.name}.{facts.stream}", topic=facts.topic)
         offsets: dict[str, dict[int, int]] = {}
