@@ -150,8 +150,9 @@ def test_a_bounded_dataset_with_a_version_half_delivered_is_refused() -> None:
     world.send(PLANES_NAME, [("a", 2)])
     world.advance(PLANES)
     rewrite(world, PLANES_NAME, 5)
-    with pytest.raises(OffsetOutOfRangeError, match="when that was rewritten into 5 partition"):
+    with pytest.raises(OffsetOutOfRangeError) as caught:
         world.advance(PLANES)
+    assert (caught.value.dataset, caught.value.stream) == ("planes", "lake.planes")
     assert served(world.lake) == whole(1)
 
 

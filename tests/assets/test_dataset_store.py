@@ -57,8 +57,9 @@ def test_a_dataset_whose_manifest_can_not_be_read_is_listed_beside_the_others(wo
     body.write_bytes(body.read_bytes().replace(b'"offsets"', b'"offset"'))
     assert list_datasets(world.lake) == ["crews", "planes"]
     assert open_dataset(world.lake, "crews").describe()["name"] == "crews"
-    with pytest.raises(MalformedDocumentError, match="dataset 'planes'"):
+    with pytest.raises(MalformedDocumentError) as caught:
         open_dataset(world.lake, "planes")
+    assert "datasets/planes/manifests/" in str(caught.value.document)
     with pytest.raises(DatasetNotFoundError, match="there are: crews, planes"):
         open_dataset(world.lake, "plans")
     body.write_bytes(b"{")
@@ -148,10 +149,12 @@ def test_a_key_survives_text_and_manifest(kind: str, value: object, text: str) -
     ("kind", "value"), [("int", 2**31), ("int", True), ("int", 1.0), ("int", "1"), ("decimal(5,2)", 1000)]
 )
 def test_values_that_do_not_fit_the_declared_type_are_refused(kind: str, value: object) -> None:
-    with pytest.raises(SchemaMismatchError, match="key column 'k'"):
+    with pytest.raises(SchemaMismatchError) as caught:
         coerce_key("dataset", [Field("k", kind)], value)
+    assert caught.value.column == "k"
 
 
 def test_a_text_that_is_no_value_of_the_keys_type_is_refused() -> None:
-    with pytest.raises(SchemaMismatchError, match="'k' is date, and 'tomorrow'"):
+    with pytest.raises(SchemaMismatchError) as caught:
         key_from_text("dataset", [Field("k", "date")], ["tomorrow"])
+    assert caught.value.column == "k"

@@ -92,8 +92,9 @@ def test_writing_is_refused(world: World) -> None:
     function = DatasetTable(world.lake, "planes")
     with of(function) as table, pytest.raises(ConfigurationError, match="no write function"):
         table.put("N1", plane("N1", 5))
-    with pytest.raises(ConfigurationError, match="dataset 'planes' is a read-only table, and was asked to put"):
+    with pytest.raises(ConfigurationError) as caught:
         asyncio.run(function.send(Operation(OperationKind.PUT, RowEntries(["N1"], [{}]))))
+    assert caught.value.facts == {"dataset": "planes"}
     assert not function.capabilities.updates
 
 
@@ -120,8 +121,9 @@ def test_keys_of_several_columns_come_in_the_order_that_the_request_names(world:
     assert asyncio.run(function.send(legs)).records == [leg, None]
     assert asyncio.run(function.send(turned)).records == [leg]
     assert function.column_types() == {"origin": "string", "number": "bigint", "miles": "int"}
-    with pytest.raises(ConfigurationError, match="has the key origin, number, but the request's key is number, x"):
+    with pytest.raises(ConfigurationError) as caught:
         asyncio.run(function.send(Operation(OperationKind.GET, RowEntries([(3, "JFK")]), key=("number", "x"))))
+    assert caught.value.argument == "key"
     asyncio.run(function.close())
 
 

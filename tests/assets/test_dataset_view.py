@@ -108,12 +108,15 @@ def test_keys_of_every_type_are_found_where_spark_put_them(sparkling: World) -> 
 @pytest.mark.spark
 def test_a_key_of_another_type_is_an_error_and_never_a_miss(sparkling: World) -> None:
     view = sealed(sparkling).view(PLANES)
-    with pytest.raises(SchemaMismatchError, match=r"'tailnum' is string, and 7 \(int\) is given, expected a string"):
+    with pytest.raises(SchemaMismatchError) as caught:
         view.get(7)
-    with pytest.raises(SchemaMismatchError, match=r"the key has 2 value\(s\), expected 1: \(tailnum\)"):
+    assert caught.value.column == "tailnum"
+    with pytest.raises(SchemaMismatchError) as caught:
         view.get(("N1", "N2"))
-    with pytest.raises(SchemaMismatchError, match="has the columns seats"):
+    assert caught.value.argument == "key"
+    with pytest.raises(SchemaMismatchError) as caught:
         view.get({"seats": 1})
+    assert caught.value.argument == "key"
     with pytest.raises(NullKeyError):
         view.get(None)
 
@@ -123,29 +126,35 @@ def test_a_stray_file_in_the_folder_is_refused(sparkling: World) -> None:
     world = sealed(sparkling)
     one = files(world)[0]
     (one.parent / one.name.replace("part-00000", "part-00009")).write_bytes(one.read_bytes())
-    with pytest.raises(ManifestMismatchError, match="not listed: "):
+    with pytest.raises(ManifestMismatchError) as caught:
         world.view(PLANES).frame(world.spark())
+    assert "part-00009" in str(caught.value.key)
     assert world.view(PLANES).get("N1") is not None, "a reader by key opens only what the manifest lists"
 
 
 @pytest.mark.spark
 def test_a_missing_file_is_named(sparkling: World) -> None:
     world = sealed(sparkling)
+    names = [file.name for file in files(world)]
     for file in files(world):
         file.unlink()
-    with pytest.raises(ManifestMismatchError, match="missing: "):
+    with pytest.raises(ManifestMismatchError) as caught:
         world.view(PLANES).frame(world.spark())
-    with pytest.raises(ManifestMismatchError, match=r"dataset 'planes', version v000001-\w+: .* it is missing"):
+    assert str(caught.value.key).rsplit("/", 1)[-1] in names
+    with pytest.raises(ManifestMismatchError) as caught:
         world.view(PLANES).get("N1")
+    assert str(caught.value.key).rsplit("/", 1)[-1] in names
 
 
 @pytest.mark.spark
 def test_a_damaged_file_is_named(sparkling: World) -> None:
     world = sealed(sparkling)
+    names = [file.name for file in files(world)]
     for file in files(world):
         file.write_bytes(b"PAR1" + b"x" * 60 + file.read_bytes()[64:])
-    with pytest.raises(ManifestMismatchError, match="it can't be read"):
+    with pytest.raises(ManifestMismatchError) as caught:
         world.view(PLANES).get("N1")
+    assert str(caught.value.key).rsplit("/", 1)[-1] in names
 
 
 @pytest.mark.spark

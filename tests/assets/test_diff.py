@@ -222,8 +222,9 @@ def test_versions_with_other_keys_are_refused() -> None:
         diff_versions(text, number)
     with pytest.raises(DatasetError, match=r"is keyed by \(tailnum int\) and version .* by \(maker string\)"):
         diff_versions(number, view_of(store, [(1, "a")], schema=number.schema, key=["maker"], number=3))
-    with pytest.raises(ConfigurationError, match="a sample of -1"):
+    with pytest.raises(ConfigurationError) as caught:
         diff_versions(text, text, sample=-1)
+    assert caught.value.argument == "sample"
 
 
 def test_a_missing_and_a_damaged_file_are_named() -> None:
@@ -234,17 +235,20 @@ def test_a_missing_and_a_damaged_file_are_named() -> None:
     whole = store.get(name).data
 
     store.put(name, whole[: len(whole) // 2])
-    with pytest.raises(ManifestMismatchError, match=r"dataset 'planes', version v000002-\w+: .* it can't be read"):
+    with pytest.raises(ManifestMismatchError) as caught:
         diff_versions(old, new)
+    assert caught.value.key == name
     columns = Schema.of(a="string", b="int")
     other = view_of(store, [("N1", 2)], schema=columns, key=["a"], partitions=None, dataset="other")
     generation = other.sealed.generations[0]
     store.put(name, store.get(f"{generation.folder}/{generation.files[0].name}").data)
-    with pytest.raises(ManifestMismatchError, match="and its columns are a string, b int32"):
+    with pytest.raises(ManifestMismatchError) as caught:
         diff_versions(old, new)
+    assert caught.value.key == name
     store.delete(name)
-    with pytest.raises(ManifestMismatchError, match="it is missing"):
+    with pytest.raises(ManifestMismatchError) as caught:
         diff_versions(old, new)
+    assert caught.value.key == name
 
 
 @pytest.mark.lengthy

@@ -198,8 +198,9 @@ def test_a_folder_that_comes_too_late_is_refused_by_name_and_can_be_abandoned(pl
     place.csv("v1", {"N1": 1}, done=None)
     assert in_order(spec, manifest)[1].idle
     place.put("v1/_SUCCESS")
-    with pytest.raises(MarkerConflictError, match=r"'v1'.*comes before version 'v2'"):
+    with pytest.raises(MarkerConflictError) as caught:
         in_order(spec, manifest)
+    assert (caught.value.dataset, caught.value.version) == ("planes", "v2")
     assert in_order(spec, abandoned(manifest, "v1"))[0] == []
 
 
@@ -281,8 +282,9 @@ def test_a_folder_that_comes_too_late_is_refused_when_new_ones_are_taken(place: 
     advance_dataset(spec, lake=world.lake, systems={}, spark=no_spark, by="test")
     place.csv("v1", {"N1": 1})
     place.csv("v3", {})
-    with pytest.raises(MarkerConflictError, match=r"'v1'.*comes before version 'v3'"):
+    with pytest.raises(MarkerConflictError) as caught:
         advance_dataset(spec, lake=world.lake, systems={}, spark=no_spark, by="test")
+    assert (caught.value.dataset, caught.value.version) == ("planes", "v3")
     assert StoredVersions(world.lake, "planes").require_manifest().taken == {"v2", "v3"}
 
 
@@ -532,25 +534,27 @@ def test_files_that_change_before_they_are_read_are_noticed(place: Place, change
         place.csv("v1", {"N1": 2}, done=None)
     else:
         place.put("v1/_SUCCESS", "{}")
-    with pytest.raises(SourceChangedError, match=r"version 'v1'.*changed after the version was found complete"):
+    with pytest.raises(SourceChangedError) as caught:
         source.check(delivery, no_spark)
+    assert caught.value.dataset == "planes"
 
 
 def test_files_that_are_not_as_declared_are_named_with_dataset_version_and_column(place: Place) -> None:
     place.put("v1/part 0.csv", "tailnum,seats\nN1,2\nN2,two\n")
     place.put("v1/_SUCCESS")
     source, delivery = delivered(dataset(place))
-    with pytest.raises(
-        SchemaMismatchError, match=r"'planes', version 'v1'.*part 0\.csv, line 3: column 'seats'.*'two'"
-    ):
+    with pytest.raises(SchemaMismatchError) as caught:
         source.check(delivery, no_spark)
+    assert (caught.value.column, caught.value.line) == ("seats", 3)
+    assert str(caught.value.file).endswith("/v1/part 0.csv")
 
 
 def test_a_dataset_of_files_is_refused_by_name_where_its_key_is_not_in_them(place: Place) -> None:
     source = FileSource(place.url, "csv", PLANES)
     spec = bounded_dataset("planes", input=source, key="tail", broadcast=True)
-    with pytest.raises(SchemaMismatchError, match=r"dataset 'planes' \(input files in .*'tail'"):
+    with pytest.raises(SchemaMismatchError) as caught:
         FileVersions(spec, source)
+    assert caught.value.column == "tail"
 
 
 # -- on S3
@@ -570,8 +574,9 @@ def test_versions_on_s3_are_found_complete_counted_and_compared(s3_place: Place)
     s3_place.put("v 1/_SUCCESS", '{"rows": 3}')
     assert "v 1/_SUCCESS was written again" in in_order(spec, manifest)[1].notes[0]
     s3_place.csv("v 1", {"N1": 5}, done=None, name="größe 1+2%.csv")
-    with pytest.raises(SourceChangedError, match=r"größe 1\+2%\.csv"):
+    with pytest.raises(SourceChangedError) as caught:
         source.check(first, no_spark)
+    assert str(caught.value.file).endswith("größe 1+2%.csv")
 
 
 # -- read by Spark
@@ -631,8 +636,9 @@ def _read_changed(place: Place, source: Any, spark: SparkSession) -> None:
     frame = source.read(delivery, lambda: spark)
     place.csv("v3", {"N1": 1, "N2": 2}, done=None)
     layout = BucketLayout(PLANES, ("tailnum",), 2, ("tailnum",))
-    with pytest.raises(SourceChangedError, match=r"v3/part-0\.csv was overwritten"):
+    with pytest.raises(SourceChangedError) as caught:
         write_buckets(frame, InMemoryStore(), "data/x", layout, WriteOptions("planes"), order_by=())
+    assert str(caught.value.file).endswith("v3/part-0.csv")
 
 
 def test_spark_seals_files_on_s3_with_any_names_after_comparing_their_checksum(

@@ -211,8 +211,10 @@ def test_a_table_of_others_is_not_replaced(planes: Published) -> None:
     other = view_of(planes.lake.store, [plane(1)], schema=SCHEMA, key=["tailnum"], dataset="other", number=9)
     with pytest.raises(DatasetError, match="holds dataset 'planes', which registering dataset 'other'"):
         register_in_iceberg(other, planes.catalog, "reference.mine")
-    with pytest.raises(ConfigurationError, match=r"no namespace 'nowhere'.*create_namespace\('nowhere'\)"):
+    with pytest.raises(ConfigurationError) as caught:
         register_in_iceberg(view, planes.catalog, "nowhere.planes")
+    assert caught.value.table == "nowhere.planes"
+    assert "create_namespace('nowhere')" in caught.value.next_step
 
 
 def test_a_table_that_the_user_made_is_filled(planes: Published) -> None:
@@ -247,10 +249,9 @@ def test_of_two_that_register_at_once_one_is_told_to_do_it_again(planes: Publish
         planes.catalog.create_table(TABLE, SCHEMA.to_arrow())
     theirs, mine = planes.publish([plane(2)]), planes.publish([plane(3)])
     racing = Racing(planes.catalog, lambda: planes.register(theirs))
-    with pytest.raises(
-        CommitConflictError, match=r"was changed by another writer while dataset 'planes', version v0*[23]-"
-    ):
+    with pytest.raises(CommitConflictError) as caught:
         register_in_iceberg(mine, racing, TABLE)
+    assert caught.value.dataset == "planes"
     assert planes.rows() == [plane(2)], "one whole version, never a mix"
     planes.register(mine)
     assert planes.rows() == [plane(3)]
@@ -300,8 +301,9 @@ def age(lake: Lake, view: VersionReader, *, hours: int) -> None:
 def test_a_version_that_is_gone_or_revoked_is_not_registered(planes: Published) -> None:
     bare = view_of(planes.lake.store, [plane(1)], schema=SCHEMA, key=["tailnum"], number=9)
     planes.publish([plane(1)])
-    with pytest.raises(VersionDiscardedError, match="version v000009-attempt9 has been discarded"):
+    with pytest.raises(VersionDiscardedError) as caught:
         planes.register(bare)
+    assert (caught.value.dataset, caught.value.version) == ("planes", "v000009-attempt9")
     assert planes.held() == set()
 
     view = planes.publish([plane(2)])
@@ -323,8 +325,9 @@ def test_a_file_that_is_missing_or_not_the_manifests_is_named(planes: Published)
     path = Path(parquet_files(view)[0])
     whole = path.read_bytes()
     path.unlink()
-    with pytest.raises(ManifestMismatchError, match="a file can't be read by PyIceberg"):
+    with pytest.raises(ManifestMismatchError) as caught:
         planes.register(view)
+    assert (caught.value.dataset, caught.value.version) == ("planes", view.version)
     path.write_bytes(Path(parquet_files(view)[1]).read_bytes())
     with pytest.raises(ManifestMismatchError, match=r"the manifest lists .* and it has \d rows"):
         planes.register(view)

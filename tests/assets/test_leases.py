@@ -213,8 +213,9 @@ def test_a_lease_that_can_not_be_renewed_in_time_is_lost(planes: World, monkeypa
     with acquire(planes, publish(planes, 1)[0], lake=lake) as lease:
         assert not lease.lost
         time.sleep(1.3)
-        with pytest.raises(LeaseLostError, match=r"it lives for 0:00:01 and was not renewed in time"):
+        with pytest.raises(LeaseLostError) as caught:
             lease.check()
+        assert caught.value.dataset == "planes"
 
 
 @pytest.mark.parametrize("clock", [0, 1], ids=["a process that hung", "a machine that slept"])
@@ -225,8 +226,9 @@ def test_a_renewal_that_comes_too_late_does_not_count(planes: World, monkeypatch
     now[clock] += 541
     monkeypatch.setattr(heartbeat, "_clock", lambda: tuple(now))
     lease.renew()
-    with pytest.raises(LeaseLostError, match="it lives for 0:10:00 and was not renewed in time"):
+    with pytest.raises(LeaseLostError) as caught:
         lease.check()
+    assert caught.value.dataset == "planes"
     lease.release()
 
 

@@ -186,22 +186,28 @@ def test_texts_order_as_their_bytes_do_beyond_the_basic_plane() -> None:
 
 def test_what_does_not_fit_the_key_is_an_error_at_once() -> None:
     view = view_of(numbers(5), NUMBERS, ["k"])
-    with pytest.raises(SchemaMismatchError, match=r"'k' is bigint, so 7 can't be a prefix of it"):
+    with pytest.raises(SchemaMismatchError) as caught:
         view.items(7)
-    with pytest.raises(SchemaMismatchError, match="both a prefix and a range"):
+    assert (caught.value.column, caught.value.argument) == ("k", "prefix")
+    with pytest.raises(SchemaMismatchError) as caught:
         view.items((7,), start=1)
-    with pytest.raises(SchemaMismatchError, match=r"the key has 2 value\(s\)"):
+    assert caught.value.argument == "prefix"
+    with pytest.raises(SchemaMismatchError) as caught:
         view.items(start=(1, 2))
-    with pytest.raises(SchemaMismatchError, match="'k' is bigint, and 'x'"):
+    assert caught.value.argument == "key"
+    with pytest.raises(SchemaMismatchError) as caught:
         view.items(end="x")
+    assert caught.value.column == "k"
     with pytest.raises(NullKeyError):
         view.get(None)
     texts = view_of({("a",): {"k": "a", "v": 1}}, Schema.of(k="string", v="int"), ["k"])
-    with pytest.raises(SchemaMismatchError, match="expected a string"):
+    with pytest.raises(SchemaMismatchError) as caught:
         texts.get("\ud800")
+    assert caught.value.column == "k"
     instants = view_of({}, Schema.of(k="timestamp", v="int"), ["k"])
-    with pytest.raises(SchemaMismatchError, match="expected a datetime"):
+    with pytest.raises(SchemaMismatchError) as caught:
         instants.get(dt.datetime.max.replace(tzinfo=dt.timezone(dt.timedelta(hours=-12))))
+    assert caught.value.column == "k"
     assert list(view.items(())) == list(view.items())
 
 
@@ -335,6 +341,12 @@ def test_views_share_a_cache() -> None:
 # -- damage
 
 
+def file_of(view: VersionReader) -> str:
+    """Return the key of the view's only file."""
+    ((folder, (file,)),) = [(made.folder, made.files) for made in view.sealed.generations]
+    return f"{folder}/{file.name}"
+
+
 def damage(view: VersionReader, change: Any) -> None:
     assert isinstance(view.store, InMemoryStore)
     for made in view.sealed.generations:
@@ -363,25 +375,25 @@ def test_a_flipped_bit_is_an_error_or_harmless_and_never_another_value() -> None
     )
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [(lambda data: None, "it is missing"), (lambda data: data[:60], "it ends before its row group 0")],
-)
-def test_a_missing_or_short_file_is_named_by_get_and_by_items(change: Any, message: str) -> None:
+@pytest.mark.parametrize("change", [lambda data: None, lambda data: data[:60]])
+def test_a_missing_or_short_file_is_named_by_get_and_by_items(change: Any) -> None:
     view = view_of(numbers(50), NUMBERS, ["k"], partitions=1, group=100)
     damage(view, change)
-    with pytest.raises(ManifestMismatchError, match=message):
+    with pytest.raises(ManifestMismatchError) as caught:
         view.get(7)
-    with pytest.raises(ManifestMismatchError, match=message):
+    assert caught.value.key == file_of(view)
+    with pytest.raises(ManifestMismatchError) as caught:
         list(view.items())
+    assert caught.value.key == file_of(view)
 
 
 @pytest.mark.parametrize("change", [lambda data: data[:-20] + b"x" * 20, lambda data: b"", lambda data: b"PAR1" * 9])
 def test_a_damaged_footer_is_named_where_it_has_to_be_read(change: Any) -> None:
     view = view_of(numbers(50), NUMBERS, ["k"], partitions=1, footers=False)
     damage(view, change)
-    with pytest.raises(ManifestMismatchError, match="it can't be read"):
+    with pytest.raises(ManifestMismatchError) as caught:
         view.get(7)
+    assert caught.value.key == file_of(view)
 
 
 def test_a_file_of_other_rows_or_columns_is_refused() -> None:
@@ -401,8 +413,9 @@ def test_a_malformed_footer_in_the_manifest_is_named() -> None:
     made = view.sealed.generations[0]
     broken = replace(made, files=tuple(replace(file, footer="AAAA") for file in made.files))
     sealed = view.sealed.model_copy(update={"generations": (broken,)})
-    with pytest.raises(MalformedDocumentError, match="a footer of a manifest reads 'AAAA'"):
+    with pytest.raises(MalformedDocumentError) as caught:
         VersionReader(view.store, "d", sealed).get(7)
+    assert caught.value.document == "a footer of a manifest"
 
 
 @pytest.mark.parametrize("kind", sorted(KEY_VALUES))

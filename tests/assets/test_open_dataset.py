@@ -93,8 +93,10 @@ def test_a_version_discarded_before_spark_reads_it_is_told(planes: World) -> Non
         assert seats(planes, other) == {1}, "its table is known to the session from now on"
     publish(planes, 2)
     discard_all_but_the_newest(planes)
-    with chosen, pytest.raises(VersionDiscardedError, match=r"version v000001-\w+ has been discarded"):
+    with chosen, pytest.raises(VersionDiscardedError) as caught:
         chosen.frame(planes.spark)
+    assert caught.value.dataset == "planes"
+    assert str(caught.value.version).startswith("v000001-")
     with served:
         assert seats(planes, served) == {2}, "what is served takes its place"
 
@@ -110,8 +112,10 @@ def test_without_a_lease_a_failed_read_by_spark_reports_the_discarded_version(pl
             discard_all_but_the_newest(planes)
             frame.collect()
 
-    with pytest.raises(VersionDiscardedError, match=r"version v000001-\w+ has been discarded") as caught:
+    with pytest.raises(VersionDiscardedError) as caught:
         read_late()
+    assert caught.value.dataset == "planes"
+    assert str(caught.value.version).startswith("v000001-")
     assert type(caught.value.__context__).__module__.partition(".")[0] in ("py4j", "pyspark")
     with open_dataset(planes.lake, "planes", version="v2", lease=False) as chosen:
         publish(planes, 3)
@@ -137,8 +141,10 @@ def test_a_file_lost_while_spark_reads_is_reported_as_damage_other_errors_pass(p
 
     with pytest.raises(ZeroDivisionError):
         read(lambda _: 1 // 0)
-    with pytest.raises(ManifestMismatchError, match="Spark can't read"):
+    with pytest.raises(ManifestMismatchError) as caught:
         read(lose_files)
+    assert caught.value.dataset == "planes"
+    assert str(caught.value.version).startswith("v000001-")
 
 
 def test_the_damaged_version_is_that_of_the_file_and_not_one_that_the_cause_names(plain: World) -> None:
@@ -173,8 +179,9 @@ def test_what_other_engines_were_given_stays_until_the_dataset_is_closed(plain: 
         assert {*given[0].to_table()["seats"].to_pylist()} == {1}
         assert {*given[1].collect()["seats"]} == {1}
     discard_all_but_the_newest(plain)
-    with pytest.raises(DatasetError, match="has no version 'v1'"):
+    with pytest.raises(DatasetError) as caught:
         open_dataset(plain.lake, "planes", version="v1")
+    assert (caught.value.dataset, caught.value.version) == ("planes", "v1")
     gone = open_dataset(plain.lake, "planes", version="v2")
     publish(plain, 3)
     discard_all_but_the_newest(plain)
@@ -204,10 +211,12 @@ def test_a_dataset_is_opened_as_of_a_time_or_commit(plain: World) -> None:
     for served, entry in ((first, commits[first]), (second, commits[second])):
         for as_of in (entry.at, entry.number):
             assert open_dataset(plain.lake, "planes", as_of=as_of).version == served
-    with pytest.raises(NoSealedVersionError, match="its history has no version served at 2000"):
+    with pytest.raises(NoSealedVersionError) as caught:
         open_dataset(plain.lake, "planes", as_of=datetime(2000, 1, 1, tzinfo=UTC))
-    with pytest.raises(ConfigurationError, match="both version 'v1' and as_of 2"):
+    assert caught.value.dataset == "planes"
+    with pytest.raises(ConfigurationError) as caught:
         open_dataset(plain.lake, "planes", version="v1", as_of=2)
+    assert caught.value.argument == "as_of"
 
 
 def test_versions_that_are_served_together_are_opened_for_good(plain: World) -> None:

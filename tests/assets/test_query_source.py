@@ -122,10 +122,11 @@ def test_an_answer_with_other_columns_is_refused_with_the_difference(
 @pytest.mark.parametrize("partition", [None, "2025-12-31", "2026-1-2", "banana"])
 def test_a_query_for_each_day_is_not_asked_for_what_is_no_partition(partition: str | None) -> None:
     spec = dataset("SELECT 1", versions=VersionPartitions("day", start="2026-01-01"))
-    with pytest.raises(ConfigurationError, match=r"no partition"):
+    with pytest.raises(ConfigurationError) as caught:
         advance_dataset(
             spec, lake=Lake(InMemoryStore(), "x"), systems={}, spark=lambda: None, by="test", partition=partition
         )
+    assert caught.value.argument == "partition"
 
 
 def test_a_query_that_can_not_be_planned_or_returns_no_frame_names_the_dataset(spark: SparkSession) -> None:

@@ -119,10 +119,12 @@ def test_entries_schema_and_facts_of_the_version_served(planes: Planes) -> None:
         assert [key for key, _ in served.items()] == [f"N{n:03d}" for n in range(COUNT)]
         assert [key for key, _ in served.items("N03")] == [f"N{n:03d}" for n in range(30, 40)]
         assert [key for key, _ in served.items(start="N005", end="N008")] == ["N005", "N006", "N007"]
-        with pytest.raises(SchemaMismatchError, match="expected a string"):
+        with pytest.raises(SchemaMismatchError) as caught:
             served.get(7)
-        with pytest.raises(SchemaMismatchError, match="expected a string"):
+        assert caught.value.column == "tailnum"
+        with pytest.raises(SchemaMismatchError) as caught:
             served.items(start=7)
+        assert caught.value.column == "tailnum"
 
 
 def test_a_first_get_of_a_new_process_is_three_requests_and_a_warm_one_none(planes: Planes) -> None:
@@ -154,11 +156,13 @@ def test_a_first_get_is_three_requests_on_s3(s3_server: S3Server) -> None:
 
 
 def test_what_is_not_there_is_named(planes: Planes) -> None:
-    with pytest.raises(DatasetNotFoundError, match="there is no dataset 'planes'"):
+    with pytest.raises(DatasetNotFoundError) as caught:
         planes.open()
+    assert caught.value.dataset == "planes"
     planes.publish(1)
-    with pytest.raises(DatasetError, match="no version 'v9'"):
+    with pytest.raises(DatasetError) as caught:
         planes.open(version="v9")
+    assert (caught.value.dataset, caught.value.version) == ("planes", "v9")
 
 
 def test_a_cache_can_be_shared_by_readers(planes: Planes) -> None:
@@ -231,8 +235,9 @@ def test_a_fixed_version_stays_whatever_is_served(planes: Planes) -> None:
         assert not served.refresh()
         assert (served.version, seats(served)) == (first, 1)
         planes.dataset().revoke("v1", **WHY)
-        with pytest.raises(DatasetError, match="is revoked"):
+        with pytest.raises(DatasetError) as caught:
             served.refresh()
+        assert caught.value.version == first
         with pytest.raises(DatasetError, match="is revoked"):
             served.get("N007")
 
@@ -242,10 +247,12 @@ def test_nothing_is_read_once_the_only_version_is_revoked(planes: Planes) -> Non
     with planes.open() as served:
         assert seats(served) == 1
         planes.dataset().revoke("v1", **WHY)
-        with pytest.raises(NoSealedVersionError, match="all that were sealed are revoked"):
+        with pytest.raises(NoSealedVersionError) as caught:
             served.refresh()
-        with pytest.raises(NoSealedVersionError, match="all that were sealed are revoked"):
+        assert caught.value.dataset == "planes"
+        with pytest.raises(NoSealedVersionError) as caught:
             served.get("N007")
+        assert caught.value.dataset == "planes"
         planes.publish(2)
         assert served.refresh()
         assert seats(served) == 2
@@ -407,13 +414,15 @@ def test_an_iteration_without_a_lease_fails_where_its_version_is_discarded(
         next(running)
         planes.publish(2)
         planes.discard_all_but_the_newest()
-        with pytest.raises(VersionDiscardedError, match=f"version {first} has been discarded"):
+        with pytest.raises(VersionDiscardedError) as caught:
             list(running)
+        assert (caught.value.dataset, caught.value.version) == ("planes", first)
     with planes.open(version="v2", lease=False) as fixed:
         planes.publish(3)
         planes.discard_all_but_the_newest()
-        with pytest.raises(VersionDiscardedError, match="has been discarded"):
+        with pytest.raises(VersionDiscardedError) as caught:
             fixed.get("N007")
+        assert caught.value.version == fixed.version
 
 
 def test_a_version_discarded_before_it_could_be_leased_gives_way_too(planes: Planes) -> None:
@@ -422,8 +431,9 @@ def test_a_version_discarded_before_it_could_be_leased_gives_way_too(planes: Pla
         planes.publish(2)
         planes.discard_all_but_the_newest()
         assert [entry["seats"] for _, entry in served.items()] == [2] * COUNT
-        with pytest.raises(VersionDiscardedError, match="has been discarded"):
+        with pytest.raises(VersionDiscardedError) as caught:
             fixed.take_lease()
+        assert caught.value.version == fixed.version
 
 
 def test_a_lease_that_was_lost_is_taken_again(planes: Planes) -> None:
@@ -519,10 +529,12 @@ def test_a_damaged_file_is_an_error_by_default(planes: Planes, change: Callable[
     planes.damage(second, change)
     with planes.open() as served:
         for _ in range(2):
-            with pytest.raises(ManifestMismatchError, match=second):
+            with pytest.raises(ManifestMismatchError) as caught:
                 served.get("N007")
-        with pytest.raises(ManifestMismatchError, match=second):
+            assert second.partition("-")[2] in str(caught.value.key)
+        with pytest.raises(ManifestMismatchError) as caught:
             next(served.items())
+        assert second.partition("-")[2] in str(caught.value.key)
         assert [*served.damaged] == [second]
         assert served.version == second
         planes.publish(3)
@@ -565,8 +577,9 @@ def test_an_iteration_falls_back_before_its_first_entry_and_fails_after_it(
         begun = served.items()
         assert next(begun)[1]["seats"] == 2
         planes.damage(second)
-        with pytest.raises(ManifestMismatchError, match=second):
+        with pytest.raises(ManifestMismatchError) as caught:
             list(begun)
+        assert second.partition("-")[2] in str(caught.value.key)
         assert [entry["seats"] for _, entry in served.items(start="N030")] == [1] * 10
 
 
@@ -578,8 +591,9 @@ def test_the_fallback_skips_damaged_versions_and_fails_when_none_is_readable(pla
         assert seats(served) == 1, "a revoked version is never read"
         planes.damage(versions[0])
         cold = planes.open(on_damage="previous", lease=False)
-        with pytest.raises(ManifestMismatchError, match=versions[0]):
+        with pytest.raises(ManifestMismatchError) as caught:
             cold.get("N007")
+        assert versions[0].partition("-")[2] in str(caught.value.key)
         assert sorted(cold.damaged) == [versions[0], versions[2]]
 
 

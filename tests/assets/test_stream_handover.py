@@ -123,8 +123,9 @@ def test_what_files_can_t_tell_is_refused(filled: Filled, tmp_path: Path) -> Non
         parquet_files(stream_view(filled.lake, "s", epochs="latest", without_position="keep"))
     memory = Filled(lake_in(InMemoryStore()))
     memory.send(0, 1, 0)
-    with pytest.raises(ConfigurationError, match="in this process's memory"):
+    with pytest.raises(ConfigurationError) as caught:
         pyarrow_dataset(stream_view(memory.lake, "s"))
+    assert str(caught.value.url).startswith("memory://")
 
 
 def test_an_empty_stream_has_its_columns_in_every_engine(tmp_path: Path) -> None:

@@ -146,8 +146,9 @@ def test_an_unknown_system_or_key_is_refused_by_the_datasets_name(world: World) 
     with pytest.raises(DatasetError) as failure:
         open_source({}, PLANES, world.lake)
     assert failure.value.dataset == "planes"
-    with pytest.raises(SchemaMismatchError, match=r"dataset 'planes' \(input lake\.planes\).*'tail'"):
+    with pytest.raises(SchemaMismatchError) as caught:
         opened(world, bounded_dataset("planes", input="lake.planes", key="tail", broadcast=True))
+    assert caught.value.column == "tail"
 
 
 @pytest.mark.parametrize("before_seal", [True, False], ids=["before the seal", "after it"])
@@ -171,10 +172,13 @@ def test_a_marker_without_rows_that_comes_again_is_compared_with_what_was_counte
     }
 
     world.mark("planes", "v1", [1], {1: counted[1] + 1})
-    with pytest.raises(
-        MarkerConflictError, match=rf"lake\.planes\.1 with records {counted[1] + 1}.* with {counted[1]}\."
-    ):
+    with pytest.raises(MarkerConflictError) as caught:
         world.advance(PLANES)
+    assert (caught.value.version, caught.value.expected, caught.value.found) == (
+        "v1",
+        f"records {counted[1]}",
+        f"records {counted[1] + 1}",
+    )
 
 
 def test_a_version_whose_marker_comes_again_with_another_count_is_not_sealed(world: World) -> None:
@@ -263,8 +267,9 @@ def test_a_partition_without_records_has_a_checksum_too(world: World) -> None:
             "planes", "v1", producer="p", sequence=partition + 1, partitions=[partition], checksum=checksum
         )
     source = opened(world)
-    with pytest.raises(MarkerConflictError, match=r"lake\.planes\.1 expects records with the checksum r2-0{15}1"):
+    with pytest.raises(MarkerConflictError) as caught:
         source.check(delivered(source), no_spark)
+    assert (caught.value.version, caught.value.expected) == ("v1", "r2-0000000000000001")
 
 
 # -- schemas
@@ -295,8 +300,9 @@ def test_a_schema_that_changes_within_a_version_is_rejected_by_column(sparkling:
 def test_a_lake_stream_rejects_records_of_another_schema_before_a_version(world: World) -> None:
     planes(world)
     for wrong in ({"tailnum": ["N1"], "seats": ["many"]}, {"tailnum": ["N1"]}):
-        with pytest.raises(SchemaMismatchError, match="seats"):
+        with pytest.raises(SchemaMismatchError) as caught:
             world.streams.append("planes", pa.table(wrong), producer="p", sequence=1, end_of_dataset="v1")
+        assert (caught.value.stream, caught.value.column) == ("lake.planes", "seats")
 
 
 def test_a_stream_recreated_with_other_columns_is_rejected_as_recreated(world: World) -> None:
@@ -305,10 +311,9 @@ def test_a_stream_recreated_with_other_columns_is_rejected_as_recreated(world: W
     world.advance(PLANES)
     shutil.rmtree(Path(world.lake.url) / "streams")
     world.stream("planes", Schema.of(tailnum="bigint", seats="int"), ["tailnum"], 2)
-    with pytest.raises(
-        OffsetOutOfRangeError, match=r"'planes' was read from another stream under the name lake.planes"
-    ):
+    with pytest.raises(OffsetOutOfRangeError) as caught:
         world.advance(PLANES)
+    assert (caught.value.dataset, caught.value.stream) == ("planes", "lake.planes")
 
 
 # -- datasets without a natural key
@@ -334,8 +339,9 @@ def test_records_without_a_key_are_kept_by_their_place_on_the_stream(sparkling: 
     "source", [FileSource("/data", "csv", SCHEMA), QuerySource("SELECT 1", SCHEMA, name="nightly")]
 )
 def test_files_and_queries_without_a_key_are_refused_by_name(source: FileSource | QuerySource) -> None:
-    with pytest.raises(ConfigurationError, match=r"'planes' is keyed by offset, but its input is (files in|query)"):
+    with pytest.raises(ConfigurationError) as caught:
         bounded_dataset("planes", input=source, key=BY_OFFSET, broadcast=True)
+    assert (caught.value.dataset, caught.value.argument) == ("planes", "key")
 
 
 def test_what_could_hide_entries_of_a_dataset_keyed_by_offset_is_refused(world: World) -> None:

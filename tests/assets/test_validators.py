@@ -124,8 +124,9 @@ def test_nulls_are_counted_by_column() -> None:
     assert (verdict.name, verdict.passed) == ("no_nulls_seats_maker", False)
     assert verdict.message == "1 of 4 rows have no 'seats'; 1 of 4 rows have no 'maker'"
     assert no_nulls("tailnum")(candidate()).passed
-    with pytest.raises(ValidatorError, match="has no column 'wings': it has tailnum, seats, maker"):
+    with pytest.raises(ValidatorError) as caught:
         evaluate([no_nulls("wings")], candidate())
+    assert (caught.value.dataset, caught.value.validator) == ("planes", "no_nulls_wings")
 
 
 WIDER = Schema.of(tailnum="string", seats="int", maker="string", year="int")
@@ -343,8 +344,9 @@ def test_a_validator_of_another_class_keeps_its_declared_name_and_severity() -> 
         def __call__(self, checked: Candidate) -> Verdict:
             return None  # type: ignore[return-value]
 
-    with pytest.raises(ValidatorError, match="validator 'silent' returned None: expected a Verdict"):
+    with pytest.raises(ValidatorError) as caught:
         evaluate([Silent()], candidate())
+    assert (caught.value.dataset, caught.value.validator) == ("planes", "silent")
 
 
 # -- declared
@@ -407,8 +409,9 @@ def declared(*validators: Any) -> None:
 
 def test_a_dataset_refuses_validators_that_can_t_be_told_apart_or_are_none() -> None:
     declared(unique_keys(), min_rows(1))
-    with pytest.raises(ConfigurationError, match="dataset 'planes' has two validators named 'min_rows'"):
+    with pytest.raises(ConfigurationError) as caught:
         declared(min_rows(1), unique_keys(), min_rows(2))
+    assert caught.value.argument == "validators"
     for wrong in (unique_keys, Check):
         with pytest.raises(ConfigurationError) as failure:
             declared(wrong)
@@ -511,8 +514,9 @@ def test_a_mistake_costs_no_version_and_no_build(plain: World) -> None:
     before = store.require_manifest()
     wrong = [no_nulls("wings"), min_rows(1)]
     for _ in range(2):
-        with pytest.raises(ValidatorError, match="version 'v2': validator 'no_nulls_wings' can't be evaluated"):
+        with pytest.raises(ValidatorError) as caught:
             plain.advance(fleet(*wrong), lake=lake)
+        assert (caught.value.dataset, caught.value.validator) == ("planes", "no_nulls_wings")
         assert store.require_manifest() == before
     report = plain.advance(fleet(no_nulls("tailnum"), min_rows(1)), lake=lake)
     assert (report.action, len(report.sealed), report.rejected, report.rows) == ("sealed", 2, (), 6)
@@ -586,8 +590,9 @@ def test_a_mistake_in_one_member_of_a_set_publishes_none_and_rejects_none(plain:
             for r in advance_version_set(specs, lake=plain.lake, systems=plain.systems, spark=plain.spark, by="test")
         ]
 
-    with pytest.raises(ValidatorError, match="dataset 'makers', version 'v1': validator 'no_nulls_wings'"):
+    with pytest.raises(ValidatorError) as caught:
         advance(members(no_nulls("wings")))
+    assert (caught.value.dataset, caught.value.validator) == ("makers", "no_nulls_wings")
     assert advance(members()) == ["sealed", "sealed"]
 
 

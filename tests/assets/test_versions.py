@@ -112,8 +112,9 @@ def test_a_revoked_version_is_never_served_again(planes: World) -> None:
             attempt("v3")
     store(planes).revoke("v2", **WHY)
     store(planes).revoke("v1", **WHY)
-    with pytest.raises(NoSealedVersionError, match="all that were sealed are revoked"):
+    with pytest.raises(NoSealedVersionError) as caught:
         store(planes).require_current(planes.systems)
+    assert caught.value.dataset == "planes"
     deliver(planes, "v4", 4)
     assert seats(planes) == 4
 
@@ -161,8 +162,9 @@ def test_every_change_says_who_when_and_why(planes: World) -> None:
     assert (newest.action, newest.by, newest.reason) == ("rollback", "ada", "ticket 7")
     assert newest.served == store(planes).require_current().version
     for wrong in ({"reason": " ", "by": "ada"}, {"reason": "x", "by": ""}):
-        with pytest.raises(ConfigurationError, match=r"has no (reason|author)"):
+        with pytest.raises(ConfigurationError) as caught:
             store(planes).rollback("v1", **wrong)
+        assert caught.value.argument == ("reason" if wrong["by"] else "by")
 
 
 def test_a_version_equal_to_the_one_rolled_back_to_is_not_published_again(planes: World) -> None:
@@ -251,5 +253,6 @@ def test_a_query_has_no_partition_to_wait_for_in_a_set() -> None:
     from dagster_adjunct.assets.declaration.dataset import version_set
 
     query = bounded_dataset("q", input=QuerySource("SELECT 1", SCHEMA), key="tailnum", broadcast=True)
-    with pytest.raises(ConfigurationError, match="not named by a producer"):
+    with pytest.raises(ConfigurationError) as caught:
         version_set("both", PLANES, query)
+    assert (caught.value.dataset, caught.value.argument) == ("q", "members")

@@ -146,8 +146,9 @@ def test_markers_of_different_times_or_of_none_reject_a_version(place: Place) ->
     assert "its markers have different times (2026-01-03 00:00:00 UTC, 2026-01-04 00:00:00 UTC)" in reasons[1]
     with pytest.raises(DatasetError, match="has no sealed version that states since when it is valid"):
         place.reader()
-    with pytest.raises(ConfigurationError, match="a time with its zone"):
+    with pytest.raises(ConfigurationError) as caught:
         place.streams.append_markers("planes", "v3", producer="m", sequence=9, valid_from=dt.datetime(2026, 1, 1))
+    assert caught.value.argument == "valid_from"
 
 
 def test_a_marker_repeated_with_another_time_is_rejected_and_with_the_same_ignored(place: Place) -> None:
@@ -158,9 +159,13 @@ def test_a_marker_repeated_with_another_time_is_rejected_and_with_the_same_ignor
         place.streams.append_markers("planes", "v1", producer="m", sequence=sequence, valid_from=again)
         assert place.advance(spec).sealed == ()
     place.streams.append_markers("planes", "v1", producer="m", sequence=9, valid_from=day(5))
-    told = r"'v1' is marked again .* valid_from 2026-01-05 00:00:00\+00:00; .* with 2026-01-04 00:00:00\+00:00"
-    with pytest.raises(MarkerConflictError, match=told):
+    with pytest.raises(MarkerConflictError) as caught:
         place.advance(spec)
+    assert (caught.value.version, caught.value.expected, caught.value.found) == (
+        "v1",
+        "valid_from 2026-01-04 00:00:00+00:00",
+        "valid_from 2026-01-05 00:00:00+00:00",
+    )
     assert place.spans() == [("v1", day(4), None)]
 
 
@@ -306,8 +311,9 @@ def test_a_revoked_folder_is_taken_again_once_it_is_completed_again(place: Place
     assert _seats(place) == [(day(1), 1), (day(3), 4), (day(5), 5)]
     assert stored.require_current().get("N1") == {"tailnum": "N1", "seats": 5}
     place.write("2026-01-02", {"N1": 2})
-    with pytest.raises(MarkerConflictError, match="comes before version '2026-01-05'") as refused:
+    with pytest.raises(MarkerConflictError) as refused:
         place.advance(spec)
+    assert (refused.value.dataset, refused.value.version) == ("planes", "2026-01-05")
     assert "Rename" not in str(refused.value), "the name would tell another time"
 
 

@@ -172,8 +172,9 @@ def test_whatever_bytes_there_are_they_are_read_or_a_problem() -> None:
 def test_a_schema_that_is_none_is_refused_before_a_task_is_run(sparkling: World) -> None:
     stream(sparkling, BINARY, [(b"x",)])
     form = DebeziumEnvelope("id BIGINT", format="avro", avro_schema={7: '{"type": "recrd"}'})
-    with pytest.raises(ConfigurationError, match=r"dataset 'table'.* avro_schema 7 is not an Avro schema"):
+    with pytest.raises(ConfigurationError) as caught:
         decoded(sparkling, dataset(changes=form))
+    assert caught.value.argument == "avro_schema"
 
 
 def test_a_decimal_with_a_scale_of_its_own_is_exact_in_avro_too(sparkling: World) -> None:

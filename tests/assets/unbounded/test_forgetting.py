@@ -106,8 +106,9 @@ def test_a_key_goes_from_every_generation_and_the_rest_stays_as_it_was(quick: Wo
     assert list(list_attempts(quick.lake, NAME)) == []
     store = StoredVersions(quick.lake, NAME)
     assert [entry.action for entry in store.history()][:2] == ["expire", "erase"]
-    with pytest.raises(VersionDiscardedError, match=f"from number {report.retained_from} on can be read"):
+    with pytest.raises(VersionDiscardedError) as caught:
         store.version(view.version)
+    assert (caught.value.dataset, caught.value.version) == (NAME, view.version)
     _, latest = send(quick, spec, {"a": 10})
     assert content(current(quick)) == latest == {**LEFT, "a": 10}
     assert content(store.version(after.version)) == LEFT, "time travel goes on from the erasure"
@@ -399,8 +400,9 @@ def test_an_erasure_gives_up_where_commits_never_end(quick: World, monkeypatch: 
     monkeypatch.setattr(dataset_log, "retry_conflicts", partial(dataset_log.retry_conflicts, attempts=2))
     acts = [Fault("put_if_match", nth, "meanwhile", lambda: send(quick, spec, {"f": 1})) for nth in (1, 2)]
     before = {item.key for item in quick.lake.store.list(f"datasets/{NAME}/attempts/")}
-    with pytest.raises(CommitConflictError, match="faster than they can be searched"):
+    with pytest.raises(CommitConflictError) as caught:
         erase_keys(faulty(quick, *acts), NAME, [SECRET], **WHY)
+    assert caught.value.dataset == NAME
     assert {item.key for item in quick.lake.store.list(f"datasets/{NAME}/attempts/")} == before
     assert erase_keys(quick.lake, NAME, [SECRET], **WHY).complete
 

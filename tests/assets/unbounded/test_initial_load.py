@@ -189,8 +189,9 @@ def test_rows_without_a_key_and_rows_of_one_key_are_refused(sparkling: World, tm
     ones = pa.array([1, 1], pa.int32())
     with pytest.raises(DatasetError, match=r"the key \(k\) is not unique in the bulk snapshot: 1 rows"):
         advance(table, ParquetSnapshot(write(tmp_path / "bulk", BEGIN, k=pa.array(["a", "a"]), n=ones)))
-    with pytest.raises(NullKeyError, match="'k'"):
+    with pytest.raises(NullKeyError) as caught:
         advance(table, ParquetSnapshot(write(tmp_path / "bulk", BEGIN, k=pa.array(["a", None]), n=ones)))
+    assert caught.value.column == "k"
 
 
 def test_a_position_names_every_partition_of_the_stream_once() -> None:
@@ -232,12 +233,13 @@ def test_errors_of_a_users_functions_are_told_and_those_of_adjunct_pass(sparklin
     def busy(_: Any = None) -> Any:
         raise StoreUnavailableError("the store is busy.", "Try again.")
 
-    message = r"dataset 'accounts': query {}: its {} function failed: ValueError: no such export"
-    with pytest.raises(DatasetError, match=message.format("wrong", "query")) as caught:
+    with pytest.raises(DatasetError) as caught:
         advance(table, QuerySnapshot(query=wrong, position=BEGIN))
+    assert caught.value.function == "query function"
     assert isinstance(caught.value.__cause__, ValueError)
-    with pytest.raises(DatasetError, match=message.format(r"\(SELECT 1\)", "position")):
+    with pytest.raises(DatasetError) as caught:
         advance(table, QuerySnapshot(sql="SELECT 1", position=wrong))
+    assert caught.value.function == "position function"
     for snapshot in (QuerySnapshot(query=busy, position=BEGIN), QuerySnapshot(sql="SELECT 1", position=busy)):
         with pytest.raises(StoreUnavailableError):
             advance(table, snapshot)
@@ -299,14 +301,18 @@ def test_declarations_are_values_without_secrets(tmp_path: Path) -> None:
     for snapshot in snapshots:
         assert pickle.loads(pickle.dumps(snapshot)) == snapshot
         assert isinstance(hash(snapshot), int)
-    with pytest.raises(ConfigurationError, match="exactly one of sql and query"):
+    with pytest.raises(ConfigurationError) as caught:
         QuerySnapshot(position=BEGIN)
-    with pytest.raises(ConfigurationError, match="exactly one of position_query and position"):
+    assert caught.value.argument == "sql"
+    with pytest.raises(ConfigurationError) as caught:
         PostgresSnapshot(DSN, "SELECT 1")
-    with pytest.raises(ConfigurationError, match="has a DSN as dsn_env"):
+    assert caught.value.argument == "position_query"
+    with pytest.raises(ConfigurationError) as caught:
         PostgresSnapshot("postgresql://me:secret@db/x", "SELECT 1", position=BEGIN)
-    with pytest.raises(ConfigurationError, match="needs bootstrap=True"):
+    assert caught.value.argument == "dsn_env"
+    with pytest.raises(ConfigurationError) as caught:
         unbounded_dataset(NAME, input="lake.x", key="k", partitions=1, bootstrap=False, initial=snapshots[0])
+    assert caught.value.argument == "initial"
 
 
 # -- PostgreSQL
@@ -436,8 +442,9 @@ def test_a_variable_that_is_not_set_is_named(
     accounts: tuple[World, PostgresServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(DSN)
-    with pytest.raises(ConfigurationError, match=DSN):
+    with pytest.raises(ConfigurationError) as caught:
         accounts[0].advance(following(PostgresSnapshot(DSN, _SNAP, position=BEGIN)))
+    assert caught.value.setting == DSN
 
 
 @pytest.mark.server

@@ -100,8 +100,9 @@ def test_bounded_datasets_and_version_sets_are_fed_as_well(feed: World) -> None:
     )
     feed.send(NAME, [("a", 1)], version="v1")
     datasets = manager(feed, plain, left, right)
-    with pytest.raises(DatasetNotFoundError, match="there is no dataset 'plain'"):
+    with pytest.raises(DatasetNotFoundError) as caught:
         datasets.frame("plain", IN_PROCESS)
+    assert caught.value.dataset == "plain"
     reports = datasets.process(FEED, IN_PROCESS, "test")
     assert {name: report.action for name, report in reports.items()} == dict.fromkeys(
         ("plain", "left", "right"), "sealed"
@@ -151,8 +152,9 @@ def test_a_table_that_lost_its_place_and_is_to_fail_says_so(world: World) -> Non
     table.send(a=1, b=2, c=3, d=4)
     table.send(e=5, f=6, g=7, h=8)
     table.drop_the_front()
-    with pytest.raises(OffsetOutOfRangeError, match="can't be continued"):
+    with pytest.raises(OffsetOutOfRangeError) as caught:
         manager(world, table.spec).reset_at_start()
+    assert caught.value.dataset == "accounts"
 
 
 # -- tables of one run

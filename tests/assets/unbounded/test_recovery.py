@@ -261,8 +261,9 @@ def test_on_lost_offset_fail_fails_and_what_was_served_stays(world: World) -> No
     table.send(c=3)
     table.drop_the_front()
     before = table.commits
-    with pytest.raises(OffsetOutOfRangeError, match="retention has deleted the changes") as caught:
+    with pytest.raises(OffsetOutOfRangeError) as caught:
         table.advance()
+    assert caught.value.dataset == "accounts"
     assert "adjunct dataset rebuild accounts" in caught.value.next_step
     assert (table.content, table.commits) == ({"a": 1}, before)
     assert table.advance(rebuild="c is enough").action == "bootstrapped"
@@ -402,8 +403,9 @@ def test_a_rebuild_has_a_reason_and_is_of_an_unbounded_dataset(world: World) -> 
             spec, lake=world.lake, systems={"lake": table.streams}, spark=IN_PROCESS, reason=reason, by="ada"
         )
 
-    with pytest.raises(ConfigurationError, match="reason"):
+    with pytest.raises(ConfigurationError) as caught:
         rebuild(table.spec, "")
+    assert caught.value.argument == "reason"
     with pytest.raises(DatasetError, match="is bounded"):
         rebuild(bounded_dataset("b", input="lake.accounts", key="k", partitions=1), "why not")
     assert rebuild(table.spec, "before the first advance").action == "bootstrapped"
@@ -573,8 +575,9 @@ def test_a_damaged_pointer_is_refused_with_the_next_step(world: World) -> None:
     pointer = Path(world.lake.url) / f"datasets/{NAME}/CURRENT"
     whole = pointer.read_bytes()
     pointer.write_bytes(b"{")
-    with pytest.raises(MalformedDocumentError, match="CURRENT") as caught:
+    with pytest.raises(MalformedDocumentError) as caught:
         table.advance()
+    assert "datasets/accounts/CURRENT" in str(caught.value.document)
     assert "Restore this object" in caught.value.next_step
     pointer.unlink()
     with pytest.raises(MalformedDocumentError) as caught:

@@ -236,8 +236,9 @@ def test_added_columns_are_taken_on_first() -> None:
 def test_a_stream_that_was_made_anew_is_refused_before_a_writer_who_was_first() -> None:
     spec = declared()
     overtaken = CommitConflictError("another writer committed first.", "Advance again.")
-    with pytest.raises(OffsetOutOfRangeError, match=r"was read from another stream under the name lake\.t"):
+    with pytest.raises(OffsetOutOfRangeError) as caught:
         plan_recovery(seen(spec, table(spec), info={"identity": "second"}, refusal=overtaken))
+    assert (caught.value.dataset, caught.value.stream) == ("t", "lake.t")
     with pytest.raises(OffsetOutOfRangeError) as failure:
         plan_recovery(seen(spec, table(spec), ends=offsets(4, 5), refusal=overtaken))
     assert (failure.value.partition, failure.value.offset, failure.value.upcoming) == (0, "5", "4")

@@ -80,33 +80,40 @@ def test_a_commit_that_made_no_version_shows_the_one_before(quick: World) -> Non
 def test_before_the_first_version_there_was_nothing(quick: World) -> None:
     spec = table(quick)
     store = StoredVersions(quick.lake, spec.name)
-    with pytest.raises(DatasetNotFoundError, match="there is no dataset 'table'"):
+    with pytest.raises(DatasetNotFoundError) as caught:
         store.version(as_of=datetime.now(UTC))
+    assert caught.value.dataset == "table"
     quick.send(spec.name, [("a", 1)])
     with pytest.raises(Crash):
         quick.advance(spec, lake=faulty(quick, Fault("upload", 1, "crash-before")))
-    with pytest.raises(NoSealedVersionError, match="its bootstrap is not finished"):
+    with pytest.raises(NoSealedVersionError) as caught:
         store.version(as_of=1)
+    assert caught.value.dataset == "table"
     began = datetime.now(UTC)
     quick.advance(spec)
     with pytest.raises(NoSealedVersionError, match=r"served nothing at .* UTC; the oldest .* number 2"):
         store.version(as_of=began)
-    with pytest.raises(NoSealedVersionError, match="served nothing after commit 1"):
+    with pytest.raises(NoSealedVersionError) as caught:
         store.version(as_of=1)
-    with pytest.raises(NoSealedVersionError, match="served nothing at 2000-01-01"):
+    assert caught.value.dataset == "table"
+    with pytest.raises(NoSealedVersionError) as caught:
         store.version(as_of=datetime(2000, 1, 1, tzinfo=UTC))
+    assert caught.value.dataset == "table"
 
 
 def test_what_is_asked_for_must_be_one_thing_that_is_there(quick: World) -> None:
     spec = table(quick)
     send(quick, spec, {"a": 1})
     store = StoredVersions(quick.lake, spec.name)
-    with pytest.raises(ConfigurationError, match="neither version nor as_of is given"):
+    with pytest.raises(ConfigurationError) as caught:
         store.version()
-    with pytest.raises(ConfigurationError, match="both version 'v1' and as_of 1"):
+    assert caught.value.argument == "as_of"
+    with pytest.raises(ConfigurationError) as caught:
         store.version("v1", as_of=1)
-    with pytest.raises(ConfigurationError, match="expected a time with its zone"):
+    assert caught.value.argument == "as_of"
+    with pytest.raises(ConfigurationError) as caught:
         store.version(as_of=datetime(2026, 1, 1))
+    assert caught.value.argument == "as_of"
     for unknown in (99, 0, "nobody"):
         with pytest.raises(DatasetError, match=rf"no commit {unknown!r}; those that can be read are numbered 1 to 2"):
             store.version(as_of=unknown)
@@ -173,8 +180,9 @@ def test_what_a_bounded_dataset_served_at_a_time_is_found_as_well(quick: World) 
     assert [version for _, _, version in served] == [ids[0], ids[1], ids[0]]
     for at, number, version in served:
         assert store.version(as_of=at).version == store.version(as_of=number).version == version
-    with pytest.raises(NoSealedVersionError, match="its history has no version served at 2000-01-01"):
+    with pytest.raises(NoSealedVersionError) as caught:
         store.version(as_of=datetime(2000, 1, 1, tzinfo=UTC))
+    assert caught.value.dataset == "planes"
 
 
 def test_a_commit_of_changes_that_was_decided_twice_is_found_by_its_id(quick: World) -> None:

@@ -172,8 +172,9 @@ def test_a_last_offset_that_the_stream_lost_is_skipped_or_fails_as_declared(runs
     assert "the table continues at" in runs.report.note
     runs.spec, runs.last = declared(bootstrap=False, on_lost_offset="fail"), begun
     runs.start()
-    with pytest.raises(OffsetOutOfRangeError, match=r"'table' can't be continued: .* retention has deleted"):
+    with pytest.raises(OffsetOutOfRangeError) as caught:
         runs.batch()
+    assert caught.value.dataset == "table"
 
 
 def test_a_last_offset_beyond_the_streams_end_is_of_another_stream(runs: Runs) -> None:
@@ -405,18 +406,21 @@ def test_a_transaction_that_is_not_whole_waits_and_makes_the_table_stale_in_the_
     assert runs.report.lag == {"lake.single.0": 1}
     table.raise_if_stale(timedelta(minutes=10))
     table.raise_if_stale(timedelta.max)
-    with pytest.raises(StaleDatasetError, match=r"1 offsets of lake\.single\.0 are not in it"):
+    with pytest.raises(StaleDatasetError) as caught:
         table.raise_if_stale(timedelta(0))
+    assert caught.value.dataset == "table"
 
 
 # -- what can be declared
 
 
 def test_what_needs_a_store_is_refused_for_a_table_of_one_run() -> None:
-    with pytest.raises(ConfigurationError, match="can't have dead letters"):
+    with pytest.raises(ConfigurationError) as caught:
         declared(on_bad_change=DeadLetters("lake.dead"))
-    with pytest.raises(ConfigurationError, match="nothing is stored"):
+    assert caught.value.argument == "on_bad_change"
+    with pytest.raises(ConfigurationError) as caught:
         declared(on_lost_offset="serve_stale")
+    assert caught.value.argument == "on_lost_offset"
 
 
 def test_it_is_not_advanced_by_itself(world: World) -> None:
