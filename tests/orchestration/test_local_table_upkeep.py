@@ -151,8 +151,10 @@ def test_undoing_a_batch_whose_former_version_was_erased_says_what_to_do(world: 
     assert not erase_keys(world.lake, "counts", ["a"], reason="asked", by="me", roots=_roots(world)).complete
     BatchLog(world.lake, "app").abandon(reason="a test", by="me", skip=False)
     context = Runtime(world.lake, {}, IN_PROCESS, "run")
-    with pytest.raises(VersionDiscardedError, match=r"was abandoned.*gone, as after an erasure") as caught:
+    with pytest.raises(VersionDiscardedError) as caught:
         undo_batch(context, "counts", "app", 3, declared=world.spec())
+    assert caught.value.dataset == "counts"
+    assert str(caught.value.version).startswith("v000002-")
     assert "adjunct dataset delete counts" in caught.value.next_step
     delete_dataset(world.lake, "counts", reason="as it says", by="me", force=True)
     undo_batch(context, "counts", "app", 3, declared=world.spec())

@@ -205,6 +205,7 @@ def test_an_error_that_names_its_operator_is_told_with_it_once(step_world: StepW
     app.input_stream("lake.numbers").sink(lambda batch, context: lock.acquire()).send_to(
         app.output_stream("lake.out", partitions=2, key="k")
     )
-    with pytest.raises(ConfigurationError, match=r"^sink-2: <lambda>\(\) can't be sent to tasks") as told:
+    with pytest.raises(ConfigurationError) as told:
         step_world.run(app)
+    assert told.value.argument == "function"
     assert told.value.operator == "sink-2"

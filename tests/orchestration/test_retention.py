@@ -186,7 +186,8 @@ def test_a_dataset_that_can_not_be_read_keeps_no_other_from_being_discarded_in(p
     for name in ("broken", "copies"):
         planes.advance(bounded_dataset(name, input="lake.planes", key="k", partitions=2))
         planes.lake.store.put(f"datasets/{name}/CURRENT", b"{")
-    with pytest.raises(MalformedDocumentError, match=r"datasets/broken/CURRENT") as raised:
+    with pytest.raises(MalformedDocumentError) as raised:
         expire_all_versions(planes.lake, AT_ONCE, by="test", datasets=["broken", "copies", NAME])
+    assert "datasets/broken/CURRENT" in str(raised.value.document)
     assert "datasets/copies/CURRENT" in raised.value.__notes__[0]
     assert retained(planes) == ["v2"]

@@ -148,11 +148,9 @@ def test_a_second_run_waits_for_the_end_of_the_first_and_says_so_once(lake: Lake
 
 
 def test_waiting_ends_at_its_limit(lake: Lake) -> None:
-    with (
-        lease(lake, "first"),
-        pytest.raises(ApplicationBusyError, match=r"did not start after 0:00:00\.30* of waiting"),
-    ):
+    with lease(lake, "first"), pytest.raises(ApplicationBusyError) as caught:
         lease(lake, "second", Claim(wait=timedelta(seconds=0.3))).__enter__()
+    assert caught.value.run == "first"
 
 
 @pytest.mark.lengthy
@@ -188,8 +186,9 @@ def test_who_was_taken_over_from_knows_it_at_its_next_check_not_at_its_next_rene
     with lease(lake, "first") as first:
         first.check()
         with lease(lake, "second", Claim(take_over=True)) as second:
-            with pytest.raises(RunLeaseLostError, match=r"run first was lost: run second on host .* has taken it over"):
+            with pytest.raises(RunLeaseLostError) as caught:
                 first.check()
+            assert caught.value.run == "first"
             second.check()
 
 
@@ -201,8 +200,9 @@ def test_a_store_that_does_not_answer_is_waited_for_until_the_lease_may_expire(l
 
 def test_a_lease_of_another_host_is_taken_over_when_it_has_expired(lake: Lake) -> None:
     lake.store.put(KEY, holder(ELSEWHERE).model_dump_json().encode())
-    with pytest.raises(ApplicationBusyError, match=r"run r on host other \(pid 7\)"):
+    with pytest.raises(ApplicationBusyError) as caught:
         lease(lake).__enter__()
+    assert caught.value.run == "r"
     old = time.time() - 121
     os.utime(Path(lake.url) / KEY, (old, old))
     with lease(lake):
@@ -217,8 +217,9 @@ def test_a_lease_that_was_not_renewed_in_time_is_lost(lake: Lake, monkeypatch: p
     with lease(down) as held:
         held.check()
         time.sleep(1.8)
-        with pytest.raises(RunLeaseLostError, match="was not renewed in time"):
+        with pytest.raises(RunLeaseLostError) as caught:
             held.check()
+        assert caught.value.run == "mine"
     with lease(lake):  # the end could not be told either, and nothing waits for it
         pass
 

@@ -196,8 +196,14 @@ def test_a_record_from_before_the_history_fails_the_batch_before_anything_is_wri
     send_changes(world, [("a", 1, moment(10))])
     world.send("sales", (0, "a", moment(12)), (1, "a", moment(9)))
     app = application(PRICES, before_history="error")
-    with pytest.raises(OperatorFailedError, match="a record of item = a is from before the history of dataset prices"):
+    with pytest.raises(OperatorFailedError) as caught:
         world.run(app)
+    assert (caught.value.operator, caught.value.stream, caught.value.partition, caught.value.offset) == (
+        "join-2-prices",
+        "lake.sales",
+        0,
+        "1",
+    )
     with pytest.raises(StreamNotFoundError):
         world.rows("app-out")
     send_changes(world, [("a", 7, moment(1))])

@@ -128,8 +128,9 @@ def test_a_run_that_is_overtaken_after_its_outputs_can_not_close_the_batch(step_
         if event.what == "outputs":
             step_world.run(app, run="second")
 
-    with pytest.raises(CommitConflictError, match="second"):
+    with pytest.raises(CommitConflictError) as caught:
         step_world.run(app, run="first", on_event=overtaken)
+    assert caught.value.application == "app"
     assert enriched(step_world) == [(1, 100)]
     last = step_world.state(app).last
     assert last is not None
@@ -175,8 +176,9 @@ def test_a_checkpoint_behind_retention_is_rejected_before_an_intent_is_written(s
     step_world.send("trips", ("N1", 3))
     step_world.streams.configure("trips", retention=Retention(max_bytes=1), compaction=None)
     step_world.streams.maintain("trips")
-    with pytest.raises(OffsetOutOfRangeError, match="retention has passed the checkpoint"):
+    with pytest.raises(OffsetOutOfRangeError) as caught:
         step_world.run(app)
+    assert caught.value.application == "app"
     assert step_world.state(app).open is None
     assert enriched(step_world) == [(1, 100)]
 
@@ -189,6 +191,7 @@ def test_a_malformed_batch_log_is_named_and_nothing_is_run(step_world: StepWorld
     log = step_world.lake.commit_log("applications/app", "application")
     log.commit(None, {"checkpoint": {"lake.trips.0": 3}}, by="somebody")
     step_world.advance(planes())
-    with pytest.raises(MalformedDocumentError, match=r"batch log of application 'app'.*checkpoint"):
+    with pytest.raises(MalformedDocumentError) as caught:
         run_step(step_world.context(app))
+    assert "applications/app/manifests/" in str(caught.value.document)
     assert "out" not in step_world.streams.list_streams()

@@ -64,10 +64,9 @@ def test_it_adds_what_the_function_returns_for_records_and_entries(step_world: S
         wrong.table(lying), on="k", how="left", function=lambda record, entry: [1], schema=COST
     )
     stream.send_to(wrong.output_stream("lake.wrong", partitions=2, key="k"))
-    with pytest.raises(
-        OperatorFailedError, match=r"join-2-lying: a result of <lambda>.* at lake\.orders\.\d offset \d"
-    ):
+    with pytest.raises(OperatorFailedError) as caught:
         step_world.run(wrong)
+    assert (caught.value.operator, caught.value.stream) == ("join-2-lying", "lake.orders")
 
 
 def orders_and_table() -> tuple[Application, Any, Any]:

@@ -143,8 +143,9 @@ def test_bootstrap_no_record_of_the_main_input_is_read_before_the_snapshot(world
     world.send("trips", *planes_then)
     app = enriching(planes(persistent=persistent))
     if persistent:
-        with pytest.raises(NoSealedVersionError, match="its bootstrap is not finished"):
+        with pytest.raises(NoSealedVersionError) as caught:
             run_step(world.context(app))
+        assert caught.value.dataset == "planes"
         assert BatchLog(world.lake, "app").read()[0] is None
     events: list[str] = []
 
@@ -222,8 +223,9 @@ def test_failover_a_batch_whose_changes_retention_deleted_is_rejected_by_name(wo
     world.send("planes", ("N1", 1))
     world.streams.configure("planes", retention=Retention(max_bytes=1), compaction=None)
     world.streams.maintain("planes")
-    with pytest.raises(OffsetOutOfRangeError, match="'planes': the open batch began with offsets 0 to"):
+    with pytest.raises(OffsetOutOfRangeError) as caught:
         run(world, app, run="run-2")
+    assert caught.value.dataset == "planes"
     assert world.state(app).open == written
 
 
@@ -274,8 +276,9 @@ def test_a_batch_does_not_begin_with_a_table_that_is_staler_than_is_allowed(worl
     world.send("trips", ("N1", 1))
     app = enriching(table, max_staleness=MINUTES)
     late_change(world, 1, "N1", 100)
-    with pytest.raises(StaleDatasetError, match=r"dataset 'planes' is stale: .* and at most 0:10:00 is allowed"):
+    with pytest.raises(StaleDatasetError) as caught:
         run_step(world.context(app))
+    assert caught.value.dataset == "planes"
     assert world.state(app).open is None
     run(world, app)
     world.send("planes", ("N1", 111))
@@ -302,19 +305,20 @@ def test_an_open_batch_is_run_as_it_was_written_however_stale_its_table_is(world
 def test_a_table_that_has_taken_in_nothing_is_not_fresh(world: StepWorld) -> None:
     world.send("trips", ("N1", 1))
     app = enriching(planes(bootstrap=False), max_staleness=MINUTES)
-    with pytest.raises(StaleDatasetError, match=r"'planes' has no entries yet"):
+    with pytest.raises(StaleDatasetError) as caught:
         run_step(world.context(app))
+    assert caught.value.dataset == "planes"
 
 
 def test_freshness_can_be_demanded_of_change_streams_only(world: StepWorld) -> None:
     app = Application("app", few_records=0)
     fixed = bounded_dataset("fixed", input="lake.planes", key="tailnum", partitions=2)
-    with pytest.raises(
-        ConfigurationError, match="'fixed' has max_staleness=0:10:00, but it is not an unbounded dataset"
-    ):
+    with pytest.raises(ConfigurationError) as caught:
         app.table(fixed, max_staleness=MINUTES)
-    with pytest.raises(ConfigurationError, match="'things' has max_staleness"):
+    assert (caught.value.table, caught.value.argument) == ("fixed", "max_staleness")
+    with pytest.raises(ConfigurationError) as caught:
         app.table(world.table(), max_staleness=MINUTES)  # type: ignore[call-overload]
+    assert (caught.value.table, caught.value.argument) == ("things", "max_staleness")
     for limit in (timedelta(0), 5, "10m"):
         with pytest.raises(ConfigurationError) as failure:
             app.table(planes(), max_staleness=limit)  # type: ignore[arg-type]

@@ -193,8 +193,9 @@ def test_two_declarations_of_one_dataset_are_refused(tmp_path: Path) -> None:
     items = bounded_dataset("items", input="lake.items", key="item", broadcast=True)
     joined = other.input_stream("lake.clicks").join(other.table(items), on="item")
     joined.send_to(other.output_stream("lake.copy", partitions=1))
-    with pytest.raises(ConfigurationError, match="declare dataset 'items' differently"):
+    with pytest.raises(ConfigurationError) as caught:
         build_definitions(small.order_totals(tmp_path / "t.sqlite"), other)
+    assert caught.value.dataset == "items"
 
 
 def test_sensors_are_stopped_until_somebody_starts_them(tmp_path: Path) -> None:
@@ -238,8 +239,9 @@ def test_two_nodes_with_one_asset_key_and_two_jobs_with_one_name_are_rejected() 
     ):
         build_definitions(reading("a"), translator=OneKey())
     for other in ("a_b", "a-b"):
-        with pytest.raises(ConfigurationError, match=f"'a-b' and '{other}' have the same job name 'a_b'"):
+        with pytest.raises(ConfigurationError) as caught:
             build_definitions(reading("a-b"), reading(other))
+        assert caught.value.application == other
 
 
 def test_every_kind_of_node_says_what_it_is_in_dagster() -> None:

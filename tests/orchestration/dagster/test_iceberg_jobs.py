@@ -111,5 +111,6 @@ def test_the_schedule_is_off_and_a_table_needs_a_dataset(lab: Lab) -> None:
     assert schedules["shop_iceberg_daily"].job_name == "shop_iceberg"
     without = definitions(lab, PRICES, tables={})
     assert not any("iceberg" in schedule.name for schedule in without.schedules or ())
-    with pytest.raises(ConfigurationError, match=r"the dataset 'price', which no application.*known datasets: prices"):
+    with pytest.raises(ConfigurationError) as caught:
         definitions(lab, PRICES, tables={"price": TABLES["prices"]})
+    assert (caught.value.dataset, caught.value.argument) == ("price", "iceberg")

@@ -50,8 +50,9 @@ def test_an_asset_counts_in_a_table_that_is_made_where_it_is_not_there(tmp_path:
         assert entry is not None
         assert entry.value == '{"n":4}'
     other = KeyValueTableResource(scope="plant", table="counters", lake=url, partitions=3)
-    with pytest.raises(KeyValueTableExistsError, match=r"partitions 2 \(wanted: 3\)"):
+    with pytest.raises(KeyValueTableExistsError) as caught:
         other.blocking()
+    assert (caught.value.scope, caught.value.table) == ("plant", "counters")
 
 
 def test_a_table_that_must_be_there_makes_nothing(tmp_path: Path) -> None:
@@ -88,8 +89,9 @@ def test_a_secret_in_the_place_of_a_name_is_refused_and_not_shown(settings: dict
 
 
 def test_serializers_have_names() -> None:
-    with pytest.raises(ConfigurationError, match="'pickle': expected text, json, int, bytes"):
+    with pytest.raises(ConfigurationError) as caught:
         KeyValueTableResource(scope="plant", table="counters", value="pickle")
+    assert caught.value.argument == "name"
 
 
 def test_no_secret_of_a_table_is_stored_by_a_run_or_in_the_lake(

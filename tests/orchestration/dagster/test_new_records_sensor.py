@@ -114,10 +114,9 @@ def test_thresholds_are_for_all_applications_or_by_name() -> None:
     rule = LaunchWhen(records=7)
     assert launch_rules(rule, ("a", "b")) == {"a": rule, "b": rule}
     assert launch_rules({"b": rule}, ("a", "b")) == {"a": LaunchWhen(), "b": rule}
-    with pytest.raises(
-        ConfigurationError, match="launch_when names an unknown application 'c'; the applications: a, b"
-    ):
+    with pytest.raises(ConfigurationError) as caught:
         launch_rules({"c": rule}, ("a", "b"))
+    assert caught.value.argument == "launch_when"
 
 
 def test_a_run_concerns_an_application_by_its_job_or_by_its_assets() -> None:

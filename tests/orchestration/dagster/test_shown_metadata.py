@@ -153,8 +153,9 @@ def test_materialisations_have_column_lineage_descriptions_and_masked_rows(lab: 
 def test_nothing_is_shown_of_the_data_unless_it_is_asked_for(lab: Lab, tmp_path: Path) -> None:
     made = run(lab, tmp_path)
     assert all("adjunct/preview" not in metadata for metadata in made.values())
-    with pytest.raises(ConfigurationError, match="preview_rows must be an integer from 0 to 50, not 1000"):
+    with pytest.raises(ConfigurationError) as caught:
         build_definitions(application(tmp_path), preview_rows=1000)
+    assert caught.value.argument == "preview_rows"
 
 
 def test_assets_lead_to_the_lines_that_declare_them_where_that_is_asked_for(tmp_path: Path) -> None:

@@ -191,8 +191,9 @@ def guarded_redis() -> Iterator[RedisServerProcess]:
 
 
 def test_what_is_no_name_of_a_variable_is_refused_and_not_told() -> None:
-    with pytest.raises(ConfigurationError, match="dsn is not the name of an environment variable") as told:
+    with pytest.raises(ConfigurationError) as told:
         PostgresTableResource(table="t", key="id", dsn="postgresql://user:correct-horse@host/db")
+    assert told.value.argument == "dsn"
     assert "correct-horse" not in str(told.value)
     assert PostgresTableResource(table="t", key="id", dsn="MACHINES_DSN").dsn == "MACHINES_DSN"
 

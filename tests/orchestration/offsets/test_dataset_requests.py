@@ -285,8 +285,9 @@ def test_a_dataset_with_an_unreadable_startpoint_fails_alone_and_stays_as_it_is(
     runtime = Runtime(world.lake, world.systems, IN_PROCESS, by="run 1")
     outcome = apply_dataset_startpoints(runtime, app, startpoints, handed)
     assert [report.dataset for report in outcome.reports] == ["two"]
-    with pytest.raises(MalformedDocumentError, match=r"dataset 'one' was handed a startpoint .*version 2"):
+    with pytest.raises(MalformedDocumentError) as caught:
         outcome.raise_failed()
+    assert caught.value.dataset == "one"
     assert values(world, "one") == before
 
 

@@ -10,6 +10,6 @@ from tests.orchestration.offsets.fake_streams import FakeStreams
 
 
 def test_a_system_that_can_not_create_streams_says_so_beforehand() -> None:
-    with pytest.raises(ConfigurationError, match="can't create streams") as failure:
+    with pytest.raises(ConfigurationError) as failure:
         require_writer(FakeStreams())
     assert failure.value.system == "fake"

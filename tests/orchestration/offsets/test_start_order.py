@@ -204,8 +204,9 @@ def test_a_stream_that_is_made_anew_while_a_run_is_in_progress_ends_the_run(worl
     stream_of_two(world)
     app = reader()
     world.output.before = lambda batch: stream_of_two(world)
-    with pytest.raises(OffsetOutOfRangeError, match="deleted and recreated"):
+    with pytest.raises(OffsetOutOfRangeError) as caught:
         world.run(app)
+    assert (caught.value.application, caught.value.stream) == ("app", "fake.s")
     assert world.state(app).checkpoint == {S0: "@3", S1: "@3"}
 
 
@@ -251,8 +252,14 @@ def test_a_position_above_upcoming_is_an_error(world: OffsetsWorld) -> None:
     app = reader(on_lost="oldest")
     world.run(app)
     del world.fake.streams["s"].partitions[1].times[1:]
-    with pytest.raises(OffsetOutOfRangeError, match=r"fake\.s\.1: .* continues at offset @3, .* ends before @1"):
+    with pytest.raises(OffsetOutOfRangeError) as caught:
         world.run(app)
+    assert (caught.value.stream, caught.value.partition, caught.value.offset, caught.value.upcoming) == (
+        "fake.s",
+        1,
+        "@3",
+        "@1",
+    )
 
 
 # -- retention

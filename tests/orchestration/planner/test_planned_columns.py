@@ -123,8 +123,9 @@ def test_an_output_that_exists_otherwise_is_refused():
 def test_no_column_gets_a_name_of_those_that_carry_a_record_s_position(describe):
     app = application()
     describe(app)
-    with pytest.raises(PlanningError, match=r"a column would be called '__[xv]'"):
+    with pytest.raises(PlanningError) as caught:
         build_plan(app, catalog(s=8, t=8))
+    assert caught.value.column in ("__x", "__v")
 
 
 def test_a_filter_function_leaves_columns_as_they_are():

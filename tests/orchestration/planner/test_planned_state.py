@@ -50,8 +50,9 @@ def test_records_elsewhere_move_to_a_tables_buckets_and_continue_from_their_plac
 
 
 def test_a_join_needs_the_count_of_the_table_as_of_any_dataset() -> None:
-    with pytest.raises(PlanningError, match="counts has 8"):
+    with pytest.raises(PartitionCountMismatchError) as caught:
         counting(application(), partitions=8)
+    assert caught.value.counts == (("lake.s", 4), ("counts", 8))
     planned = counting(application(auto_repartition=True), partitions=8)
     assert exchanges_before(planned, "join-2-before")
 
@@ -75,8 +76,9 @@ def test_a_table_that_is_joined_is_fed_by_streams_of_its_count() -> None:
             build_plan(app, STREAMS)
             continue
         reading.join(counts, on="k", select=["n as m"])
-        with pytest.raises(PartitionCountMismatchError, match=r"lake\.r has 3 \(input\)") as caught:
+        with pytest.raises(PartitionCountMismatchError) as caught:
             build_plan(app, STREAMS)
+        assert caught.value.counts == (("lake.r", 3), ("lake.s", 4), ("counts", 4))
         assert 'At send-to-table-2-counts: move lake.r with .partition_by("k") before it' in caught.value.next_step
 
 
@@ -189,8 +191,9 @@ def test_mistakes_in_the_declaration_are_named() -> None:
     with pytest.raises(ConfigurationError) as failure:
         stream.send_to(counts, deleted="")
     assert failure.value.argument == "deleted"
-    with pytest.raises(ConfigurationError, match="deleted is for local tables only"):
+    with pytest.raises(ConfigurationError) as caught:
         stream.send_to(app.output_stream("lake.out", partitions=2), deleted="true")
+    assert caught.value.argument == "deleted"
 
 
 def test_what_changed_of_the_state_is_told_in_a_plan_s_differences() -> None:

@@ -107,8 +107,9 @@ def test_names_that_differ_on_both_sides_are_the_left_ones_after_it() -> None:
 
 
 def test_other_counts_and_other_columns_are_refused_or_moved() -> None:
-    with pytest.raises(PartitionCountMismatchError, match=r"lake\.left has 2 .*lake\.right has 3"):
+    with pytest.raises(PartitionCountMismatchError) as caught:
         assert_plannable(joining(), given(partitions=3))
+    assert (caught.value.operator, caught.value.counts) == ("stream-join-3-met", (("lake.left", 2), ("lake.right", 3)))
     with pytest.raises(PlanningError, match=r"needed is \(k\)"):
         assert_plannable(joining(), given(key="other"))
     for streams in (given(partitions=3), given(key="other")):
@@ -117,8 +118,9 @@ def test_other_counts_and_other_columns_are_refused_or_moved() -> None:
 
 
 def test_keys_of_different_types_do_not_meet() -> None:
-    with pytest.raises(PlanningError, match=r"'k'.*bigint"):
+    with pytest.raises(PlanningError) as caught:
         assert_plannable(joining(), given(kind="bigint"))
+    assert (caught.value.operator, caught.value.column) == ("stream-join-3-met", "k")
 
 
 @pytest.mark.parametrize("behind", [lambda sent: sent, lambda sent: sent.filter("n > 0").merge(sent.filter("n < 0"))])
@@ -127,12 +129,13 @@ def test_records_read_back_from_an_output_have_no_event_time(behind: Any) -> Non
     left, right = (app.input_stream(f"lake.{name}", event_time="at") for name in ("left", "right"))
     sent = behind(left.send_to(app.output_stream("lake.sent", partitions=2, key="k")))
     within: dict[str, Any] = {"on": "k", "within": MINUTE, "name": "met"}
-    refused = r"after send-to-3\S*, records are read from lake\.sent, which stores no event time"
     for one, other in ((sent, right), (right, sent)):
-        with pytest.raises(PlanningError, match=rf"stream-join-\d+-met: {refused}"):
+        with pytest.raises(PlanningError) as caught:
             one.join_stream(other, **within)
-    with pytest.raises(PlanningError, match=rf"window after \S+: {refused}") as caught:
+        assert caught.value.stream == "lake.sent"
+    with pytest.raises(PlanningError) as caught:
         sent.window(Tumbling(MINUTE), by="k", name="counted", aggregates={"n": Count()})
+    assert caught.value.stream == "lake.sent"
     assert "read lake.sent in another application, with an event_time" in caught.value.next_step
 
 
@@ -140,8 +143,9 @@ def test_one_side_of_merged_streams_that_says_no_time_is_refused_by_its_name() -
     app = Application("app")
     left, right = app.input_stream("lake.left", event_time="at"), app.input_stream("lake.right")
     merged = left.merge(right.select("k", "paid as n", "at"))
-    with pytest.raises(PlanningError, match=r"the records of lake\.right have no event time"):
+    with pytest.raises(PlanningError) as caught:
         merged.window(Tumbling(MINUTE), by="k", name="counted", aggregates={"n": Count()})
+    assert (caught.value.operator, caught.value.stream) == ("input-2", "lake.right")
 
 
 @pytest.mark.parametrize(
@@ -174,8 +178,9 @@ def test_no_state_has_the_name_of_another_operators() -> None:
     with pytest.raises(PlanningError, match=r"two operators keep state under the name 'met-left': stream-join-3"):
         left.window(Tumbling(MINUTE), by="k", name="met-left", aggregates={"n": Count()})
     left.window(Tumbling(MINUTE), by="k", name="other-left", aggregates={"n": Count()})
-    with pytest.raises(PlanningError, match="under the name 'other-left'"):
+    with pytest.raises(PlanningError) as caught:
         left.join_stream(right, on="k", within=MINUTE, name="other")
+    assert caught.value.operator == "stream-join-5-other"
 
 
 def test_an_outer_side_holds_back_what_follows_by_its_bound() -> None:
@@ -203,13 +208,15 @@ def test_state_rejects_incomparable_keys_and_types_that_the_lake_lacks() -> None
     left = left.with_columns(k="cast(n as double)").partition_by("k", partitions=2)
     right = right.with_columns(k="cast(paid as double)").partition_by("k", partitions=2)
     left.join_stream(right, on="k", within=MINUTE, name="met", prefix="right_")
-    with pytest.raises(PlanningError, match=r"stream-join-7-met can't store .* key column 'k' is double"):
+    with pytest.raises(PlanningError) as caught:
         assert_plannable(app, given())
+    assert (caught.value.operator, caught.value.column) == ("stream-join-7-met", "k")
     app = Application("app")
     flagged = app.input_stream("lake.left", event_time="at").with_columns(even="n % 2 = 0").partition_by("even")
     flagged.window(Tumbling(MINUTE), by="even", name="w", aggregates={"n": Count()})
-    with pytest.raises(PlanningError, match=r"window-4-w can't store .* key column 'even' is boolean"):
+    with pytest.raises(PlanningError) as caught:
         assert_plannable(app, given())
+    assert (caught.value.operator, caught.value.column) == ("window-4-w", "even")
 
 
 def test_updates_of_a_window_that_count_again_are_told() -> None:

@@ -79,8 +79,9 @@ def test_columns_of_unknown_types_that_a_stream_has_are_unproven() -> None:
     assert told in " ".join(notes_of(sending(*unknown), world(k="string", v="int", w="string")))
     app = Application("app", strict=True)
     app.input_stream("lake.s").map(*unknown).send_to(app.output_stream("lake.out", partitions=2, key="k"))
-    with pytest.raises(PlanningError, match=r"send-to-3: the types of 'v' .* The application is strict\.") as caught:
+    with pytest.raises(PlanningError) as caught:
         build_plan(app, world(k="string", v="int", w="string"))
+    assert (caught.value.operator, caught.value.column) == ("send-to-3", "v")
     assert 'with_columns(v="cast(v as int)")' in caught.value.next_step
     assert notes_of(sending("k", "v + 1 as v"), world(k="string", v="int")) == []
     assert notes_of(sending("k", "null as v"), world(k="string", v="int")) == []
@@ -123,10 +124,12 @@ def test_columns_of_unknown_types_that_a_table_declares_are_unproven() -> None:
 
 @pytest.mark.parametrize(("made", "kind"), [("array(v)", "array<int>"), ("struct(v)", "struct"), ("map(k, v)", "map")])
 def test_what_is_nested_is_refused_by_streams_and_tables(made: str, kind: str) -> None:
-    with pytest.raises(PlanningError, match=f"lake.out can't store .* has type '{kind}"):
+    with pytest.raises(PlanningError) as caught:
         build_plan(sending("k", f"{made} as v"), {"lake.s": INPUT})
-    with pytest.raises(PlanningError, match=f"lake.out can't store .* has type '{kind}"):
+    assert (caught.value.operator, caught.value.stream, caught.value.column) == ("send-to-3", "lake.out", "v")
+    with pytest.raises(PlanningError) as caught:
         build_plan(sending("k", f"{made} as v"), world(k="string", v="int"))
+    assert (caught.value.operator, caught.value.stream, caught.value.column) == ("send-to-3", "lake.out", "v")
     store = SqliteTable("never.sqlite", "t", key="k", columns={"k": "string", "n": "int", "more": "json"})
     app = Application("app")
     table = app.table(RemoteTable("t", key="k", write_function=store))
