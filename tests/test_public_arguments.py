@@ -263,30 +263,34 @@ def test_constructors_without_or_with_wrong_arguments_raise_our_errors(name: str
 
 def test_an_operation_is_refused_before_it_begins() -> None:
     opened = _opened()
-    with pytest.raises(ConfigurationError, match=r"Dataset.pin: reason is None: expected a valid string"):
+    with pytest.raises(ConfigurationError) as caught:
         opened.pin("v1", reason=None, by="ada")  # type: ignore[arg-type]
+    assert caught.value.argument == "reason"
 
 
 def test_what_is_refused_when_it_is_made_has_started_no_thread() -> None:
     before = set(threading.enumerate())
-    with pytest.raises(ConfigurationError, match=r"Watch.*: refresh is 'x' \(str\): expected a function"):
+    with pytest.raises(ConfigurationError) as caught:
         public.Watch("planes", "x", 60.0)
+    assert caught.value.argument == "refresh"
     assert set(threading.enumerate()) <= before
 
 
 def test_a_list_of_columns_is_no_text_and_a_truth_is_no_number() -> None:
     for value in ("ab", b"ab", [b"a"], 5):
-        with pytest.raises(ConfigurationError, match="key "):
+        with pytest.raises(ConfigurationError) as caught:
             public.LakeStreams(public.open_lake("memory://x")).create(
                 "t",
                 schema=public.Schema.of(k="int"),
                 key=value,
                 partitions=1,  # type: ignore[arg-type]
             )
-    with pytest.raises(ConfigurationError, match="partitions is True"):
+        assert caught.value.argument == "key"
+    with pytest.raises(ConfigurationError) as caught:
         public.LakeStreams(public.open_lake("memory://x")).create(
             "t", schema=public.Schema.of(k="int"), key=["k"], partitions=True
         )
+    assert caught.value.argument == "partitions"
 
 
 @pytest.mark.parametrize(
@@ -348,5 +352,6 @@ def test_users_arguments_are_checked_and_those_between_layers_are_not() -> None:
         assert not hasattr(each.send, "__wrapped__"), each
         assert not hasattr(each.open, "__wrapped__"), each
     table = public.RemoteTable("t", key="id", write_function=public.MemoryTable("not-checked"))
-    with pytest.raises(ConfigurationError, match="operation is 5"):
+    with pytest.raises(ConfigurationError) as caught:
         asyncio.run(table.send(5))
+    assert caught.value.argument == "operation"

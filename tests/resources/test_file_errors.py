@@ -68,8 +68,10 @@ def no_room(bytes_a_file: int = 30_000) -> Iterator[None]:
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO])
 def test_a_full_or_failing_disk_may_pass(number: int) -> None:
-    with pytest.raises(StoreUnavailableError, match=os.strerror(number)) as told, translate_file_errors("/data", "it"):
+    with pytest.raises(StoreUnavailableError) as told, translate_file_errors("/data", "it"):
         raise OSError(number, "what the library says")
+    assert isinstance(told.value.__cause__, OSError)
+    assert told.value.__cause__.errno == number
     assert isinstance(told.value, TransientError)
     assert told.value.url == "/data"
 
@@ -149,8 +151,10 @@ def test_delivered_files_that_are_not_given_refuse_no_version(tmp_path: Path) ->
     source = FileSource(str(tmp_path / "incoming"), "csv", SCHEMA)
     spec = bounded_dataset("files", input=source, key="k", broadcast=True)
     lake = open_lake(tmp_path / "lake")
-    with pytest.raises(StoreUnavailableError, match="Input/output error"):
+    with pytest.raises(StoreUnavailableError) as caught:
         advance_dataset(spec, lake=lake, systems={}, spark=IN_PROCESS, by="me")
+    assert isinstance(caught.value.__cause__, OSError)
+    assert caught.value.__cause__.errno == errno.EIO
     (folder / "a.csv").unlink()
     (folder / "a.csv").write_text("k,n\na,1\n")
     assert advance_dataset(spec, lake=lake, systems={}, spark=IN_PROCESS, by="me").action == "sealed"
@@ -169,7 +173,7 @@ def test_a_folder_that_may_not_be_listed_is_no_empty_one(tmp_path: Path, monkeyp
         return scandir(path)
 
     monkeypatch.setattr(os, "scandir", refused)  # whoever runs the tests may be allowed to list anything
-    with pytest.raises(ConfigurationError, match="Permission denied") as told:
+    with pytest.raises(ConfigurationError) as told:
         tree.list()
     assert told.value.url == str(tmp_path / "v1")
 
@@ -187,8 +191,9 @@ def test_a_file_that_fails_in_the_middle_is_not_taken_for_a_damaged_one(tmp_path
 def test_an_sqlite_file_that_can_not_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     store = SqliteTable(tmp_path / "file" / "t.sqlite", "t", "id", columns={"id": "string"}, create=True)
-    with blocking(store) as table, pytest.raises(TableAccessError, match="can't be created"):
+    with blocking(store) as table, pytest.raises(TableAccessError) as caught:
         table.put("a", {})
+    assert caught.value.table == "t"
 
 
 @pytest.mark.parametrize(

@@ -51,8 +51,9 @@ def test_an_endpoint_with_a_login_is_refused_wherever_it_comes_from(
         monkeypatch.setenv(name, "x")
     monkeypatch.setenv("AWS_REGION", "us-east-1")
     monkeypatch.setenv(variable, "http://me:hunter2@127.0.0.1:1")
-    with pytest.raises(ConfigurationError, match="login") as error:
+    with pytest.raises(ConfigurationError) as error:
         open_lake("s3://bucket/lake").store.get("a")
+    assert error.value.argument == "endpoint"
     assert "hunter2" not in "".join(traceback.format_exception(error.value))
 
 

@@ -73,8 +73,9 @@ def test_it_is_a_choice_of_the_environment_or_of_the_caller(monkeypatch: pytest.
     assert "TieredStopAtLevel" in options()
     assert "TieredStopAtLevel" not in options(quick=False)
     monkeypatch.setenv("ADJUNCT_SPARK_QUICK", "fast")
-    with pytest.raises(ConfigurationError, match="ADJUNCT_SPARK_QUICK is 'fast': expected true or false"):
+    with pytest.raises(ConfigurationError) as caught:
         options()
+    assert caught.value.setting == "ADJUNCT_SPARK_QUICK"
 
 
 @pytest.fixture

@@ -146,7 +146,7 @@ def test_conform_wants_exactly_the_columns() -> None:
     with pytest.raises(SchemaMismatchError) as failure:
         fit_to_schema(pa.table({"a": [1], "c": [1]}), Schema.of(a="bigint", b="int"), "stream 's'")
     assert failure.value.facts == {"column": "b"}
-    with pytest.raises(SchemaMismatchError, match=r"\['a'\] are repeated") as failure:
+    with pytest.raises(SchemaMismatchError) as failure:
         fit_to_schema(pa.table([[1], [2]], names=["a", "a"]), Schema.of(a="bigint"), "stream 's'")
     assert failure.value.column == "a"
 

@@ -37,16 +37,19 @@ def test_unknown_backends_are_named_with_those_that_are_known():
         ConfigurationError, match=r"'nosuch', which is not registered; registered are .*memory, postgres, redis, sqlite"
     ):
         function_from_description({"backend": "nosuch"})
-    with pytest.raises(ConfigurationError, match="dict is not a registered backend"):
+    with pytest.raises(ConfigurationError) as caught:
         describe_function({})
-    with pytest.raises(ConfigurationError, match=r"backend of tables 'memory' rejects its stored settings: .*'nosuch'"):
+    assert caught.value.backend == "dict"
+    with pytest.raises(ConfigurationError) as caught:
         function_from_description({"backend": "memory", "name": "x", "nosuch": 1})
+    assert (caught.value.argument, caught.value.backend) == ("backend", "memory")
 
 
 def test_a_name_is_registered_once():
     register_backend("sqlite", SqliteTable)
-    with pytest.raises(ConfigurationError, match="already registered"):
+    with pytest.raises(ConfigurationError) as caught:
         register_backend("sqlite", MemoryTable)
+    assert caught.value.backend == "sqlite"
     with pytest.raises(InvalidNameError):
         register_backend("a.b", MemoryTable)
 

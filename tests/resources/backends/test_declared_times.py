@@ -68,7 +68,7 @@ def test_a_time_that_is_none_is_refused_when_it_is_declared(declare: Any, name: 
     for allowed in [None] * none + [0] * zero:
         declare(**{name: allowed})
     for wrong in [*WRONG, *([] if none else [None]), *([] if zero else [0])]:
-        with pytest.raises(ConfigurationError, match=name) as told:
+        with pytest.raises(ConfigurationError) as told:
             declare(**{name: wrong})
         assert told.value.argument == name
 
@@ -76,5 +76,6 @@ def test_a_time_that_is_none_is_refused_when_it_is_declared(declare: Any, name: 
 @pytest.mark.parametrize(("declare", "name"), [(redis, "connections"), (http, "connections"), (redis, "largest_value")])
 def test_a_count_is_a_whole_number(declare: Any, name: str) -> None:
     for wrong in (0, -1, 2.5, True, None, math.nan):
-        with pytest.raises(ConfigurationError, match=name):
+        with pytest.raises(ConfigurationError) as caught:
             declare(**{name: wrong})
+        assert caught.value.argument == name

@@ -23,6 +23,7 @@ from dagster_adjunct.resources.errors import (
     SchemaMismatchError,
     TableAccessError,
     TableError,
+    TableNotFoundError,
     TableUnavailableError,
 )
 from dagster_adjunct.resources.tables.operation import (
@@ -148,8 +149,9 @@ def test_times_sort_as_texts_do_and_make_a_sort_key(new_table):
     assert [record["at"] for record in got.records] == times
     with_names = Operation(GET, RowEntries([(times[0], "k")]), key=("at", "id"))
     assert do(store, with_names)[0].records[0]["at"] == times[0]
-    with pytest.raises(ConfigurationError, match="has the key id, at, but the request's key is day, id"):
+    with pytest.raises(ConfigurationError) as caught:
         do(store, Operation(GET, RowEntries([("k", "k")]), key=("day", "id")))
+    assert caught.value.argument == "key"
 
 
 # --- keys, sizes and tables
@@ -248,7 +250,7 @@ def test_another_key_than_the_tables_is_refused(new_table, key, columns):
 
 
 def test_a_table_that_is_not_there_is_refused_without_create(new_table):
-    with pytest.raises(TableAccessError, match="the table does not exist in us-east-1"):
+    with pytest.raises(TableNotFoundError):
         do(new_table(create=False), get("k"))
 
 
@@ -494,8 +496,9 @@ def test_times_that_can_not_be_compared_are_an_error_and_no_skip(new_table):
 def test_idempotent_puts_need_the_columns_that_they_would_take_away(new_table):
     store = new_table({"id": "string"}, None)
     assert not store.capabilities.idempotent
-    with pytest.raises(ConfigurationError, match="declares no columns"):
+    with pytest.raises(ConfigurationError) as caught:
         do(store, marked(PUT, [("k", {})], conditions=Conditions(idempotent=True)))
+    assert caught.value.argument == "columns"
 
 
 def count_up(settings: dict, env: dict, source: str) -> int:
@@ -712,8 +715,9 @@ def test_a_table_travels_without_secrets_and_finds_them_where_it_arrives(dynamod
     assert not do(pickle.loads(pickle.dumps(store)), put(("k", {})))[0].problems
     assert not do(function_from_description(describe_function(store)), put(("k", {})))[0].problems
     monkeypatch.delenv("THE_SECRET")
-    with pytest.raises(ConfigurationError, match="credentials_env names THE_SECRET"):
+    with pytest.raises(ConfigurationError) as caught:
         do(store, get("k"))
+    assert caught.value.setting == "THE_SECRET"
 
 
 def test_a_subclass_arrives_as_itself(new_table):
@@ -726,8 +730,9 @@ class Doubling(DynamoDbTable):
 
 
 def test_a_session_stays_in_its_process(new_table):
-    with pytest.raises(ConfigurationError, match="has a boto3 session"):
+    with pytest.raises(ConfigurationError) as caught:
         pickle.dumps(new_table())
+    assert caught.value.argument == "session"
 
 
 def test_a_cancelled_request_sends_no_more_of_its_entries(new_table):

@@ -104,8 +104,9 @@ def test_keys_of_several_columns_come_in_the_order_that_the_request_names(servic
         Operation(PUT, RowEntries([("z", 2)], [{}]), key=("b", "a")),
     )
     assert set(service.records) == {"/1/of-x%2Fy", "/2/of-z"}
-    with pytest.raises(ConfigurationError, match="the request's key is b, c"):
+    with pytest.raises(ConfigurationError) as caught:
         send(table, Operation(PUT, RowEntries([("z", 2)], [{}]), key=("b", "c")))
+    assert caught.value.argument == "key"
 
 
 def test_a_record_is_put_only_where_there_is_none(service):
@@ -243,14 +244,16 @@ def test_secrets_come_from_the_environment_and_show_nowhere(service, monkeypatch
         == describe_function(table)
     )
     monkeypatch.delenv("API_TOKEN")
-    with pytest.raises(ConfigurationError, match="API_TOKEN, which holds its header Authorization, is not set"):
+    with pytest.raises(ConfigurationError) as caught:
         asyncio.run(table.open())
+    assert caught.value.setting == "API_TOKEN"
 
 
 @pytest.mark.parametrize("header", ["Authorization", "cookie", "X-API-Key"])
 def test_a_header_that_holds_a_secret_is_named_by_its_variable_only(header):
-    with pytest.raises(ConfigurationError, match="secret_headers=") as error:
+    with pytest.raises(ConfigurationError) as error:
         HttpTable("http://h", "/{k}", "k", headers={header: "Bearer hush"})
+    assert error.value.argument == "headers"
     assert "hush" not in str(error.value)
 
 

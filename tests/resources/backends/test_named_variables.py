@@ -36,7 +36,7 @@ def redis(**where: str) -> RedisTable:
 def test_a_secret_in_the_place_of_a_variables_name_is_refused_and_not_shown(
     argument: str, declared: Callable[[], Any]
 ) -> None:
-    with pytest.raises(ConfigurationError, match="is not the name of an environment variable") as told:
+    with pytest.raises(ConfigurationError) as told:
         declared()
     assert told.value.facts["argument"] == argument
     assert "sesame" not in f"{told.value} {told.value!r}"

@@ -81,8 +81,9 @@ def test_a_value_that_does_not_fit_is_named_and_the_other_entries_are_written(fi
         with pytest.raises(SchemaMismatchError, match=message):
             table.put_all([(1, {}), (2, fields)])
         messages = [(1, UpdateMessage({"s": "x"}, {})), (2, UpdateMessage(fields, {}))]
-        with pytest.raises(SchemaMismatchError, match=message):
+        with pytest.raises(SchemaMismatchError) as caught:
             table.update_messages(messages, UpdateContract.UPDATE_WITH_DEFAULTS)
+        assert caught.value.column == next(iter(fields))
         assert set(table.get_all([1, 2])) == {1}
 
 
@@ -114,9 +115,10 @@ def test_a_table_that_is_not_there_or_does_not_fit_is_named(postgres_server):
         table.get("a")
     with (
         blocking(table_of("keyless", columns={"id": "string", "w": "int"}, create=False)) as table,
-        pytest.raises(SchemaMismatchError, match="no column 'w', but one is declared; it has id, v"),
+        pytest.raises(SchemaMismatchError) as caught,
     ):
         table.get("a")
+    assert (caught.value.table, caught.value.column) == ("t", "w")
 
 
 @pytest.mark.parametrize(
@@ -232,18 +234,21 @@ def test_the_right_password_works_and_is_in_no_repr_pickle_or_description(postgr
 
 
 def test_a_password_in_the_declaration_is_refused():
-    with pytest.raises(ConfigurationError, match="would end up in pickles") as error:
+    with pytest.raises(ConfigurationError) as error:
         PostgresTable("t", "id", connect={"host": "127.0.0.1", "password": "hunter2"})
+    assert error.value.argument == "password"
     assert "hunter2" not in str(error.value)
 
 
 def test_a_variable_that_is_not_set_or_holds_no_dsn_is_named(monkeypatch):
     monkeypatch.delenv(VARIABLE)
-    with blocking(table_of("t")) as table, pytest.raises(ConfigurationError, match=f"{VARIABLE}.* is not set"):
+    with blocking(table_of("t")) as table, pytest.raises(ConfigurationError) as caught:
         table.get(1)
+    assert caught.value.setting == VARIABLE
     monkeypatch.setenv(VARIABLE, "postgres//someone:hunter2@host/db")
-    with blocking(table_of("t")) as table, pytest.raises(ConfigurationError, match="read as a DSN") as error:
+    with blocking(table_of("t")) as table, pytest.raises(ConfigurationError) as error:
         table.get(1)
+    assert error.value.setting == VARIABLE
     assert "hunter2" not in str(error.value)
     assert not [cause for cause in causes(error.value) if isinstance(cause, psycopg.Error)]
 

@@ -625,8 +625,9 @@ def test_passwords_come_from_the_environment_and_show_nowhere(new_table, monkeyp
         denied = send(new_table(url=server.url()), Operation(GET, RowEntries(["k"])))[0].problems[0]
         assert (denied.state, type(denied.error)) == (State.REFUSED, TableAccessError)
     monkeypatch.delenv("REDIS_PASSWORD")
-    with pytest.raises(ConfigurationError, match="REDIS_PASSWORD, which holds its password, is not set"):
+    with pytest.raises(ConfigurationError) as caught:
         send(tables[1], Operation(GET, RowEntries(["k"])))
+    assert caught.value.setting == "REDIS_PASSWORD"
 
 
 @pytest.mark.parametrize(

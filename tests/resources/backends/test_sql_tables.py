@@ -76,8 +76,9 @@ def test_keys_of_several_columns_are_matched_by_name_in_whatever_order(table_of)
         assert table.get(("JFK", "LAX")) is None
     entries = RowEntries([("LAX", "JFK")])
     for other in (("dest", "carrier"), ("dest",)):
-        with pytest.raises(ConfigurationError, match=r"has the key origin, dest, but the request's key is dest"):
+        with pytest.raises(ConfigurationError) as caught:
             used(store, lambda s, other=other: s.send(Operation(OperationKind.GET, entries, key=other)))
+        assert caught.value.argument == "key"
 
 
 @pytest.mark.parametrize(

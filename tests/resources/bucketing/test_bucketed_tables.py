@@ -108,13 +108,15 @@ def test_a_stray_and_a_missing_file_are_named(spark: SparkSession, store: LocalS
     generation = Generation(0, "d/data/one", tuple(files))
     stray = f"d/data/one/{files[0].name.replace('one', 'two')}"
     store.put(stray, store.get(f"d/data/one/{files[0].name}").data)
-    with pytest.raises(ManifestMismatchError, match="not listed: one/part-"):
+    with pytest.raises(ManifestMismatchError) as caught:
         bucketed_frame(spark, store, "dataset 'd'", LAYOUT, [generation])
+    assert str(caught.value.key).startswith("one/part-")
     store.delete(stray)
     assert bucketed_frame(spark, store, "dataset 'd'", LAYOUT, [generation]).count() == 3
     gone = Generation(1, "d/data/one", (*files, files[0].__class__(9, "part-gone", 1, 1, "")))
-    with pytest.raises(ManifestMismatchError, match="missing: one/part-gone"):
+    with pytest.raises(ManifestMismatchError) as caught:
         bucketed_frame(spark, store, "dataset 'd'", LAYOUT, [gone])
+    assert caught.value.key == "d/data/one/part-gone"
 
 
 def test_no_generation_is_an_empty_frame_with_the_columns(spark: SparkSession, store: LocalStore) -> None:

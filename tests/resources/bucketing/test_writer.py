@@ -90,8 +90,9 @@ def test_the_last_row_of_a_key_wins_across_batch_borders(seed: int) -> None:
 
 
 def test_a_null_key_is_refused_with_its_column() -> None:
-    with pytest.raises(NullKeyError, match=r"dataset 'd': 1 record.* a null in 'k', which is part of the key"):
+    with pytest.raises(NullKeyError) as caught:
         write_arrow_buckets(table([("a", 1), (None, 2)]), InMemoryStore(), FOLDER, KEYED, WriteOptions("dataset 'd'"))
+    assert caught.value.column == "k"
 
 
 @pytest.mark.parametrize("claimed", [0, 1])
@@ -101,8 +102,9 @@ def test_a_row_of_another_bucket_is_refused(claimed: int) -> None:
     data = table([(wrong, 1)]).append_column("__bucket", pa.array([claimed], pa.int32()))
     store = InMemoryStore()
     writer = BucketFileWriter(store, FOLDER, 0, KEYED, WriteOptions("d"))
-    with pytest.raises(ManifestMismatchError, match="rows are not partitioned by k"):
+    with pytest.raises(ManifestMismatchError) as caught:
         writer.write(data)
+    assert caught.value.partition_by == "k"
     writer.discard()
     assert list(store.list("")) == []
 
@@ -160,18 +162,21 @@ def test_the_range_of_a_timestamp_column_stands_in_the_stats() -> None:
 
 
 def test_a_layout_without_columns_to_hash_has_one_bucket() -> None:
-    with pytest.raises(SchemaMismatchError, match="4 buckets names no columns"):
+    with pytest.raises(SchemaMismatchError) as caught:
         BucketLayout(SCHEMA, (), 4)
+    assert caught.value.argument == "bucket_by"
 
 
 def test_facts_come_back_from_json_or_are_named() -> None:
     (file,) = write_arrow_buckets(table([("a", 1)]), InMemoryStore(), FOLDER, KEYED, WriteOptions("d"))
     generation = Generation(3, FOLDER, (file,))
     assert Generation.from_json(generation.to_json()) == generation
-    with pytest.raises(MalformedDocumentError, match="a generation of a manifest reads"):
+    with pytest.raises(MalformedDocumentError) as caught:
         Generation.from_json({"id": 1})
-    with pytest.raises(MalformedDocumentError, match="a file entry of a manifest reads"):
+    assert caught.value.document == "a generation of a manifest"
+    with pytest.raises(MalformedDocumentError) as caught:
         BucketFile.from_json({"bucket": 0, "colour": "red"})
+    assert caught.value.document == "a file entry of a manifest"
 
 
 def test_keys_are_written_as_json_can_hold_them() -> None:

@@ -88,13 +88,15 @@ def test_a_file_that_is_not_what_was_listed_is_never_read(place: tuple[str, Put,
     listed = tree.list()[0]
     put("v1/a b.csv", b"other")
     for read in (tree.read, lambda file: tree.read_range(file, 0, 2)):
-        with pytest.raises(SourceChangedError, match=r"v1/a b\.csv"):
+        with pytest.raises(SourceChangedError) as caught:
             read(listed)
+        assert str(caught.value.file).endswith("v1/a b.csv")
     with pytest.raises(SourceChangedError), tree.on_disk(listed):
         pass
     delete("v1/a b.csv")
-    with pytest.raises(SourceChangedError, match="is gone"):
+    with pytest.raises(SourceChangedError) as caught:
         tree.read(listed)
+    assert str(caught.value.file).endswith("v1/a b.csv")
 
 
 def test_equal_contents_have_equal_tags_whenever_they_were_written(
@@ -126,8 +128,9 @@ def test_places_that_can_not_be_files_are_refused(url: str) -> None:
 
 
 def test_a_bucket_that_is_not_there_is_named(s3_server: S3Server) -> None:
-    with pytest.raises(ConfigurationError, match="adjunct-none"):
+    with pytest.raises(ConfigurationError) as caught:
         open_tree("s3://adjunct-none/x").list()
+    assert caught.value.url == "s3://adjunct-none/x"
 
 
 def test_a_file_url_is_a_folder(tmp_path: Path) -> None:

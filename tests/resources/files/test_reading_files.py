@@ -242,8 +242,9 @@ def test_a_parquet_file_that_is_not_as_declared_is_refused_by_its_footer(
     pq.write_table(pa.table(columns), folder / "a.parquet")
     refused(folder, "a.parquet", "parquet", *parts)
     tree = open_tree(str(folder))
-    with pytest.raises(SchemaMismatchError, match=r"a\.parquet"):
+    with pytest.raises(SchemaMismatchError) as caught:
         count_file_records(DeclaredFiles(tree, "parquet", PLANES, "dataset 'planes'"), tree.list())
+    assert str(caught.value.file).endswith("a.parquet")
 
 
 def test_a_time_without_a_zone_is_refused_in_parquet(folder: Path) -> None:
@@ -335,11 +336,13 @@ def test_a_file_that_is_replaced_or_removed_after_it_was_listed_is_noticed(folde
     tree = open_tree(str(folder))
     listed = tree.list()[0]
     path.write_bytes(content[:5])
-    with pytest.raises(SourceChangedError, match=re.escape(str(path)) + " was overwritten"):
+    with pytest.raises(SourceChangedError) as caught:
         list(DeclaredFiles(tree, format, PLANES, "it").tables(listed))
+    assert caught.value.file == str(path)
     path.unlink()
-    with pytest.raises(SourceChangedError, match="is gone"):
+    with pytest.raises(SourceChangedError) as caught:
         list(DeclaredFiles(tree, format, PLANES, "it").tables(listed))
+    assert caught.value.file == str(path)
 
 
 def test_a_file_that_is_written_to_while_it_is_read_is_noticed(folder: Path) -> None:

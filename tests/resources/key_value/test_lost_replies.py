@@ -74,7 +74,7 @@ def test_and_meets_what_others_wrote_meanwhile(backend: Any, table: Any) -> None
 def test_beyond_the_horizon_the_outcome_is_unknown(backend: Any, table: Any) -> None:
     backend.horizon = 1.0
     backend.repeat = Lose(LOST)
-    with pytest.raises(OutcomeUnknownError, match=r"scope/table: .*the line is cut") as caught:
+    with pytest.raises(OutcomeUnknownError) as caught:
         table.put("k", "1")
     assert caught.value.table == "table"
     times = [at for _, _, _, at in backend.asked]
@@ -100,8 +100,9 @@ def test_nothing_is_asked_beyond_the_horizon_though_a_pause_was_too_long(monkeyp
 
     monkeypatch.setattr(repeating, "pause", slow)
 
-    with pytest.raises(OutcomeUnknownError, match="the line is cut"):
+    with pytest.raises(OutcomeUnknownError) as caught:
         asyncio.run(repeat())
+    assert (caught.value.scope, caught.value.table) == ("scope", "table")
     assert asked == [False]
 
 
@@ -109,16 +110,18 @@ def test_nothing_is_asked_beyond_the_horizon_though_a_pause_was_too_long(monkeyp
 def test_so_it_is_where_the_table_is_out_of_reach_after_a_reply_was_lost(backend: Any, table: Any) -> None:
     backend.horizon = 1.0
     backend.script, backend.repeat = [Lose(LOST)], AWAY
-    with pytest.raises(OutcomeUnknownError, match="nobody answers"):
+    with pytest.raises(OutcomeUnknownError) as caught:
         table.put("k", "1")
+    assert (caught.value.scope, caught.value.table) == ("scope", "table")
     for error in (
         TableAccessError("no entry.", ""),
         MalformedDocumentError("no entry.", ""),
         ConfigurationError("no entry.", ""),
     ):
         backend.script, backend.repeat = [Lose(LOST)], error
-        with pytest.raises(OutcomeUnknownError, match="no entry"):
+        with pytest.raises(OutcomeUnknownError) as caught:
             table.put("k", "1")
+        assert (caught.value.scope, caught.value.table) == ("scope", "table")
     backend.script, backend.repeat = [Lose(LOST, after=False)], KeyValueTableSealedError("sealed.", "")
     with pytest.raises(KeyValueTableSealedError):
         table.put("k", "1")

@@ -260,7 +260,7 @@ def test_what_would_not_be_read_as_it_was_is_refused(serializer: Any, value: Any
     ],
 )
 def test_bytes_of_something_else_are_refused(serializer: Any, stored: bytes) -> None:
-    with pytest.raises(SerializationError, match="stored bytes"):
+    with pytest.raises(SerializationError):
         serializer.from_bytes(stored)
 
 
@@ -275,8 +275,9 @@ def test_what_a_model_refuses_is_told_by_its_fields_or_of_the_whole() -> None:
 
 @pytest.mark.parametrize("schema", ["", "{}", "5", '{"type": "nothing"}'])
 def test_what_is_no_avro_schema_is_refused_at_once(schema: str) -> None:
-    with pytest.raises(ConfigurationError, match="no Avro schema"):
+    with pytest.raises(ConfigurationError) as caught:
         AvroSerializer(schema)
+    assert caught.value.argument == "schema"
 
 
 @pytest.mark.parametrize("wrong", [dict, "Plane", None])

@@ -143,11 +143,13 @@ def test_what_is_done_is_stored_unless_others_went_on() -> None:
 def test_an_entry_is_read_as_it_was_stored_and_what_is_none_is_told() -> None:
     stored = table("sealed", longest_value=5).model_dump(mode="json")
     assert parse_stored_entry(StoredTable, stored, "it") == table("sealed", longest_value=5)
-    with pytest.raises(MalformedDocumentError, match="format 2; this release of Adjunct reads format 1"):
+    with pytest.raises(MalformedDocumentError) as caught:
         parse_stored_entry(StoredTable, {**stored, "format": 2}, "it")
+    assert caught.value.document == "the stored entry of it"
     for broken in ({**stored, "state": "lost"}, {**stored, "incarnation": "../x"}, {**stored, "more": 1}, [], None):
-        with pytest.raises(MalformedDocumentError, match="entry of it can't be read"):
+        with pytest.raises(MalformedDocumentError) as caught:
             parse_stored_entry(StoredTable, broken, "it")
+        assert caught.value.document == "the stored entry of it"
     assert "format 2" in str(table_info(NAME, {**stored, "format": 2}).problem)
 
 
@@ -155,7 +157,7 @@ def test_an_entry_is_read_as_it_was_stored_and_what_is_none_is_told() -> None:
     "wrong", [{"partitions": 0}, {"partitions": 65_537}, {"partitions": True}, {"partitions": 2.0}, {"longest_key": -1}]
 )
 def test_a_configuration_that_no_backend_could_keep_is_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ConfigurationError, match=next(iter(wrong))) as refused:
+    with pytest.raises(ConfigurationError) as refused:
         KeyValueTableConfiguration(**{"partitions": 1, **wrong})
     assert refused.value.argument == next(iter(wrong))
 

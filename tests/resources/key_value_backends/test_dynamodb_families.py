@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from dagster_adjunct.resources.errors import KeyValueTableSealedError
 from dagster_adjunct.resources.key_value.segment import (
     ABSENT,
     ANYTHING,
@@ -336,8 +337,9 @@ def test_a_sealed_table_stays_sealed_when_families_are_forgotten(
         await asyncio.to_thread(backend.seal, table, 1)
         for _ in range(2):
             await FamilyList(calls, LAYOUT).purge()
-        with pytest.raises(Exception, match="sealed"):
+        with pytest.raises(KeyValueTableSealedError) as caught:
             await write(segment, key("kept"))
+        assert caught.value.scope == "tests"
         assert await keys_of(segment) == [key("kept")]
         await calls.close()
 

@@ -406,11 +406,13 @@ def test_what_can_be_no_setting_is_refused():
     with pytest.raises(ConfigurationError) as caught:
         PostgresSegments(connections=0)
     assert caught.value.argument == "connections"
-    with pytest.raises(ConfigurationError, match="password"):
+    with pytest.raises(ConfigurationError) as caught:
         PostgresSegments(connect={"password": "x"})
+    assert caught.value.argument == "password"
     for dsn in ("postgresql://me:hidden@there/db", "host=there password = hidden"):
-        with pytest.raises(ConfigurationError, match="'dbname' that looks like a whole DSN") as refused:
+        with pytest.raises(ConfigurationError) as refused:
             PostgresSegments(connect={"dbname": dsn})
+        assert refused.value.argument == "dbname"
         assert "hidden" not in str(refused.value)
     for seconds in (0, -1, float("nan"), float("inf")):
         with pytest.raises(ConfigurationError) as caught:
@@ -419,5 +421,6 @@ def test_what_can_be_no_setting_is_refused():
         with pytest.raises(ConfigurationError) as caught:
             PostgresSegments(horizon=seconds)
         assert caught.value.argument == "horizon"
-    with pytest.raises(ConfigurationError, match="NOT_SET"):
+    with pytest.raises(ConfigurationError) as caught:
         PostgresSegments(dsn_env="NOT_SET").create(new_table_id(), 1)
+    assert caught.value.setting == "NOT_SET"

@@ -94,8 +94,9 @@ def test_what_is_deleted_leaves_nothing_in_the_file(handle, path, table):
 def test_a_missing_file_is_told_and_not_made(tmp_path):
     backend = SqliteSegments(tmp_path / "none.sqlite")
     table = new_table_id()
-    with pytest.raises(TableNotFoundError, match=r"none\.sqlite"):
+    with pytest.raises(TableNotFoundError) as caught:
         handle_of(backend, table).get(APPLE)
+    assert "none.sqlite" in str(caught.value.table)
     with pytest.raises(TableAccessError):
         backend.seal(table, 1)
     backend.delete(table, 1)
@@ -131,8 +132,9 @@ def test_a_wait_that_never_ends_or_begins_is_refused(path, seconds):
 def test_what_is_no_database_is_told(tmp_path):
     other = tmp_path / "notes.txt"
     other.write_text("no database, but long enough to be taken for one" * 20)
-    with pytest.raises(TableAccessError, match=r"notes\.txt"):
+    with pytest.raises(TableAccessError) as caught:
         SqliteSegments(other).create(new_table_id(), 1)
+    assert "notes.txt" in str(caught.value.table)
     with pytest.raises(TableAccessError):
         SqliteSegments(tmp_path).create(new_table_id(), 1)
     with pytest.raises(TableAccessError):

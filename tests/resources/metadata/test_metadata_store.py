@@ -73,8 +73,9 @@ def test_namespaces_and_scopes_do_not_meet(lake: Lake) -> None:
     put(store.namespace("things", "app"), {"a": 1})
     assert contents(store.namespace("things", "other")) == {}
     assert contents(store.namespace("others", "app")) == {}
-    with pytest.raises(InvalidNameError, match="scope name 'a/b'"):
+    with pytest.raises(InvalidNameError) as caught:
         store.namespace("things", "a/b")
+    assert caught.value.name == "a/b"
 
 
 def test_what_changes_nothing_is_no_commit(lake: Lake) -> None:
@@ -167,8 +168,9 @@ def test_an_entry_larger_than_a_page_has_one_of_its_own(lake: Lake, small_pages:
 
 @pytest.mark.parametrize("value", [float("nan"), object(), "\ud800"])
 def test_what_json_can_not_hold_is_refused_by_its_key(lake: Lake, value: object) -> None:
-    with pytest.raises(ConfigurationError, match="entry 'a' can't be written"):
+    with pytest.raises(ConfigurationError) as caught:
         put(named(lake), {"a": value})
+    assert caught.value.key == "a"
     assert named(lake).read().version == 0
 
 
@@ -176,8 +178,9 @@ def test_a_changed_page_is_an_error_that_names_it(lake: Lake) -> None:
     put(named(lake), {"a": 1})
     page = named(lake).read().document.pages[0]
     lake.store.put(page.key, b'[["a",2]]')
-    with pytest.raises(ManifestMismatchError, match=page.key):
+    with pytest.raises(ManifestMismatchError) as caught:
         contents(named(lake))
+    assert caught.value.key == page.key
 
 
 @pytest.mark.parametrize(

@@ -60,8 +60,9 @@ def test_a_competitor_between_read_and_swap_makes_a_conflict(kind: FaultKind) ->
         theirs.append(rival.commit(parent, {"n": "theirs"}, by="rival"))
 
     store.plan = (Fault("put_if_match", 1, "meanwhile", overtake), Fault("put_if_match", 1, kind))
-    with pytest.raises(CommitConflictError, match="commit 2 of x lost a race"):
+    with pytest.raises(CommitConflictError) as caught:
         log.commit(parent, {"n": "mine"}, by="me")
+    assert caught.value.prefix == "x"
     assert log.current() == theirs[0]
 
 
@@ -94,8 +95,9 @@ def test_a_lost_race_is_told_from_a_won_one_below_those_that_came_after() -> Non
 
 def test_a_store_that_never_says_leaves_the_state_unknown() -> None:
     log, rival, parent, _ = _at_second_commit(Fault("put_if_match", 1, "lost-after"), Fault("get", 1, "lost-before"))
-    with pytest.raises(CommitStateUnknownError, match="may or may not have happened") as caught:
+    with pytest.raises(CommitStateUnknownError) as caught:
         log.commit(parent, {"n": 2}, by="me", commit_id="mine")
+    assert caught.value.prefix == "x"
     assert "'mine'" in str(caught.value)
     current = rival.current()
     assert current is not None

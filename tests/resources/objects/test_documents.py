@@ -34,8 +34,9 @@ def test_a_malformed_pointer_names_itself_and_spares_what_was_committed(
 ) -> None:
     keys = [info.key for info in store.list("datasets/planes/manifests/")]
     store.put("datasets/planes/CURRENT", damage)
-    with pytest.raises(MalformedDocumentError, match=r"pointer 'datasets/planes/CURRENT' in memory://") as caught:
+    with pytest.raises(MalformedDocumentError) as caught:
         log.current()
+    assert "'datasets/planes/CURRENT'" in str(caught.value.document)
     assert "datasets/planes/manifests/" in caught.value.next_step
     assert [log.read(key).body for key in keys] == [{"v": 1}, {"v": 2}]
     with pytest.raises(AdjunctError):
@@ -68,40 +69,45 @@ def test_a_pointer_to_a_missing_manifest_says_which_is_missing(store: InMemorySt
     current = log.current()
     assert current is not None
     store.delete(current.manifest_key)
-    with pytest.raises(MalformedDocumentError, match="which is missing") as caught:
+    with pytest.raises(MalformedDocumentError) as caught:
         log.current()
+    assert caught.value.document == "datasets/planes/CURRENT"
     assert current.manifest_key in str(caught.value)
 
 
 def test_a_malformed_manifest_names_itself_and_spares_the_others(store: InMemoryStore, log: CommitLog) -> None:
     first, second = [info.key for info in store.list("datasets/planes/manifests/")]
     store.put(second, store.get(second).data[:-5])
-    with pytest.raises(MalformedDocumentError, match=second):
+    with pytest.raises(MalformedDocumentError) as caught:
         log.current()
+    assert second in str(caught.value.document)
     assert log.read(first).body == {"v": 1}
 
 
 def test_a_manifest_under_another_name_is_refused(store: InMemoryStore, log: CommitLog) -> None:
     first, second = [info.key for info in store.list("datasets/planes/manifests/")]
     store.put(second, store.get(first).data)
-    with pytest.raises(MalformedDocumentError, match="belongs at"):
+    with pytest.raises(MalformedDocumentError) as caught:
         log.current()
+    assert caught.value.document == second
 
 
 def test_a_manifest_of_a_future_format_is_refused_by_name(store: InMemoryStore, log: CommitLog) -> None:
     current = log.current()
     assert current is not None
     _change(store, current.manifest_key, format=2, new_field=True)
-    with pytest.raises(MalformedDocumentError, match="has format 2; this release of Adjunct reads format 1"):
+    with pytest.raises(MalformedDocumentError) as caught:
         log.current()
+    assert current.manifest_key in str(caught.value.document)
 
 
 def test_a_malformed_lake_document_is_named_and_left_alone(store: InMemoryStore) -> None:
     lake_in(store)
     for damage in (b"{}", b'{"format": 9}'):
         store.put("_adjunct/lake.json", damage)
-        with pytest.raises(MalformedDocumentError, match=r"_adjunct/lake\.json"):
+        with pytest.raises(MalformedDocumentError) as caught:
             lake_in(store)
+        assert "_adjunct/lake.json" in str(caught.value.document)
         assert store.get("_adjunct/lake.json").data == damage
 
 

@@ -108,12 +108,14 @@ def test_reading_makes_no_lake_and_leaves_nothing_behind(tmp_path: Path, caplog:
     lake = open_lake(tmp_path / "lake")
     streams = LakeStreams(lake)
     assert streams.list_streams() == []
-    with pytest.raises(StreamNotFoundError, match=str(tmp_path / "lake")):
+    with pytest.raises(StreamNotFoundError) as caught:
         streams.describe("orders")
+    assert caught.value.stream == "lake.orders"
     lake.store.delete("x/y")
     assert (lake.exists(), lake.id, list(tmp_path.iterdir())) == (False, "", [])
-    with pytest.raises(LakeNotFoundError, match=str(tmp_path / "lake")):
+    with pytest.raises(LakeNotFoundError) as caught:
         open_lake(tmp_path / "lake", create=False)
+    assert caught.value.url == str(tmp_path / "lake")
     assert caplog.messages == []
     streams.create("orders", schema=Schema.of(n="int"), partitions=1)
     assert caplog.messages == [f"Created a new lake at {tmp_path / 'lake'}."]
@@ -227,8 +229,10 @@ def test_a_disk_that_fails_is_told_as_what_may_pass(tmp_path: Path, monkeypatch:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(StoreUnavailableError, match="No space left on device"):
+    with pytest.raises(StoreUnavailableError) as caught:
         lake.store.put("y", b"")
+    assert isinstance(caught.value.__cause__, OSError)
+    assert caught.value.__cause__.errno == errno.ENOSPC
 
 
 def test_settings_that_contradict_each_other_are_refused() -> None:
@@ -261,13 +265,15 @@ def test_no_secret_and_no_connection_travels_in_a_pickle(s3_server: S3Server) ->
 
 
 def test_a_missing_bucket_and_wrong_credentials_are_said(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigurationError, match="bucket does not exist"):
+    with pytest.raises(ConfigurationError) as caught:
         open_lake("s3://no-such-bucket-here/lake")
+    assert caught.value.url == "s3://no-such-bucket-here/lake"
     if s3_server.name == "versitygw":  # moto accepts any credentials
         url = s3_server.url() + "2"
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
-        with pytest.raises(ConfigurationError, match="credentials"):
+        with pytest.raises(ConfigurationError) as caught:
             open_lake(url)
+        assert caught.value.url == url
 
 
 def test_a_store_in_memory_is_found_by_its_name_as_long_as_somebody_holds_it() -> None:

@@ -224,8 +224,9 @@ def test_a_closed_port_and_missing_credentials_are_said(monkeypatch: pytest.Monk
     closed = S3Options(endpoint="http://127.0.0.1:9", region="us-east-1", attempts=2)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "the-secret")
-    with pytest.raises(StoreUnavailableError, match="got no answer") as caught:
+    with pytest.raises(StoreUnavailableError) as caught:
         S3Store("s3://bucket/x", closed).get("k")
+    assert (caught.value.url, caught.value.key) == ("s3://bucket/x", "k")
     assert "the-secret" not in str(caught.value)
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
         monkeypatch.delenv(name, raising=False)

@@ -162,11 +162,13 @@ def test_an_unsafe_key_is_refused_before_anything_is_done(store: ObjectStore) ->
     escapes = ["/a", "a/../b", "..", "./a", "a//b", "a/", ""]
     for key in [*escapes, ".hidden", "a/.b", "a b", "a\\b", "a\x00b", "ä", "a%2e", "x" * 300, "x/" * 500 + "x"]:
         for use in (store.get, store.head, store.delete, store.spark_uri):
-            with pytest.raises(InvalidNameError, match="not safe"):
+            with pytest.raises(InvalidNameError) as caught:
                 use(key)
+            assert caught.value.name == key[:300]
         for write in (store.put, store.put_if_absent):
-            with pytest.raises(InvalidNameError, match="not safe"):
+            with pytest.raises(InvalidNameError) as caught:
                 write(key, b"x")
+            assert caught.value.name == key[:300]
     assert list(store.list("")) == []
 
 

@@ -55,8 +55,9 @@ def test_a_stream_is_declared_again_without_what_was_configured_since(streams: L
     streams.create("s", schema=schema, key=["k"], partitions=1)
     declared = streams.state("s")[1].declaration
     assert (declared.retention, declared.timestamp) == (week, "at")
-    with pytest.raises(StreamExistsError, match="retention is"):
+    with pytest.raises(StreamExistsError) as caught:
         streams.create("s", schema=schema, key=["k"], partitions=1, retention=Retention(max_bytes=1))
+    assert caught.value.stream == "lake.s"
 
 
 def test_a_declaration_that_can_not_work_says_why(streams: LakeStreams) -> None:
@@ -105,6 +106,7 @@ def test_a_malformed_index_is_named_and_earlier_commits_stay_readable(
     assert commit is not None
     body = {**commit.body, "next": [5]}
     log.commit(commit, body, by="a careless tool")
-    with pytest.raises(MalformedDocumentError, match=r"manifests/000000000003-.*ends at \[1\], expected \[5\]"):
+    with pytest.raises(MalformedDocumentError) as caught:
         streams.upcoming([SystemStreamPartition("lake", "s", 0)])
+    assert "manifests/000000000003-" in str(caught.value.document)
     assert log.read(commit.manifest_key).body == commit.body

@@ -115,8 +115,9 @@ def test_a_missing_or_cut_file_is_an_error_that_names_it(s: LakeStreams, records
     _, state = s.state("s")
     first, second = [segment.key_of("streams/s", segment.files[0]) for segment in state.tail]
     s.lake.store.delete(second)
-    with pytest.raises(ManifestMismatchError, match=second.rsplit("/", 1)[-1]):
+    with pytest.raises(ManifestMismatchError) as caught:
         values(s, 0, 2)
+    assert caught.value.key == second
     assert values(s, 0, 1) == [0]
     s.lake.store.put(first, b"PAR1 not at all")
     with pytest.raises(ManifestMismatchError, match="can't be read"):

@@ -43,8 +43,9 @@ def test_a_stream_of_another_system_has_no_readers_here(lake: Lake, s: LakeStrea
         lambda: list_readers(lake, "kafka.s"),
         lambda: remove_reader(lake, "kafka.s", "report"),
     ):
-        with pytest.raises(ConfigurationError, match=r"'kafka\.s' belongs to the system 'kafka': expected a stream of"):
+        with pytest.raises(ConfigurationError) as caught:
             ask()
+        assert (caught.value.stream, caught.value.system) == ("kafka.s", "kafka")
     for name in ("lake.", "lake.s.0", "s/../t"):
         with pytest.raises(InvalidNameError):
             list_readers(lake, name)
@@ -146,8 +147,9 @@ def test_a_batch_of_a_reader_that_was_forgotten_can_t_commit(lake: Lake, s: Lake
     read_new(lake, "s", reader="report", max_records=2).commit()
     batch = read_new(lake, "s", reader="report")
     remove_reader(lake, "s", "report")
-    with pytest.raises(CommitConflictError, match="the reader was removed"):
+    with pytest.raises(CommitConflictError) as caught:
         batch.commit()
+    assert caught.value.stream == "lake.s"
 
 
 def test_nonsense_is_refused(lake: Lake, s: LakeStreams) -> None:

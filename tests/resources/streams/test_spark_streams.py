@@ -142,8 +142,9 @@ def test_a_frame_is_appended_once_and_in_the_order_asked_for(
         values = [row["v"] for row in table.to_pylist() if row["__partition"] == partition]
         assert values == sorted(values[: len(values) // 2]) * 2
     assert table.num_rows == 400
-    with pytest.raises(Exception, match="rows are not partitioned by k"):
+    with pytest.raises(ManifestMismatchError) as caught:
         copy(source.repartition(4, "v"), 2, partitioned=True)
+    assert caught.value.partition_by == "k"
     assert streams.describe("copy")["records"] == 400
 
 
@@ -168,10 +169,12 @@ def test_a_tombstone_makes_another_content(spark: SparkSession, streams: LakeStr
 
 def test_a_frame_that_does_not_fit_names_the_column(spark: SparkSession, streams: LakeStreams) -> None:
     streams.create("s", schema=SCHEMA, partitions=1)
-    with pytest.raises(SchemaMismatchError, match="column 'v' holds string"):
+    with pytest.raises(SchemaMismatchError) as caught:
         streams.append("s", spark.createDataFrame([("a", "1")], "k string, v string"), producer="p", sequence=0)
-    with pytest.raises(SchemaMismatchError, match=r"\['w'\] are not expected"):
+    assert (caught.value.stream, caught.value.column) == ("lake.s", "v")
+    with pytest.raises(SchemaMismatchError) as caught:
         streams.append("s", spark.createDataFrame([("a", 1, 2)], "k string, v int, w int"), producer="p", sequence=0)
+    assert (caught.value.stream, caught.value.column) == ("lake.s", "w")
     streams.append("s", spark.createDataFrame([("a", 1)], "k string, v int"), producer="p", sequence=0)
     assert streams.read_arrow(streams.all_ranges("s")).column("v").to_pylist() == [1]
 
@@ -184,8 +187,9 @@ def test_a_stray_or_missing_file_is_found_before_anything_is_read(
     (file,) = streams.lake.store.list("streams/s/data/")
     stray = file.key.replace("part-00000", "part-00007")
     streams.lake.store.put(stray, streams.lake.store.get(file.key).data)
-    with pytest.raises(ManifestMismatchError, match="streams/s: the manifest lists 1 files, Spark found 2; not listed"):
+    with pytest.raises(ManifestMismatchError) as caught:
         streams.read(spark, streams.all_ranges("s"))
+    assert str(caught.value.key).endswith(stray.rsplit("/", 1)[-1])
     streams.lake.store.delete(stray)
     assert streams.read(spark, streams.all_ranges("s")).count() == 1
 

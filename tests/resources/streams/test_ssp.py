@@ -37,7 +37,9 @@ def test_a_system_is_opened_by_its_name(lake: Lake) -> None:
     register_system("mine", LakeStreams)
     assert isinstance(open_system(lake, "lake"), LakeStreams)
     assert isinstance(open_system(lake, "mine"), LakeStreams)
-    with pytest.raises(ConfigurationError, match="no stream system 'kafka2'"):
+    with pytest.raises(ConfigurationError) as caught:
         open_system(lake, "kafka2")
-    with pytest.raises(ConfigurationError, match="already registered"):
+    assert caught.value.system == "kafka2"
+    with pytest.raises(ConfigurationError) as caught:
         register_system("mine", lambda lake: LakeStreams(lake))
+    assert caught.value.system == "mine"

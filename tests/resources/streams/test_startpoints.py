@@ -103,8 +103,9 @@ def test_a_form_that_is_not_known_is_refused_by_name(change: dict[str, object], 
 
 @pytest.mark.parametrize("value", [None, [], "oldest", 3])
 def test_what_is_no_object_is_no_startpoint(value: object) -> None:
-    with pytest.raises(MalformedDocumentError, match="expected an object"):
+    with pytest.raises(MalformedDocumentError) as caught:
         Startpoint.from_json(value)
+    assert caught.value.document == "startpoint"
 
 
 def test_a_missing_field_is_refused() -> None:
@@ -278,8 +279,9 @@ def test_a_time_outside_of_the_years_1_to_9999_is_refused_with_a_hint(ms: int, t
         StartpointOldest(creation_timestamp_ms=ms)
     assert failure.value.facts == {"argument": "creation_timestamp_ms"}
     stored = {**StartpointTimestamp(timestamp_ms=0).to_json(), "timestamp_ms": ms}
-    with pytest.raises(MalformedDocumentError, match="years 1 to 9999"):
+    with pytest.raises(MalformedDocumentError) as caught:
         Startpoint.from_json(stored)
+    assert caught.value.document == "startpoint"
 
 
 @pytest.mark.parametrize("seconds", [500_000_000, 1_767_225_600, 9_999_999_999])
@@ -308,8 +310,9 @@ def test_the_first_and_the_last_time_can_be_said_and_found(filled: LakeStreams, 
 
 @pytest.mark.parametrize("offset", ["0003", "00", "+3", " 3", "3 ", "3\n", "-0", "1_0", "\uff13", "\u0663", "3" * 5000])
 def test_a_number_that_is_written_in_another_way_is_no_offset(filled: LakeStreams, offset: str) -> None:
-    with pytest.raises(OffsetOutOfRangeError, match=r"startpoint of lake\.s\.0: .* is not an offset"):
+    with pytest.raises(OffsetOutOfRangeError) as caught:
         resolve_startpoint_to_offset(filled, SSP, StartpointSpecific(offset=offset))
+    assert caught.value.offset == offset[:80]
     with pytest.raises(OffsetOutOfRangeError):
         filled.records_between({SSP: OffsetRange(offset, "4")})
 
@@ -334,8 +337,10 @@ class Answering(LakeStreams):
 def test_an_answer_that_is_no_offset_is_refused(filled: LakeStreams, answer: Any) -> None:
     answering = Answering(filled.lake)
     answering.answers = {SSP: answer}
-    with pytest.raises(ConfigurationError, match=rf"lake\.s\.0: stream system 'lake'.*returned {answer!r}"):
+    with pytest.raises(ConfigurationError) as caught:
         resolve_startpoint_to_offset(answering, SSP, StartpointOldest())
+    assert (caught.value.stream, caught.value.system) == ("lake.s", "lake")
     answering.answers = {}
-    with pytest.raises(ConfigurationError, match="returned None"):
+    with pytest.raises(ConfigurationError) as caught:
         resolve_startpoint_to_offset(answering, SSP, StartpointOldest())
+    assert (caught.value.stream, caught.value.system) == ("lake.s", "lake")

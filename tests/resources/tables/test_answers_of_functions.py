@@ -115,8 +115,9 @@ def test_transient_problems_are_retried_and_increments_as_the_policy_says():
         function = Restarting(RuntimeError("server restarting"))
         function.fill({"k": {"n": 0}})
         table = table_over(function, retry=RetryPolicy(3, first_wait=0, **policy))
-        with pytest.raises(TableUnavailableError, match="of key 'k' failed: RuntimeError: server restarting") as told:
+        with pytest.raises(TableUnavailableError) as told:
             asyncio.run(request(table))
+        assert told.value.table == "t"
         assert isinstance(told.value.__cause__, RuntimeError)
         return function
 
@@ -128,8 +129,9 @@ def test_transient_problems_are_retried_and_increments_as_the_policy_says():
 
 def test_missing_records_told_by_an_error_of_send_are_missing():
     function = Raising(ExceptionGroup("g", [RecordNotFoundError("no.", "Put it.", keys=("k",))]))
-    with pytest.raises(RecordNotFoundError, match="no record to update for 1 key"):
+    with pytest.raises(RecordNotFoundError) as caught:
         asyncio.run(table_over(function).update("k", {}))
+    assert (caught.value.table, caught.value.keys) == ("t", ("k",))
 
 
 def test_a_get_all_that_returns_no_dictionary_is_an_error_of_the_table():

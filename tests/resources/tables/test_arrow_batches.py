@@ -59,8 +59,9 @@ def test_a_null_record_deletes_in_the_order_of_its_key(store):
 
 
 def test_a_null_key_is_refused_before_anything_is_sent(store):
-    with pytest.raises(NullKeyError, match="got None as a key"):
+    with pytest.raises(NullKeyError) as caught:
         asyncio.run(table_over(store).send(Operation(OperationKind.PUT, entries_of([1, None], [{"n": 1}, {"n": 2}]))))
+    assert caught.value.table == "t"
     assert store.seen == []
 
 

@@ -74,8 +74,9 @@ def test_rows_of_one_key_take_effect_in_their_order_and_missing_ones_are_named(s
     with table_over(store) as table:
         table.put_all(batch_of([{"id": "a", "n": 1}, {"id": "b", "n": 2}, {"id": "a", "n": 3}]))
         assert table.get("a")["n"] == 3
-        with pytest.raises(RecordNotFoundError, match=r"no record to update for 1 key .'c'"):
+        with pytest.raises(RecordNotFoundError) as caught:
             table.update_all(pa.table({"id": ["c", "b"], "n": [7, 8]}))
+        assert (caught.value.table, caught.value.keys) == ("t", ("c",))
         assert table.get("b")["n"] == 8
 
 
@@ -127,5 +128,6 @@ def test_an_operation_takes_entries_and_says_how_a_batch_becomes_some() -> None:
             table.send(Operation(OperationKind.PUT, batch))  # type: ignore[arg-type]
         assert table.send(Operation(OperationKind.PUT, ArrowEntries.of(batch, "id"))).done == 2
         assert table.send(Operation(OperationKind.GET, RowEntries(["k1"]))).records == [ROWS[1]]
-    with pytest.raises(ConfigurationError, match="expected an Arrow table or batch"):
+    with pytest.raises(ConfigurationError) as caught:
         ArrowEntries.of([{"id": "a"}], "id")  # type: ignore[arg-type]
+    assert caught.value.argument == "batch"

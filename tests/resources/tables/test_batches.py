@@ -362,12 +362,14 @@ def test_a_get_between_two_puts_of_a_compact_batch_sees_the_first():
 def test_compact_batches_refuse_updates_and_conditions():
     store = SlowStore()
     compact = BatchProvider(compact=True)
-    with pytest.raises(ConfigurationError, match=r"batches are compact.*updates need every entry"):
+    with pytest.raises(ConfigurationError) as caught:
         run(lambda: table_over(store, batches=compact).update("a", {}))
+    assert caught.value.argument == "batches"
     entries = RowEntries(["a"], [{"at": 1}], None, [DIRECT], [1])
     layer = BatchLayer(store, table="t", batches=compact)
-    with pytest.raises(ConfigurationError, match="conditions need every entry"):
+    with pytest.raises(ConfigurationError) as caught:
         run(lambda: layer.send(Operation(OperationKind.PUT, entries, (), Conditions("at"))))
+    assert caught.value.argument == "batches"
     assert store.requests == []
 
 
@@ -386,14 +388,16 @@ def test_compact_batches_refuse_updates_and_conditions():
     ],
 )
 def test_batches_that_cannot_be_are_refused(wrong):
-    with pytest.raises(ConfigurationError, match="expected"):
+    with pytest.raises(ConfigurationError) as caught:
         BatchProvider(**wrong)
+    assert caught.value.argument in wrong
 
 
 @pytest.mark.parametrize("wrong", [0, True, 2.5, float("inf")])
 def test_a_bound_that_is_no_number_of_requests_is_refused(wrong):
-    with pytest.raises(ConfigurationError, match="in_flight"):
+    with pytest.raises(ConfigurationError) as caught:
         table_over(SlowStore(), in_flight=wrong)
+    assert caught.value.argument == "in_flight"
 
 
 def test_what_is_said_of_batches_travels_with_the_table():
@@ -403,5 +407,6 @@ def test_what_is_said_of_batches_travels_with_the_table():
     table = table_over(MemoryTable("travels"), batches=batches, in_flight=3)
     copy = pickle.loads(pickle.dumps(table))
     assert (copy.batches, copy.in_flight) == (batches, 3)
-    with pytest.raises(ConfigurationError, match="both set the batch size"):
+    with pytest.raises(ConfigurationError) as caught:
         table_over(SlowStore(), batches=batches, batch_size=3)
+    assert caught.value.argument == "batches"

@@ -189,8 +189,9 @@ def test_who_does_not_know_the_secret_gets_nothing_and_none_is_told_it(
     assert repr(address.secret) not in repr(address)
     assert pickle.loads(pickle.dumps(address)) == address
     stranger = replace(address, secret=b"x" * 32)
-    with pytest.raises(TableError, match="is gone"):
+    with pytest.raises(TableError) as caught:
         asyncio.run(CreditClient(stranger).acquire(BUDGET, 1))
+    assert caught.value.budget == "orders"
     with socket.create_connection((address.host, address.port)) as rude:
         rude.settimeout(10)
         rude.sendall(b"GET / HTTP/1.1\r\n\r\n")
@@ -210,8 +211,9 @@ def test_a_driver_that_is_gone_is_told(serve: Callable[..., CreditServer], monke
         await asyncio.to_thread(server.stop)
         await client.acquire(BUDGET, 1)
 
-    with pytest.raises(TableError, match=r"driver.*is gone") as told:
+    with pytest.raises(TableError) as told:
         asyncio.run(work())
+    assert told.value.budget == "orders"
     assert str(address.port) in str(told.value)
 
 
@@ -219,18 +221,21 @@ def test_what_keeps_the_driver_from_leasing_reaches_the_task(
     serve: Callable[..., CreditServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     damaged = serve(Fails(MalformedDocumentError("the budget can't be read.", "Delete it.", document="d")))
-    with pytest.raises(MalformedDocumentError, match="can't be read"):
+    with pytest.raises(MalformedDocumentError) as caught:
         asyncio.run(CreditClient(damaged.serve([BUDGET])).acquire(BUDGET, 1))
+    assert caught.value.document == "d"
     monkeypatch.setattr(credit_server, "_STORE_SECONDS", 0.3)
     away = serve(Fails(StoreUnavailableError("the store does not answer.", "Wait.")))
     with pytest.raises(StoreUnavailableError, match="does not answer"):
         asyncio.run(CreditClient(away.serve([BUDGET])).acquire(BUDGET, 1))
-    with pytest.raises(TableError, match="not served by this run"):
+    with pytest.raises(TableError) as caught:
         asyncio.run(CreditClient(away.serve([])).acquire(Budget("other", "write", 1.0), 1))
+    assert caught.value.budget == "other"
 
 
 def test_a_budget_that_can_not_be_read_says_which_and_what_to_do(tmp_path: Path) -> None:
     lake = open_lake(str(tmp_path), create=True)
     lake.store.put("metadata/budgets/orders/write.json", b'{"format": 2}')
-    with pytest.raises(MalformedDocumentError, match="'orders'"):
+    with pytest.raises(MalformedDocumentError) as caught:
         BudgetLeases(lake, BUDGET, "run").lease(LeaseRequest(1.0, 1.0))
+    assert "'orders'" in str(caught.value.document)

@@ -90,8 +90,9 @@ def test_a_delete_says_its_time(store):
     assert run(table.get_all(["a", "b", "c"])) == [{"c": {"at": 8}}]
     with pytest.raises(TableError, match=r"delete\('a', newest=…\)"):
         run(table.put("a", None))
-    with pytest.raises(ConfigurationError, match="declared without newest_by"):
+    with pytest.raises(ConfigurationError) as caught:
         run(table_over(store).delete("a", newest=7))
+    assert caught.value.argument == "newest"
     with BlockingTable(table) as blocking:
         blocking.put("d", {"at": 1})
         blocking.delete("d", newest=2)
@@ -131,20 +132,24 @@ def test_skipped_entries_are_no_error(store):
 
 @pytest.mark.parametrize("wanted", [{"newest_by": "at"}, {"idempotent": True}])
 def test_a_store_that_cannot_check_it_is_refused_when_the_table_is_declared(wanted, store):
-    with pytest.raises(ConfigurationError, match="its write function can't check it"):
+    with pytest.raises(ConfigurationError) as caught:
         table_over(SlowStore(), **wanted)
-    with pytest.raises(ConfigurationError, match="has no write function"):
+    assert caught.value.argument == next(iter(wanted))
+    with pytest.raises(ConfigurationError) as caught:
         RemoteTable("t", key="id", read_function=store, **wanted)
-    with pytest.raises(ConfigurationError, match="If newest_by or idempotent skips that one"):
+    assert caught.value.argument == next(iter(wanted))
+    with pytest.raises(ConfigurationError) as caught:
         table_over(store, batches=BatchProvider(compact=True), **wanted)
+    assert caught.value.argument == "batches"
 
 
 @pytest.mark.parametrize(
     "wrong", [{"on_replay": "skip"}, {"on_replay": "never", "idempotent": True}, {"newest_by": ""}]
 )
 def test_conditions_that_make_no_sense_are_refused(wrong, store):
-    with pytest.raises(ConfigurationError, match="expected"):
+    with pytest.raises(ConfigurationError) as caught:
         table_over(store, **wrong)
+    assert caught.value.argument in wrong
 
 
 def test_conditions_travel_with_the_table(store):
@@ -159,8 +164,9 @@ def test_conditions_travel_with_the_table(store):
 def test_conditions_that_a_store_can_not_check_are_rejected_and_not_dropped(conditions):
     store = SlowStore()
     entries = RowEntries(["a"], [{"at": 1}], marks=[Mark("s.0", position_of(0, 1))], newest=[1])
-    with pytest.raises(ConfigurationError, match="SlowStore can't check"):
+    with pytest.raises(ConfigurationError) as caught:
         run(table_over(store).send(Operation(OperationKind.PUT, entries, conditions=conditions)))
+    assert caught.value.argument == ("idempotent" if conditions.idempotent else "newest_by")
     assert not store.requests
 
 

@@ -141,8 +141,9 @@ def test_costs_that_are_none_are_refused_before_anything_is_sent(cost: Any) -> N
     function = Counters(busy())
     limit = RateLimit(writes_per_second=1000, credits=lambda operation, answer: cost)
     for told in gathered(function, rate_limit=limit):
-        with pytest.raises(ConfigurationError, match=r"table t: credits of the rate limit gave .*: expected a number"):
+        with pytest.raises(ConfigurationError) as caught:
             raise told
+        assert caught.value.argument == "credits"
     assert function.counts == {}
 
 
@@ -152,8 +153,9 @@ def test_a_cost_that_is_not_known_of_a_later_part_repeats_nothing() -> None:
     limit = RateLimit(writes_per_second=200, credits=costs_nothing_of_bad)
     for told in gathered(function, rate_limit=limit):
         if told is not None:
-            with pytest.raises(ConfigurationError, match="raised KeyError: 'bad'"):
+            with pytest.raises(ConfigurationError) as caught:
                 raise told
+            assert caught.value.argument == "credits"
     assert max(function.counts.values(), default=0) <= 1
 
 
@@ -199,10 +201,12 @@ def test_missing_records_are_those_that_were_asked_for(keys: Any, told: str) -> 
 
 @pytest.mark.parametrize("wrong", [{"first_wait": math.inf}, {"first_wait": math.nan}, {"max_wait": -1.0}])
 def test_endless_waits_are_refused_when_they_are_declared(wrong: dict[str, float]) -> None:
-    with pytest.raises(ConfigurationError, match="can't work"):
+    with pytest.raises(ConfigurationError) as caught:
         RetryPolicy(**wrong)  # type: ignore[arg-type]
+    assert caught.value.argument in wrong
 
 
 def test_a_rate_beyond_all_numbers_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="writes_per_second is 1000"):
+    with pytest.raises(ConfigurationError) as caught:
         RateLimit(writes_per_second=10**400)
+    assert caught.value.argument == "writes_per_second"

@@ -89,8 +89,9 @@ def test_a_null_key_is_refused_before_anything_is_sent(store, key):
         lambda: table.update_all([(key, {})]),
         lambda: table.update_messages([("a", message), (key, message)], UpdateContract.UPDATE_WITH_DEFAULTS),
     ):
-        with pytest.raises(NullKeyError, match="table state got"):
+        with pytest.raises(NullKeyError) as caught:
             asyncio.run(call())
+        assert caught.value.table == "state"
     assert asyncio.run(table.get("a")) is None
 
 
@@ -260,5 +261,6 @@ def test_all_requests_are_made_of_the_send_of_a_subclass(store):
 
 def test_a_clock_that_is_none_is_refused(store):
     for clock in (1, object(), False):
-        with pytest.raises(ConfigurationError, match="clock="):
+        with pytest.raises(ConfigurationError) as caught:
             table_over(store, clock=clock)
+        assert caught.value.argument == "clock"

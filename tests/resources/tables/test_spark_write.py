@@ -70,8 +70,9 @@ def test_a_key_is_null_when_any_of_its_columns_is(
     skip = TableWrite(table, None, "skip", tasks=2)
     assert write_table(frame(spark, rows, PUT), skip, exchange=True, what="sink").counters["null_keys"] == 2
     assert stored(tmp_path) == {("a", 1): "x"}
-    with pytest.raises(NullKeyError, match="no a or no b, the key of table pairs"):
+    with pytest.raises(NullKeyError) as caught:
         write_table(frame(spark, rows, PUT), TableWrite(table, None, "fail", 1), exchange=False, what="sink")
+    assert caught.value.table == "pairs"
 
 
 def test_a_frame_without_rows_writes_nothing_and_counts_nothing(
@@ -84,26 +85,26 @@ def test_a_frame_without_rows_writes_nothing_and_counts_nothing(
 
 
 @pytest.mark.parametrize(
-    ("contract", "ddl", "message"),
-    [
-        (None, "a string, v string", r"records for table pairs have no 'b'; they have a, v\."),
-        (UpdateContract.UPDATE_ONLY, "a string, b int, v string", r"no 'update'.*update_message"),
-    ],
+    ("contract", "ddl", "column"),
+    [(None, "a string, v string", "b"), (UpdateContract.UPDATE_ONLY, "a string, b int, v string", "update")],
 )
 def test_a_frame_without_the_columns_that_are_needed_says_which(
-    spark: SparkSession, table: RemoteTable[Any, Any, Any], contract: Any, ddl: str, message: str
+    spark: SparkSession, table: RemoteTable[Any, Any, Any], contract: Any, ddl: str, column: str
 ) -> None:
-    with pytest.raises(SchemaMismatchError, match=message):
+    with pytest.raises(SchemaMismatchError) as caught:
         write_table(spark.createDataFrame([], ddl), TableWrite(table, contract, "fail", 1), exchange=False, what="s")
+    assert (caught.value.table, caught.value.column) == ("pairs", column)
 
 
 def test_what_a_task_refuses_comes_back_as_what_it_is(spark: SparkSession, tmp_path: Path) -> None:
     missing = SqliteTable(tmp_path / "none.sqlite", "t", ["a", "b"], columns={"a": "string", "b": "int", "v": "string"})
     write = TableWrite(RemoteTable("pairs", key=["a", "b"], write_function=missing), None, "fail", 2)
-    with pytest.raises(TableAccessError, match=r"none\.sqlite") as refused:
+    with pytest.raises(TableAccessError) as refused:
         write_table(frame(spark, [(0, 0, False, "a", 1, "x")], PUT), write, exchange=True, what="sink")
+    assert "none.sqlite" in str(refused.value.table)
     assert refused.value.next_step
     narrow = SqliteTable(tmp_path / "n.sqlite", "t", ["a", "b"], columns={"a": "string", "b": "int"}, create=True)
     write = TableWrite(RemoteTable("pairs", key=["a", "b"], write_function=narrow), None, "fail", 2)
-    with pytest.raises(AdjunctError, match="'v'"):
+    with pytest.raises(AdjunctError) as caught:
         write_table(frame(spark, [(0, 0, False, "a", 1, "x")], PUT), write, exchange=True, what="sink")
+    assert caught.value.column == "v"

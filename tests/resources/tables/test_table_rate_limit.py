@@ -79,8 +79,9 @@ def test_tables_that_name_one_budget_spend_the_same():
     assert RateLimit(100, 10).budgets("a") == (Budget("a", "read", 100), Budget("a", "write", 10))
     assert RateLimit(None, 10, budget="all").budgets("a") == RateLimit(None, 10, budget="all").budgets("b")
     assert RateLimit().budgets("a") == ()
-    with pytest.raises(InvalidNameError, match="budget name"):
+    with pytest.raises(InvalidNameError) as caught:
         RateLimit(budget="no/name")
+    assert caught.value.name == "no/name"
 
 
 def test_a_table_pays_from_the_source_that_it_is_given_also_where_it_has_travelled():
@@ -109,8 +110,9 @@ class Spent:
 
 @pytest.mark.parametrize("rate", [0, -1, float("nan")])
 def test_a_rate_that_lets_nothing_through_is_refused(rate):
-    with pytest.raises(ConfigurationError, match="above 0"):
+    with pytest.raises(ConfigurationError) as caught:
         RateLimit(writes_per_second=rate)
+    assert caught.value.argument == "writes_per_second"
 
 
 def acquire_after_cancelled(bucket: TokenBucket, cancelled: list[float], credits: float) -> None:

@@ -67,8 +67,9 @@ def test_every_attempt_opens_the_function_again():
 
 def test_it_gives_up_after_the_attempts_with_the_last_error_as_it_was():
     table = table_over(Flaky(*(busy() for _ in range(9))), attempts=3)
-    with pytest.raises(TableUnavailableError, match="busy") as error:
+    with pytest.raises(TableUnavailableError) as error:
         asyncio.run(table.put("a", {}))
+    assert error.value.table == "state"
     assert "after 3 attempts" in error.value.__notes__[0]
     assert (table.metrics.retries, table.metrics.failures) == (2, 1)
 
@@ -115,8 +116,9 @@ def test_a_later_put_of_the_same_key_waits_for_the_retries_of_the_earlier():
 
 @pytest.mark.parametrize("wrong", [{"attempts": 0}, {"first_wait": -1.0}])
 def test_a_policy_that_cannot_work_is_refused(wrong):
-    with pytest.raises(ConfigurationError, match="at least one attempt"):
+    with pytest.raises(ConfigurationError) as caught:
         RetryPolicy(**wrong)
+    assert caught.value.argument == next(iter(wrong))
 
 
 class SendsLater(TableWriteFunction[str, dict, dict]):

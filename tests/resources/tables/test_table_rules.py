@@ -60,8 +60,9 @@ def test_null_keys_and_updates_are_refused_before_anything_is_sent():
     table = table_over(store)
     for kind in OperationKind:
         for key in (None, ("a", None)):
-            with pytest.raises(NullKeyError, match=f"to {kind.value}"):
+            with pytest.raises(NullKeyError) as caught:
                 asyncio.run(table.send(Operation(kind, RowEntries(["a", key], [{}, {}]))))
+            assert caught.value.table == "t"
     for kind in (OperationKind.UPDATE, OperationKind.PUT_IF_ABSENT):
         with pytest.raises(TableError, match=f"got None to {kind.value} for key 'b'"):
             asyncio.run(table.send(Operation(kind, RowEntries(["a", "b"], [{}, None]))))
@@ -109,8 +110,9 @@ def test_entries_that_are_not_pairs_are_named():
 
 @pytest.mark.parametrize("key", [[], "", {"a", "b"}, ["a", "a"], [1], ["a", ""]])
 def test_a_key_that_is_no_ordered_list_of_columns_is_refused(key):
-    with pytest.raises(ConfigurationError, match="key"):
+    with pytest.raises(ConfigurationError) as caught:
         RemoteTable("t", key=key, read_function=SlowStore())
+    assert caught.value.argument == "key"
 
 
 def test_an_error_names_table_operation_and_key_and_keeps_its_cause():
@@ -131,10 +133,9 @@ def test_an_error_names_table_operation_and_key_and_keeps_its_cause():
     with pytest.raises(TableError, match="table t: get of key 'a' failed: KeyError: 'what'") as error:
         asyncio.run(table.get("a"))
     assert isinstance(error.value.__cause__, KeyError)
-    with pytest.raises(
-        TableUnavailableError, match=r"table t: put of key 'a' and 1 more failed: the store is busy. Wait"
-    ):
+    with pytest.raises(TableUnavailableError) as caught:
         asyncio.run(table.put_all([("a", {}), ("b", {})]))
+    assert caught.value.table == "t"
     with pytest.raises(TableError, match="table t: delete of key 'a' failed: not allowed") as error:
         asyncio.run(table.delete("a"))
     assert error.value.table == "t"
@@ -218,6 +219,7 @@ def test_the_parts_of_a_key_are_named_to_the_function_in_the_tables_order():
 
 @pytest.mark.parametrize("remove", ["n", "note", ""])
 def test_a_text_is_no_list_of_columns_to_remove(remove):
-    with pytest.raises(ConfigurationError, match=r"remove='\w*'\): expected a sequence"):
+    with pytest.raises(ConfigurationError) as caught:
         Changes(remove=remove)
+    assert caught.value.argument == "remove"
     Changes(remove=["n"])

@@ -102,10 +102,9 @@ def test_a_message_before_any_default_is_reported_and_the_rest_is_applied():
 def test_a_default_that_is_refused_is_the_error_and_the_update_is_tried_again():
     store = Journal(refuse_puts=True)
     table = table_over(store)
-    with pytest.raises(
-        RecordNotFoundError, match=r"update of key 'a' failed.*default could not be put.*read-only"
-    ) as e:
+    with pytest.raises(RecordNotFoundError) as e:
         asyncio.run(table.update_messages([("a", UpdateMessage({"n": 1}, {"n": 0}))], WITH_DEFAULTS))
+    assert e.value.keys == ("a",)
     assert "UPDATE_WITH_DEFAULTS" not in str(e.value)
     assert [kind for kind, *_ in store.done] == ["update", "put", "update"]
 
@@ -138,8 +137,9 @@ def test_a_function_without_updates_says_so():
 
         async def delete(self, key, *args): ...
 
-    with pytest.raises(TableError, match="PutsOnly does not support partial updates"):
+    with pytest.raises(TableError) as caught:
         asyncio.run(table_over(PutsOnly()).update("a", {"n": 1}))
+    assert (caught.value.table, caught.value.function) == ("state", "PutsOnly")
 
 
 def test_an_update_of_nothing_is_refused():

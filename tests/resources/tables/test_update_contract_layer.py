@@ -161,7 +161,7 @@ def test_a_function_that_cannot_put_if_absent_gets_no_defaults_in_silence():
     function = NoPutIfAbsent()
     table = table_over(function)
     message = [("a", UpdateMessage({"n": 1}, {"m": 0}))]
-    with pytest.raises(ConfigurationError, match="without put_if_absent") as error:
+    with pytest.raises(ConfigurationError) as error:
         asyncio.run(table.update_messages(message, WITH_DEFAULTS))
     assert error.value.argument == "defaults_may_overwrite"
     assert function.done == []
@@ -176,8 +176,9 @@ def test_a_rejected_default_is_reported_with_its_cause():
         async def put_if_absent(self, key, value, *args):
             raise TableError("the store is read-only.", "Ask for write access.")
 
-    with pytest.raises(RecordNotFoundError, match=r"'a', and its default could not be put: the store is") as error:
+    with pytest.raises(RecordNotFoundError) as error:
         asyncio.run(table_over(ReadOnly()).update_messages([("a", UpdateMessage({}, {}))], WITH_DEFAULTS))
+    assert error.value.keys == ("a",)
     assert "DEFAULTS" not in str(error.value)
     causes, cause = [], error.value
     while cause is not None:

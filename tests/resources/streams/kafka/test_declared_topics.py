@@ -49,7 +49,7 @@ def test_a_created_stream_is_stored_with_its_topic_columns_and_key(lake: Lake) -
 def test_another_declaration_names_the_stream_by_its_system_and_what_helps_there(lake: Lake) -> None:
     topics_of(lake).remember("made", SCHEMA, ["tailnum"], 3)
     for ask in (topics_of(lake).check, topics_of(lake).remember):
-        with pytest.raises(StreamExistsError, match="partitions is 4, expected 3") as caught:
+        with pytest.raises(StreamExistsError) as caught:
             ask("made", SCHEMA, ["tailnum"], 4)
         assert caught.value.stream == "main.made"
         # Neither more columns nor other partitions are to be had of a topic.
@@ -57,8 +57,9 @@ def test_another_declaration_names_the_stream_by_its_system_and_what_helps_there
 
 
 def test_a_declaration_that_can_not_be_is_of_a_stream_of_this_system(lake: Lake) -> None:
-    with pytest.raises(SchemaMismatchError, match="stream 'made' has no columns"):
+    with pytest.raises(SchemaMismatchError) as caught:
         topics_of(lake).check("made", Schema(()), [], 1)
+    assert caught.value.stream == "main.made"
     with pytest.raises(ConfigurationError, match="no key and 4 partitions") as caught:
         topics_of(lake).check("made", SCHEMA, [], 4)
     assert caught.value.stream == "main.made"

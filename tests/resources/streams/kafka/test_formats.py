@@ -334,9 +334,14 @@ def test_records_of_other_columns_are_not_written() -> None:
     assert encode_table(pa.table({"id": pa.array([1], pa.int32())}), topic, STREAM).column("__value").to_pylist() == [
         b'{"id":1}'
     ]
-    for table in (pa.table({"no": [1]}), pa.table({"id": [1], "no": [1]}), pa.table({"id": ["1"]})):
-        with pytest.raises(SchemaMismatchError, match=STREAM):
+    for column, table in (
+        ("id", pa.table({"no": [1]})),
+        ("no", pa.table({"id": [1], "no": [1]})),
+        ("id", pa.table({"id": ["1"]})),
+    ):
+        with pytest.raises(SchemaMismatchError) as caught:
             encode_table(table, topic, STREAM)
+        assert caught.value.column == column
     assert encode_table(pa.table({"id": pa.array([], pa.int64())}), topic, STREAM).num_rows == 0
 
 
@@ -477,7 +482,7 @@ def test_a_records_own_time_is_one_that_kafka_keeps_in_any_unit(unit: Any) -> No
     assert times(second, None, 5 * second) == [1000, 0, 5000]
     late = [] if unit == "ns" else [253_402_300_800 * second, 2**62]
     for count in (-second, 0, *late):
-        with pytest.raises(SchemaMismatchError, match="Kafka only stores times") as caught:
+        with pytest.raises(SchemaMismatchError) as caught:
             times(second, count)
         assert caught.value.stream == str(target)
     if unit == "ns":
@@ -571,10 +576,9 @@ def test_protobuf_fields_of_a_newer_schema_are_left_out() -> None:
 )
 def test_a_value_that_the_protobuf_field_can_not_hold_is_not_written(column: str, value: Any) -> None:
     row = read(PROTOBUF, b"")[0]
-    with pytest.raises(
-        SchemaMismatchError, match=f"column '{column}' has a value that does not fit its Protobuf field"
-    ):
+    with pytest.raises(SchemaMismatchError) as caught:
         written(PROTOBUF, row | {column: value})
+    assert caught.value.column == column
 
 
 def test_a_protobuf_declaration_reads_its_file_once_and_travels(tmp_path: Path) -> None:

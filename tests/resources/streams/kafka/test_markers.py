@@ -99,8 +99,9 @@ def test_a_marker_says_since_when_its_version_is_valid(system: KafkaStreams) -> 
         system.append_markers(stream, "v2", producer="p", sequence=1, valid_from=since.astimezone(EAST))
         assert {marker.valid_from for marker in system.markers(stream)} == {since}
     for version, wrong in (("v3", since.replace(tzinfo=None)), (None, since)):
-        with pytest.raises(ConfigurationError, match="expected end_of_dataset, and a datetime with a time zone"):
+        with pytest.raises(ConfigurationError) as caught:
             system.append("s", RECORDS, producer="p", sequence=2, end_of_dataset=version, valid_from=wrong)
+        assert caught.value.argument == "valid_from"
 
 
 def test_a_transaction_has_its_markers_once(system: KafkaStreams) -> None:
@@ -131,8 +132,9 @@ def test_markers_of_other_producers_count_and_bad_ones_are_named(
 def test_a_compacted_topic_takes_no_markers(kafka: KafkaServer, tmp_path: Path) -> None:
     topic = kafka.new_topic(1, cleanup_policy="compact")
     system = system_with(kafka, tmp_path, c=KafkaTopic(topic))
-    with pytest.raises(ConfigurationError, match=r"kafka\.c can't have end-of-dataset markers: .* is compacted"):
+    with pytest.raises(ConfigurationError) as caught:
         system.append("c", RECORDS, producer="p", sequence=0, end_of_dataset="v1")
+    assert (caught.value.stream, caught.value.topic) == ("kafka.c", topic)
     assert seen(kafka, topic) == []
 
 

@@ -79,16 +79,19 @@ def test_offsets_are_ordered_and_counted_as_numbers(system: KafkaStreams) -> Non
     assert (system.distance(ssp, "9", "12"), system.distance(ssp, "12", "9")) == (3, 0)
     assert system.advance(ssp, "9", 3) == "12"
     for bad in ("-1", "", "1.5", "٣", "latest"):
-        with pytest.raises(OffsetOutOfRangeError, match="is not an offset"):
+        with pytest.raises(OffsetOutOfRangeError) as caught:
             system.compare(bad, "1")
+        assert caught.value.offset == bad
 
 
 def test_partitions_that_do_not_exist_are_named(system: KafkaStreams, new_log: NewLog) -> None:
     log = new_log(2)
-    with pytest.raises(OffsetOutOfRangeError, match=rf"kafka\.{log.name}\.2 does not exist: .* 2 partitions"):
+    with pytest.raises(OffsetOutOfRangeError) as caught:
         system.oldest([SystemStreamPartition("kafka", log.name, 2)])
-    with pytest.raises(StreamNotFoundError, match=r"no stream 'nowhere' in Kafka system 'kafka' \(127"):
+    assert (caught.value.stream, caught.value.partition) == (f"kafka.{log.name}", 2)
+    with pytest.raises(StreamNotFoundError) as caught:
         system.upcoming([SystemStreamPartition("kafka", "nowhere", 0)])
+    assert caught.value.stream == "kafka.nowhere"
 
 
 # -- times
@@ -175,8 +178,9 @@ def test_startpoints_of_all_kinds_resolve(system: KafkaStreams, new_log: NewLog)
             "oldest": "2", "upcoming": "6", "in": "4", "before": "2", "after": "6", "specific": "3", "end": "6"
         }  # fmt: skip
         for offset in ("1", "7", "x"):
-            with pytest.raises(OffsetOutOfRangeError, match=rf"kafka\.{log.name}\.0"):
+            with pytest.raises(OffsetOutOfRangeError) as caught:
                 resolve_startpoint_to_offset(asked, ssp, StartpointSpecific(offset))
+            assert caught.value.offset == offset
 
 
 # -- what it costs
@@ -254,8 +258,9 @@ def test_a_topic_that_is_there_is_taken_if_it_has_the_partitions(
     system: KafkaStreams, kafka: KafkaServer, new_log: NewLog
 ) -> None:
     log = new_log(2)
-    with pytest.raises(StreamExistsError, match=r"has 2 partitions, expected 3"):
+    with pytest.raises(StreamExistsError) as caught:
         system.create(log.name, schema=SCHEMA, key=["tailnum"], partitions=3)
+    assert caught.value.stream == f"kafka.{log.name}"
     assert system.info(log.name).schema == Schema.of(key="binary", value="binary")
     assert system.create(log.name, schema=SCHEMA, key=["tailnum"], partitions=2).schema == SCHEMA
 
@@ -263,10 +268,12 @@ def test_a_topic_that_is_there_is_taken_if_it_has_the_partitions(
 def test_a_declared_stream_is_created_as_it_is_declared(system_of: SystemOf) -> None:
     topic = KafkaTopic("declared.topic", value=Json(SCHEMA), key=KeyText("tailnum"), default_offset="upcoming")
     system = system_of({"declared": topic})
-    with pytest.raises(StreamNotFoundError, match=r"declared\.topic"):
+    with pytest.raises(StreamNotFoundError) as caught:
         system.info("declared")
-    with pytest.raises(StreamExistsError, match="seats"):
+    assert caught.value.stream == "kafka.declared"
+    with pytest.raises(StreamExistsError) as caught:
         system.create("declared", schema=Schema.of(tailnum="string"), key=["tailnum"], partitions=2)
+    assert caught.value.stream == "kafka.declared"
     info = system.create("declared", schema=SCHEMA, key=["tailnum"], partitions=2)
     assert (info.partitions, info.schema, info.default_offset, info.partitioner) == (2, SCHEMA, "upcoming", "unknown")
     assert "declared" in system.list_streams()
@@ -289,8 +296,9 @@ def test_a_registered_system_opens_by_name_and_the_same_call_may_come_again(lake
     opened = open_system(lake, "kafka-again")
     assert isinstance(opened, KafkaStreams)
     assert opened.settings.topics["s"].topic == "t"
-    with pytest.raises(ConfigurationError, match="already registered"):
+    with pytest.raises(ConfigurationError) as caught:
         kafka_system("kafka-again", bootstrap_servers="elsewhere:9092")
+    assert caught.value.system == "kafka-again"
 
 
 def test_settings_that_contradict_themselves_are_refused() -> None:

@@ -118,8 +118,9 @@ def test_a_record_carries_its_time_its_epoch_and_who_wrote_it(kafka: KafkaServer
     assert of_a_record.headers["adjunct-source"] == b"lake.in.3@17"
     assert "adjunct-source" not in of_none.headers
     ranges = ranges_of("s", system.append("s", raw(("c", "3")), producer="app", sequence=2))
-    with pytest.raises(ConfigurationError, match="a topic does not store which ranges were read again"):
+    with pytest.raises(ConfigurationError) as caught:
         system.read(None, ranges, epochs="latest")  # type: ignore[arg-type]
+    assert (caught.value.argument, caught.value.system) == ("epochs", "kafka")
 
 
 def test_a_tombstone_has_no_value_whatever_its_columns_hold(
@@ -193,18 +194,21 @@ def test_a_broker_that_refuses_a_record_fails_the_append_by_its_reason(kafka: Ka
 def test_a_broker_that_is_not_there_is_a_passing_failure(tmp_path: Path) -> None:
     nowhere = KafkaSettings("kafka", f"127.0.0.1:{free_port()}", client={"message.timeout.ms": 300})
     batch = pa.RecordBatch.from_pydict({"__key": [b"k"], "__value": [b"v"]})
-    with pytest.raises(StreamUnavailableError, match=r"kafka\.s: .*_MSG_TIMED_OUT"):
+    with pytest.raises(StreamUnavailableError) as caught:
         send_without_transaction(TaskAppend(Target(nowhere, "s", "t", "id", 1, 1_000_000), "p", 0), [batch])
+    assert (caught.value.stream, caught.value.system) == ("kafka.s", "kafka")
 
 
 def test_what_kafka_cannot_keep_is_refused(kafka: KafkaServer, tmp_path: Path) -> None:
     topic = kafka.new_topic()
     system = system_with(kafka, tmp_path, s=KafkaTopic(topic))
     before = raw(("a", "1"), __timestamp=[datetime(1969, 7, 20, tzinfo=UTC)])
-    with pytest.raises(SchemaMismatchError, match=r"kafka\.s: a record has the time 1969-07-20"):
+    with pytest.raises(SchemaMismatchError) as caught:
         system.append("s", before, producer="p", sequence=0)
+    assert caught.value.stream == "kafka.s"
     with pytest.raises(StreamNotFoundError):
         system.append("nowhere", raw(("a", "1")), producer="p", sequence=0)
-    with pytest.raises(ConfigurationError, match="order_by and partitioned are only for Spark frames"):
+    with pytest.raises(ConfigurationError) as caught:
         system.append("s", raw(("a", "1")), producer="p", sequence=0, order_by=["key"])
+    assert caught.value.argument == "order_by"
     assert seen(kafka, topic) == []

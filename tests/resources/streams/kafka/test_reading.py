@@ -221,8 +221,14 @@ def test_a_range_that_retention_has_cut_names_partition_and_both_offsets(
     log = new_log(2)
     log.write(*(b"%d" % i for i in range(10)), partition=1)
     log.delete_before(4, partition=1)
-    with pytest.raises(OffsetOutOfRangeError, match=rf"kafka\.{log.name}\.1: .* offset 3, the oldest .* is 4") as error:
+    with pytest.raises(OffsetOutOfRangeError) as error:
         system.read(spark, ranges_of(system, log.name, {1: (3, 10)}))
+    assert (error.value.stream, error.value.partition, error.value.offset, error.value.oldest) == (
+        f"kafka.{log.name}",
+        1,
+        "3",
+        "4",
+    )
     assert "startpoint" in error.value.next_step
     assert "keep the topic longer" in error.value.next_step
     entries = entries_of(system.read(spark, ranges_of(system, log.name, {1: (4, 10)})))
@@ -236,8 +242,14 @@ def test_retention_that_passes_a_range_after_it_was_planned_fails_the_task(
     log.write(*(b"%d" % i for i in range(10)))
     frame = system.read(spark, whole(system, log.name))
     log.delete_before(4)
-    with pytest.raises(OffsetOutOfRangeError, match=rf"kafka\.{log.name}\.0: .* offset 0, .* is 4"):
+    with pytest.raises(OffsetOutOfRangeError) as caught:
         _collect(frame)
+    assert (caught.value.stream, caught.value.partition, caught.value.offset, caught.value.oldest) == (
+        f"kafka.{log.name}",
+        0,
+        "0",
+        "4",
+    )
 
 
 def test_a_topic_that_was_created_again_fails_the_task_though_it_has_the_offsets(
@@ -293,8 +305,9 @@ def test_a_range_that_is_not_on_the_stream_is_refused(
     ):
         with pytest.raises(OffsetOutOfRangeError, match=what):
             system.read(spark, ranges_of(system, log.name, spans))
-    with pytest.raises(StreamNotFoundError, match="nowhere"):
+    with pytest.raises(StreamNotFoundError) as caught:
         system.read(spark, ranges_of(system, "nowhere", {0: (0, 0)}))
+    assert caught.value.stream == "kafka.nowhere"
 
 
 # -- large, and out of reach
@@ -340,8 +353,9 @@ def test_tasks_share_the_ranges_without_gap_or_overlap(widths: list[tuple[int, i
 
 def test_brokers_that_do_not_answer_are_a_transient_error_for_driver_and_tasks(lake: Lake) -> None:
     nobody = KafkaSettings("kafka", f"127.0.0.1:{free_port()}", client={"socket.timeout.ms": 1000, "log_level": 0})
-    with pytest.raises(StreamUnavailableError, match="system 'kafka'") as error:
+    with pytest.raises(StreamUnavailableError) as error:
         KafkaStreams(lake, nobody).info("s")
+    assert error.value.system == "kafka"
     assert isinstance(error.value, TransientError)
     with pytest.raises(StreamUnavailableError, match=r"kafka\.s\.0 from offset 5"):
         list(read_ranges(nobody, [TopicRange("s", "id", 0, 5, 9, "kafka.s")]))

@@ -192,10 +192,12 @@ def test_protobuf_with_a_registry_has_the_id_and_the_place_of_its_type(
 def test_a_registry_that_is_down_is_a_passing_trouble_and_says_which() -> None:
     url = f"http://127.0.0.1:{free_port()}"
     topic = KafkaTopic(value=Avro(NEW, registry=SchemaRegistry(url), malformed="bad"))
-    with pytest.raises(StreamUnavailableError, match=url):  # also where malformed messages are kept
+    with pytest.raises(StreamUnavailableError) as caught:  # also where malformed messages are kept
         read(topic, b"\0\0\0\0\1abc")
-    with pytest.raises(StreamUnavailableError, match=url):
+    assert caught.value.url == url
+    with pytest.raises(StreamUnavailableError) as caught:
         written(topic, {"tailnum": "N1", "seats": 1, "at": dt.datetime(2024, 1, 1, tzinfo=dt.UTC), "engines": 3})
+    assert caught.value.url == url
 
 
 @pytest.mark.parametrize(
@@ -287,5 +289,6 @@ def test_a_registry_is_logged_in_to_and_asked_once_for_each_schema(
             read(topic, framed(8, OLD, row))
         assert "wrong" not in str(caught.value)
         monkeypatch.delenv("REGISTRY_LOGIN")
-        with pytest.raises(ConfigurationError, match="variable REGISTRY_LOGIN, which is not set"):
+        with pytest.raises(ConfigurationError) as caught:
             read(topic, framed(9, OLD, row))
+        assert caught.value.setting == "REGISTRY_LOGIN"

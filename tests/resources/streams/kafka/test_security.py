@@ -160,10 +160,9 @@ def test_a_callback_gives_tokens_to_every_kind_of_client(broker: KafkaServer) ->
 @server
 def test_a_callback_without_a_token_is_a_passing_trouble(broker: KafkaServer) -> None:
     streams = KafkaStreams(lake_in(InMemoryStore()), _with_tokens(broker, "no_token_settings"))
-    with pytest.raises(
-        StreamUnavailableError, match="could not get a token: the callback failed with OSError"
-    ) as caught:
+    with pytest.raises(StreamUnavailableError) as caught:
         streams.info("private")
+    assert caught.value.system == "kafka"
     assert str(caught.value.__cause__) == "the token service is away"
 
 
@@ -186,23 +185,23 @@ def test_nothing_that_is_kept_or_shown_holds_a_secret(monkeypatch: pytest.Monkey
 )  # fmt: skip
 @pytest.mark.parametrize("value", [SECRET, "env:", "env:NOT A NAME", 12345, SECRET.encode()])
 def test_a_secret_in_plain_text_is_refused_by_its_name_alone(key: str, value: Any) -> None:
-    with pytest.raises(ConfigurationError, match=f"'{key}' is a ") as caught:
+    with pytest.raises(ConfigurationError) as caught:
         kafka_system("secrets", bootstrap_servers="127.0.0.1:9", client={key: value})
     assert caught.value.setting == key
     assert str(value) not in str(caught.value).replace("env:NAME", "")
 
 
 @pytest.mark.parametrize(
-    ("key", "why"),
+    "key",
     [
-        ("group.id", "positions"), ("enable.auto.commit", "positions"), ("isolation.level", "read_committed"),
-        ("auto.offset.reset", "is an error"), ("transactional.id", "transactions"), ("acks", "replicas"),
-        ("bootstrap.servers", "bootstrap_servers"), ("plugin.library.paths", "not loaded"),
+        "group.id", "enable.auto.commit", "isolation.level", "auto.offset.reset", "transactional.id", "acks",
+        "bootstrap.servers", "plugin.library.paths",
     ],
 )  # fmt: skip
-def test_a_setting_that_promises_rest_on_can_not_be_changed(key: str, why: str) -> None:
-    with pytest.raises(ConfigurationError, match=why):
+def test_a_setting_that_promises_rest_on_can_not_be_changed(key: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
         KafkaSettings("kafka", "127.0.0.1:9", {key: "x"})
+    assert caught.value.setting == key
 
 
 @pytest.mark.parametrize(

@@ -79,8 +79,9 @@ def test_a_frame_goes_in_whole_and_in_order_by_one_task(
         assert numbers == sorted(numbers)
     # The same records as a table are the same append.
     assert system.append("s", frame.drop("i").toArrow(), producer="p", sequence=1).duplicate
-    with pytest.raises(ProducerConflictError, match=r"sequence 1 of producer 'p' in kafka\.s was appended"):
+    with pytest.raises(ProducerConflictError) as caught:
         system.append("s", frame.where("i > 0"), producer="p", sequence=1, order_by=["i"])
+    assert (caught.value.stream, caught.value.producer, caught.value.sequence) == ("kafka.s", "p", 1)
     # What Spark knows to be empty has no task, but is a batch all the same.
     assert system.append("s", frame.where("false"), producer="p", sequence=2, order_by=["i"]).rows == 0
     assert system.appended("s", "p", 2) is not None
@@ -105,8 +106,9 @@ def test_other_contents_under_a_sequence_that_is_in_are_refused(
 ) -> None:
     system.append("s", RECORDS, producer="p", sequence=0)
     for other in (RECORDS.slice(1), pa.concat_tables([RECORDS, RECORDS.slice(0, 1)])):
-        with pytest.raises(ProducerConflictError, match="Nothing was added"):
+        with pytest.raises(ProducerConflictError) as caught:
             system.append("s", other, producer="p", sequence=0)
+        assert (caught.value.stream, caught.value.producer, caught.value.sequence) == ("kafka.s", "p", 0)
     with pytest.raises(ProducerConflictError):
         system.append("s", RECORDS, producer="p", sequence=0, end_of_dataset="v1")
     # The order does not matter: another run of the same plan may give another.
@@ -156,8 +158,9 @@ def test_a_second_producer_of_the_name_fences_the_first(kafka: KafkaServer, topi
         assert (sum(span.rows for span in spans), duplicate) == (20, False)
         yield _encoded(10, 10)
 
-    with pytest.raises(CommitConflictError, match=r"kafka\.s: another producer of the same name took over"):
+    with pytest.raises(CommitConflictError) as caught:
         send_in_transaction(append, zombie())
+    assert caught.value.stream == "kafka.s"
     assert keys(kafka, topic) == ALL
     assert send_in_transaction(append, [_encoded(0, 20)])[1]
 
