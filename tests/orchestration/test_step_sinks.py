@@ -169,10 +169,10 @@ def test_values_that_are_not_as_declared_are_not_told_where_columns_are_sensitiv
 
 def test_a_function_that_raises_fails_the_batch_and_is_told_with_its_line(step_world: StepWorld) -> None:
     numbers(step_world)
-    with pytest.raises(OperatorFailedError, match=r"sink-2: fails\(\) raised ZeroDivisionError: over no") as caught:
+    with pytest.raises(OperatorFailedError) as caught:
         step_world.run(scored(fails))
     error = caught.value
-    assert error.file == __file__
+    assert (error.operator, error.file) == ("sink-2", __file__)
     assert "Batch 1" in error.next_step
     held = step_world.streams.read_arrow(step_world.streams.all_ranges("numbers")).to_pylist()
     (first,) = [row for row in held if (row["__partition"], str(row["__offset"])) == (error.partition, error.offset)]
