@@ -81,9 +81,8 @@ def test_a_value_that_does_not_fit_is_named_and_the_other_entries_are_written(fi
         with pytest.raises(SchemaMismatchError, match=message):
             table.put_all([(1, {}), (2, fields)])
         messages = [(1, UpdateMessage({"s": "x"}, {})), (2, UpdateMessage(fields, {}))]
-        with pytest.raises(SchemaMismatchError) as caught:
+        with pytest.raises(SchemaMismatchError, match=message):
             table.update_messages(messages, UpdateContract.UPDATE_WITH_DEFAULTS)
-        assert caught.value.column == next(iter(fields))
         assert set(table.get_all([1, 2])) == {1}
 
 
