@@ -165,7 +165,7 @@ def test_undoing_a_batch_whose_former_version_was_erased_says_what_to_do(world: 
 def test_undoing_a_batch_after_a_repartition_is_rejected_with_what_to_do(world: World) -> None:
     context = Runtime(world.lake, {}, IN_PROCESS, "run")
     repartition_dataset(world.lake, "counts", 3, reason="more", by="me")  # nobody knows yet that batch 2 is given up
-    with pytest.raises(DatasetError, match="from 2 to 3 partitions after batch 2 of application app") as caught:
+    with pytest.raises(DatasetError, match="the table was repartitioned since, from 2 to 3") as caught:
         undo_batch(context, "counts", "app", 2, declared=world.spec(3))
     assert "--partitions 2" in caught.value.next_step
     repartition_dataset(world.lake, "counts", 2, reason="as it says", by="me")
