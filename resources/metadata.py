@@ -210,6 +210,10 @@ class Namespace:
         self._log = lake.commit_log(prefix, KIND)
         self._pages: dict[str, Entries] = {}  # the latest that were read or written; pages never change
 
+    def etag(self) -> str | None:
+        """Return a text that changes with each commit; None before the first. One request."""
+        return self._log.pointer_etag()
+
     def read(self) -> NamespaceSnapshot:
         """Return the current state of the namespace."""
         return self._snapshot(self._log.current())

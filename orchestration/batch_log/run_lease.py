@@ -1,6 +1,7 @@
 """The run lease: one run of an application at a time; a run renews its lease, and a second run waits for its end.
 
     applications/{name}/run.json     who runs it, where, since when; rewritten while it runs, and at its end
+    applications/{name}/asked.json   who waits for a run that stays, which then ends after its batch
 
 A lease ends when its holder says so, when its process is proven dead, when Dagster has ended the run, or when it was
 not renewed within its time to live, by the store's clock. It is taken by compare-and-swap, so that one of two waiting
@@ -87,7 +88,10 @@ _held: set[str] = set()
 
 
 class Holder(StoredDocument):
-    """Who runs an application: `run` is its name in commits, `dagster` the id of a Dagster run."""
+    """Who runs an application: `run` is its name in commits, `dagster` the id of a Dagster run.
+
+    A run that `stays` waits for more when it has caught up, unless another run asks for the application.
+    """
 
     id: str
     run: str
@@ -95,6 +99,7 @@ class Holder(StoredDocument):
     since: datetime
     ttl: float
     dagster: str = ""
+    stays: bool = False
     ended: bool = False
     nonce: str = ""
 
@@ -102,6 +107,12 @@ class Holder(StoredDocument):
         """Return who runs it, where, and since when."""
         named = f"run {self.run}" + (" of Dagster" if self.dagster else "")
         return f"{named} on host {self.process.host} (pid {self.process.pid}), since {self.since:%Y-%m-%d %H:%M:%S} UTC"
+
+
+class Asking(StoredDocument):
+    """Who asks for an application that another run stays with, as its messages say it."""
+
+    by: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,11 +133,12 @@ class Claim:
     """How a run gets its lease: it waits for a live run to end, or takes over from it at once.
 
     `dagster` is the id of this run in Dagster, if any; `finished` returns whether Dagster has ended a run of this id.
-    `say` receives messages about which run it waits for or takes over from.
+    `say` receives messages about which run it waits for or takes over from. A run that `stays` ends for one that waits.
     """
 
     wait: timedelta = DEFAULT_WAIT
     take_over: bool = False
+    stays: bool = False
     dagster: str = ""
     finished: Callable[[str], bool] = lambda run: False
     say: Callable[[str], None] = _log.warning
@@ -153,6 +165,7 @@ class RunLease:
     def __init__(self, lake: Lake, application: str, run: str, claim: Claim) -> None:
         self._application, self._store = application, lake.store
         self._key = f"{lake.application_prefix(application)}/run.json"
+        self._asked_key = asked_key(lake, application)
         self._clock_key = f"{lake.application_prefix(application)}/clock"
         self._claim = claim
         self._holder = Holder(
@@ -162,6 +175,7 @@ class RunLease:
             since=lake.now(),
             ttl=TTL.total_seconds(),
             dagster=claim.dagster,
+            stays=claim.stays,
         )
         self._heartbeat = Heartbeat(lake.store, self._key, self._body, TTL, not_ours=self._not_ours, log=_log)
 
@@ -185,9 +199,13 @@ class RunLease:
                     f"application {self._application} is being run by {waits_for}; waiting up to "
                     f"{timedelta(seconds=round(limit - waited))}"
                 )
+            if stored.holder is not None and stored.holder.stays:  # again each time: who takes the lease removes it
+                ask_to_end(self._store, self._asked_key, self._holder.describe())
             time.sleep(min(pause, limit - waited))
             pause = min(_LONGEST_PAUSE, pause * 1.5)
         self._heartbeat.start()
+        if self._claim.stays or (stored is not None and stored.holder is not None and stored.holder.stays):
+            self._store.delete(self._asked_key)
         if stored is not None and not (stored.holder and stored.holder.ended):
             self._claim.say(
                 f"application {self._application} is taken over from {stored.describe()}: {why or 'as requested'}"
@@ -203,6 +221,19 @@ class RunLease:
     def check(self) -> None:
         """Raise RunLeaseLostError if another run may have started; reads the lease, which others may take over."""
         self._heartbeat.check()
+        self._check_heartbeat()
+
+    def asked_by(self) -> str:
+        """Return which run waits for this one to end, "" for none. Raises RunLeaseLostError if the lease was lost."""
+        self._check_heartbeat()
+        try:
+            return Asking.model_validate_json(self._store.get(self._asked_key).data).by
+        except errors.ObjectNotFoundError:
+            return ""
+        except ValidationError:
+            return "a run of another release"
+
+    def _check_heartbeat(self) -> None:
         if lost := self._heartbeat.problem:
             problem = f"application {self._application!r}: the lease of run {self._holder.run} was lost: {lost}."
             step = (
@@ -250,6 +281,16 @@ class RunLease:
         if stored is not None and stored.id == self._holder.id:
             return ""
         return f"{stored.describe() if stored else 'a run whose lease can not be read'} has taken it over"
+
+
+def asked_key(lake: Lake, application: str) -> str:
+    """Return the key of the object that asks the run which stays with an application to end."""
+    return f"{lake.application_prefix(application)}/asked.json"
+
+
+def ask_to_end(store: ObjectStore, key: str, by: str) -> None:
+    """Ask a run that stays to end after its batch; `key` is that of `asked_key`."""
+    store.put(key, Asking(by=by).model_dump_json().encode())
 
 
 def read_lease(store: ObjectStore, key: str) -> StoredLease | None:

@@ -165,6 +165,7 @@ def rename(lake: Lake, old: str, new: str, reason: str, by: str) -> None:
     show_default=True,
     help="How long to wait for another run to end; 0m does not wait.",
 )
+@click.option("--follow", metavar="TIME", help="Stay for this long: go on when there is something new, e.g. 30m.")
 @click.option("--take-over", is_flag=True, help="Take over from another run at once, even if it is alive.")
 @click.option(
     "--adopt",
@@ -172,7 +173,7 @@ def rename(lake: Lake, old: str, new: str, reason: str, by: str) -> None:
     help="Let a first run write to outputs that another application has written from the same inputs.",
 )
 @options.lake_options(create=True)
-def run(lake: Lake, reference: str, master: str | None, wait: str, **limits: Any) -> None:
+def run(lake: Lake, reference: str, master: str | None, wait: str, follow: str | None, **limits: Any) -> None:
     """Bring the datasets of an application up to date and run its batches until it has caught up.
 
     If a dataset fails, the others are brought up to date, but no batch is run. Exits with 3 if a dataset rejected a
@@ -184,11 +185,16 @@ def run(lake: Lake, reference: str, master: str | None, wait: str, **limits: Any
             output.show_line(event.summary())
 
     max_wait = options.parse_duration("--wait", wait, "for example 5m or 1h; 0m does not wait")
+    stay = None if follow is None else options.parse_duration("--follow", follow, "for example 30m or 8h")
     app = load_application(reference)
     systems, run = systems_for(app, lake=lake), f"cli-{uuid.uuid4().hex[:12]}"
     partitioned = [dataset for dataset in app.datasets if is_advanced_by_partition(dataset)]
     with session_scope(master=master, lake_url=lake.url, on_start=output.show_line) as spark:
         if app.datasets and not (app.inputs or app.outputs or app.tables):
+            if stay is not None:
+                problem = f"application {app.name!r} declares only datasets: there are no batches to stay for."
+                step = "Leave out --follow, and repeat the command, or let the datasets' sensors in Dagster do so."
+                raise ConfigurationError(problem, step, setting="--follow")
             runtime = Runtime(lake, systems, session_factory(spark), run)
             reports = advance_datasets(runtime, app, on_report=show_event, on_stage=show_stage).reports
             output.show_json({"datasets": [report.to_json() for report in reports], "step": None})
@@ -207,6 +213,7 @@ def run(lake: Lake, reference: str, master: str | None, wait: str, **limits: Any
             on_event=show_event,
             on_stage=show_stage,
             wait=max_wait,
+            follow=stay,
             **limits,
         )
     output.show_json(report.to_json())

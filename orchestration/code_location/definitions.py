@@ -134,8 +134,9 @@ def _launched_jobs(graph: AssetGraph, app: Application, rule: sensors.LaunchWhen
         tags={"adjunct/application": app.name},
     )
     yield job
-    yield sensors.new_records_sensor(app, job, own, rule)
-    yield sensors.restart_sensor(app, job, own, [key for key, writer in graph.writers.items() if writer == app.name])
+    outputs = [key for key, writer in graph.writers.items() if writer == app.name]
+    yield sensors.new_records_sensor(app, job, own, outputs, rule)
+    yield sensors.restart_sensor(app, job, own, outputs)
     yield from sensors.delivered_sensors(app.name, graph.delivered_groups(app.name), job)
     if app.inputs or any(member.dataset.follows_changes for member in graph.stored_datasets(app.name)):
         if app.startpoints:

@@ -1,7 +1,10 @@
 """Assets of an application's outputs: materializing them runs the application's step."""
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -41,6 +44,7 @@ from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
 from dagster_adjunct.orchestration.planner.planner import plan_application, systems_for
 from dagster_adjunct.orchestration.startpoints.coordinator import check_first_run, fan_out_for_run
 from dagster_adjunct.orchestration.step.context import StepContext
+from dagster_adjunct.orchestration.step.following import follow_application, run_steps, validate_follow
 from dagster_adjunct.orchestration.step.progress import (
     InputTimes,
     StepReport,
@@ -48,8 +52,7 @@ from dagster_adjunct.orchestration.step.progress import (
     measure_input_times,
     new_planned_event,
 )
-from dagster_adjunct.orchestration.step.run import advance_followed_datasets, advance_unit
-from dagster_adjunct.orchestration.step.step import run_step
+from dagster_adjunct.orchestration.step.run import advance_followed_datasets, advance_unit, refresh_datasets
 from dagster_adjunct.resources.spark.in_process import session_factory
 
 _WAIT_SECONDS = 300.0
@@ -67,6 +70,9 @@ class StepConfig(dg.Config):
     )
     wait_seconds: float = Field(
         default=_WAIT_SECONDS, description="How long to wait for another run to end; 0 fails at once."
+    )
+    follow_seconds: float = Field(
+        default=0.0, description="How long to stay and go on when there is something new; 0 ends when it has caught up."
     )
 
 
@@ -113,13 +119,30 @@ def outputs_asset(
                 times = measure_input_times(app, state.times, lake.now())
             yield from report_checks(context, state.last.counters if state.last is not None else {}, times)
             return
+
+        def report_batches(report: StepReport) -> None:
+            if not config.follow_seconds:
+                return
+            shared = metadata.step_metadata(report) | metadata.lookup_metadata(report, tables)
+            version = _data_version(app, report)
+            for node, spec in outputs.items():
+                facts = shared | metadata.output_metadata(report, node.name)
+                tags = {metadata.DATA_VERSION_TAG: version}
+                context.log_event(
+                    dg.AssetMaterialization(
+                        spec.key, description=_describe_batches(app, report), metadata=facts, tags=tags
+                    )
+                )
+
         with metadata.translate_errors(context):
             lake = adjunct_lake.open()
             op = OpRun(context, lake, systems_for(app, lake=lake))
             waiting = log_skipped_datasets(op, app)
             observe_streams(op, inputs)
             _report_datasets(op, app, datasets)
-            report, planned = _run_batches(op, app, config, adjunct_spark)
+            report, planned = _run_batches(
+                op, app, config, adjunct_spark, partial(_report_datasets, op, app, datasets), report_batches
+            )
             if report.batches > 1:
                 _report_datasets(op, app, datasets)
             written = RunOutputs(lake, op.systems, app, preview_rows, planned.tables)
@@ -128,8 +151,7 @@ def outputs_asset(
             context.log.warning(f"{app.name} has run no batch yet, because its inputs hold no records.")
             yield from missing_check_outputs(context)
             return
-        version = hashlib.sha256(f"{app.name}:{report.state.batch}".encode()).hexdigest()[:16]
-        description = f"{app.name}: {report.batches} batches, the last of all is {report.state.batch}"
+        version, description = _data_version(app, report), _describe_batches(app, report)
         shared = (
             metadata.step_metadata(report) | metadata.plan_metadata(planned) | metadata.lookup_metadata(report, tables)
         )
@@ -143,36 +165,94 @@ def outputs_asset(
     return step
 
 
-def _run_batches(
-    op: OpRun, app: Application, config: StepConfig, spark: SparkResource
-) -> tuple[StepReport, ExecutionPlan]:
-    """Run the application's step under its run lease; return the report and the plan."""
-    run, log = op.context.run.run_id, op.context.log
+def _data_version(app: Application, report: StepReport) -> str:
+    return hashlib.sha256(f"{app.name}:{report.state.batch}".encode()).hexdigest()[:16]
 
+
+def _describe_batches(app: Application, report: StepReport) -> str:
+    return f"{app.name}: {report.batches} batches, the last of all is {report.state.batch}"
+
+
+def _run_batches(
+    op: OpRun,
+    app: Application,
+    config: StepConfig,
+    spark: SparkResource,
+    report_datasets: Callable[[], None],
+    report_batches: Callable[[StepReport], None],
+) -> tuple[StepReport, ExecutionPlan]:
+    """Run the application's step under its run lease; return the report and the plan.
+
+    A run that stays reports datasets and batches meanwhile.
+    """
+    run, log = op.context.run.run_id, op.context.log
+    lasts = validate_follow(config.follow_seconds or None)
     runtime = Runtime(op.lake, op.systems, session_factory(spark.starter), by=run)
-    follow = partial(advance_followed_datasets, runtime, app, on_report=lambda done: log.info(done.summary()))
+    advance = partial(advance_followed_datasets, runtime, app, on_report=lambda done: log.info(done.summary()))
     claim = Claim(
         wait=validate_wait(config.wait_seconds),
         take_over=config.take_over,
+        stays=lasts is not None,
         dagster=run,
         finished=partial(metadata.has_ended, op.context.instance),
         say=log.warning,
     )
-    with RunLease(op.lake, app.name, run, claim) as lease:
-        planned = plan_application(app, systems=op.systems)
-        check_first_run(op.lake, app, adopt=config.adopt)
-        for note in note_table_order(planned.tables):
-            log.warning(note)
-        op.log_event(new_planned_event(app))
-        with register_tables(op.lake, app, by=run):
+    reports = Bundled(report_batches)
+    planned: ExecutionPlan | None = None
+
+    def refresh() -> bool:
+        on_report = lambda done: log.info(done.summary())  # noqa: E731
+        holds = refresh_datasets(runtime, app, lambda: planned, on_report=on_report)
+        report_datasets()
+        return holds
+
+    with ExitStack() as stack:
+        lease = stack.enter_context(RunLease(op.lake, app.name, run, claim))
+
+        def begin() -> StepContext:
+            nonlocal planned
+            is_first, planned = planned is None, plan_application(app, systems=op.systems)
+            if is_first:
+                check_first_run(op.lake, app, adopt=config.adopt)
+                for note in note_table_order(planned.tables):
+                    log.warning(note)
+                op.log_event(new_planned_event(app))
+                stack.enter_context(register_tables(op.lake, app, by=run))
             for dataset in app.datasets:
                 if dataset.is_owned_by(app.name):  # others have assets of their own, which advance them
                     advance_unit(runtime, [dataset])
             handed = fan_out_for_run(runtime, app, planned)
-            step = StepContext(
-                runtime, app, planned, handed, op.log_event, between_batches=follow, still_ours=lease.check
-            )
-            return run_step(step), planned
+            step = StepContext(runtime, app, planned, handed, op.log_event, between_batches=advance)
+            return replace(step, still_ours=lease.check, on_report=reports.add)
+
+        following = None
+        if lasts is not None:
+            following = follow_application(runtime, app, lasts, lease.asked_by, refresh, log.info, reports.flush)
+        report = run_steps(following, begin)
+    assert planned is not None
+    return report, planned
+
+
+class Bundled:
+    """Reports of a run that stays: the newest one is passed on, at most once a minute."""
+
+    def __init__(
+        self, report: Callable[[StepReport], None], clock: Callable[[], float] = time.monotonic, every: float = 60.0
+    ) -> None:
+        self._report, self._clock, self._every = report, clock, every
+        self._due = clock() + every
+        self._waiting: StepReport | None = None
+
+    def add(self, report: StepReport) -> None:
+        """Pass on the report of a batch, or keep it until it is time."""
+        self._waiting = report
+        self.flush()
+
+    def flush(self) -> None:
+        """Pass on what is kept, if it is time."""
+        if self._waiting is not None and self._clock() >= self._due:
+            self._report(self._waiting)
+            self._waiting, self._due = None, self._clock() + self._every
 
 
 def _report_datasets(op: OpRun, app: Application, datasets: Mapping[str, dg.AssetKey]) -> None:

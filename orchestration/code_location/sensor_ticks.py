@@ -248,10 +248,14 @@ class Tick:
         self.cursor = self.cursor.model_copy(update=changes)
         self.context.update_cursor(write_cursor(self.cursor))
 
+    def active_runs(self) -> list[dg.DagsterRun]:
+        """Return the runs of the job or of one of the assets that are queued or in progress."""
+        runs = self.context.instance.get_runs(dg.RunsFilter(statuses=ACTIVE), limit=1000)
+        return [run for run in runs if is_run_of(run, self.job, self.assets)]
+
     def has_active_run(self) -> bool:
         """Whether a run of the job or of one of the assets is queued or in progress."""
-        runs = self.context.instance.get_runs(dg.RunsFilter(statuses=ACTIVE), limit=1000)
-        return any(is_run_of(run, self.job, self.assets) for run in runs)
+        return bool(self.active_runs())
 
     def running_sensors(self) -> set[str]:
         """Return the names of the code location's sensors that are on."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cache, partial
 from typing import Any
+from uuid import uuid4
 
 import dagster as dg
 from dagster import SkipReason as Skip
@@ -18,6 +19,7 @@ from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, QuerySour
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.application.graph import to_dagster_name
 from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, BatchLog, application_state
+from dagster_adjunct.orchestration.batch_log.run_lease import ask_to_end, asked_key
 from dagster_adjunct.orchestration.code_location.dataset_assets import DatasetAsset, ensure_partitions
 from dagster_adjunct.orchestration.code_location.metadata import ACTIVE
 from dagster_adjunct.orchestration.code_location.sensor_ticks import (
@@ -29,6 +31,7 @@ from dagster_adjunct.orchestration.code_location.sensor_ticks import (
     Tick,
     backoff_seconds,
     digest,
+    is_run_of,
     job_sensor,
     join_shortened,
     scan_ages,
@@ -47,6 +50,9 @@ from dagster_adjunct.resources.streams.startpoint import describe_startpoint
 from dagster_adjunct.resources.streams.system import StreamSystem, SystemStreamPartition
 from dagster_adjunct.resources.validation import validated
 
+# Changes when the code location is loaded again, which starts a process anew.
+_LOADED_TAG, _LOADED = "adjunct/loaded", uuid4().hex
+
 
 @validated
 @dataclass(frozen=True, slots=True)
@@ -54,20 +60,24 @@ class LaunchWhen:
     """Launch a run when `records` are unread, or the first unread record of a partition is older than `age`.
 
     With both, whichever comes first; with neither, one record is enough. Without `age`, fewer records wait without
-    limit.
+    limit. With `stay`, the run stays for that long when it has caught up, and goes on when there is something new; it
+    ends earlier where the code location is loaded again.
     """
 
     records: int | None = None
     age: timedelta | None = None
+    stay: timedelta | None = None
 
     def __post_init__(self) -> None:
         if self.records is not None:
             what = f"LaunchWhen has records={self.records!r}"
             check_whole_number(self.records, what, "1 or more", argument="records")
-        if self.age is not None and (not isinstance(self.age, timedelta) or self.age <= timedelta(0)):
-            problem = f"LaunchWhen has age={self.age!r}: expected a positive timedelta."
-            step = "Say how long a record may wait, for example LaunchWhen(age=timedelta(minutes=10))."
-            raise ConfigurationError(problem, step, argument="age")
+        for name, what in (("age", "how long a record may wait"), ("stay", "how long a run stays")):
+            span = getattr(self, name)
+            if span is not None and (not isinstance(span, timedelta) or span <= timedelta(0)):
+                problem = f"LaunchWhen has {name}={span!r}: expected a positive timedelta."
+                step = f"Say {what}, for example LaunchWhen({name}=timedelta(minutes=10))."
+                raise ConfigurationError(problem, step, argument=name)
 
     def enough(self, lag: int) -> bool:
         """Whether this many unread records are enough, whatever their age."""
@@ -78,6 +88,13 @@ class LaunchWhen:
         thresholds = [f"{self.records:,} records"] if self.records else []
         thresholds += [f"one older than {self.age}"] if self.age else []
         return " or ".join(thresholds) or "1 record"
+
+    def run_config(self, application: str) -> dict[str, Any]:
+        """Return the configuration of the runs that are launched."""
+        if self.stay is None:
+            return {}
+        config = {"follow_seconds": self.stay.total_seconds()}
+        return {"ops": {to_dagster_name(f"{application}_step"): {"config": config}}}
 
 
 def launch_rules(
@@ -116,17 +133,30 @@ def decide_launch(
 
 
 def new_records_sensor(
-    app: Application, job: LaunchedJob, assets: Collection[dg.AssetKey], rule: LaunchWhen
+    app: Application,
+    job: LaunchedJob,
+    assets: Collection[dg.AssetKey],
+    outputs: Collection[dg.AssetKey],
+    rule: LaunchWhen,
 ) -> dg.SensorDefinition:
     """Return a sensor that launches `job` when input streams hold enough unread records.
 
-    `assets` are those that the job materializes; while a run of one of them is in progress, none is launched.
+    `assets` are those that the job materializes; while a run of one of them is in progress, none is launched. A run
+    that stays is asked to end for another one of `outputs`, and for code that was loaded again.
     """
 
     def evaluate(tick: Tick) -> dg.RunRequest | Skip:
-        if tick.has_active_run():
-            return Skip("A run is already in progress.")
-        begun, lake = tick.cursor.scan, tick.lake
+        lake = tick.lake
+        if active := tick.active_runs():
+            running = [run for run in active if is_run_of(run, job.name, outputs) and _selects(run, outputs)]
+            who = "another run in Dagster" if len(running) > 1 else ""
+            if any(run.tags.get(_LOADED_TAG, _LOADED) != _LOADED for run in running):
+                who = "the code location, which was loaded again,"
+            if rule.stay is None or not who:
+                return Skip("A run is already in progress.")
+            ask_to_end(lake.store, asked_key(lake, app.name), who)
+            return Skip(f"A run is already in progress; it was asked to end: {who} asks for the application.")
+        begun = tick.cursor.scan
         now = lake.now()
         if who := tick.lease_holder(app.name):
             return Skip(f"The application is being run by {who}.")
@@ -145,16 +175,22 @@ def new_records_sensor(
         what = decide_launch(backlog, rule, progress.describe_unfinished(state), waiting)
         if isinstance(what, str):
             about = {"position": progress.position_to_json(app, state), "ends": backlog.scan.ends}
-            tags = {"adjunct/lag": str(backlog.scan.lag)}
-            decision = tick.request_run(f"{app.name}:{lake.id}", what, about, tags=tags)
+            tags = {"adjunct/lag": str(backlog.scan.lag)} | ({_LOADED_TAG: _LOADED} if rule.stay else {})
+            config = rule.run_config(app.name)
+            decision = tick.request_run(f"{app.name}:{lake.id}", what, about, tags=tags, run_config=config)
         else:
             decision = what
         if isinstance(decision, Skip) and not lake.exists():  # a mistyped URL looks like an empty lake
             return Skip(f"{decision.skip_message} There is no lake at {lake.url}.")
         return decision
 
-    text = f"Runs {app.name} when its input streams have new records: {rule}."
+    stays = f" The run stays for {rule.stay}." if rule.stay else ""
+    text = f"Runs {app.name} when its input streams have new records: {rule}.{stays}"
     return job_sensor(f"{to_dagster_name(app.name)}_new_records", job, assets, text, evaluate)
+
+
+def _selects(run: dg.DagsterRun, assets: Collection[dg.AssetKey]) -> bool:
+    return not run.asset_selection or any(key in assets for key in run.asset_selection)
 
 
 def measure_backlog(
@@ -370,7 +406,10 @@ def startpoint_sensor(app: Application, job: LaunchedJob, assets: Collection[dg.
             return Skip("No startpoints wait.")
         what = describe_waiting([*requested, *pending])
         if tick.has_active_run():
-            return Skip(f"{what}; a run is in progress: startpoints requested after its start wait for the next one.")
+            return Skip(
+                f"{what}; a run is in progress: unless it stays, startpoints requested after its start wait for "
+                "the next one."
+            )
         if who := tick.lease_holder(app.name):
             return Skip(f"{what}; waiting for the next run: the application is being run by {who}.")
         systems = systems_for(app, lake=lake)

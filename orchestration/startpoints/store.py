@@ -390,6 +390,10 @@ class StartpointManager:
             at=at,
         )
 
+    def fingerprint(self) -> str | None:
+        """Return a text that changes with the requests. One request to the store."""
+        return self._requests.etag()
+
     def has_any(self) -> bool:
         """Return whether anything is stored that a fan-out would have to read."""
         return bool(len(self._requests.read()) or len(self._fan_outs.read()))

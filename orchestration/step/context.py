@@ -202,7 +202,9 @@ class StepContext:
     but the first. `still_ours` raises where the run may not continue: before each batch, output and commit. It is None
     for a run without a lease: a commit by another run then ends it, even if it has committed nothing. `credits`
     rate-limit the step's tables. `open_tables` caches lookup tables between batches. `writes_as` is the application's
-    former name, which outputs and state tables keep after a rename.
+    former name, which outputs and state tables keep after a rename. `wait` is called when there is nothing to read: it
+    waits, and returns whether the step goes on. `on_report` receives the report after each batch; `earlier` is that of
+    the run's steps before this one, which this one adds to.
     """
 
     runtime: Runtime
@@ -216,6 +218,9 @@ class StepContext:
     credits: RunCredits | None = None
     open_tables: OpenTables = field(default_factory=OpenTables)
     writes_as: str | None = None
+    wait: Callable[[], bool] = lambda: False
+    on_report: Callable[[StepReport], None] = lambda report: None
+    earlier: StepReport | None = None
 
     @property
     def lake(self) -> Lake:

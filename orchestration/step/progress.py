@@ -203,7 +203,7 @@ class StepEvent:
     "analysis" before the dry run, once a run and when columns change, "intent" (records, unit, versions, few: whether
     it takes one task a stage), "output" (output) before each output, "again" (text) when the batch is retried after a
     store failure, "outputs" when all are written, "batch" (records so far, counters, watermarks) when its end is
-    committed.
+    committed, "follow" (text) when a run stays and when that ends.
     """
 
     what: str
@@ -217,7 +217,7 @@ class StepEvent:
             return f"caught up after batch {self.batch}"
         if self.what == "table":
             return str(detail["report"].summary())
-        if self.what in ("lease", "startpoint", "lost"):
+        if self.what in ("lease", "startpoint", "lost", "follow"):
             return str(detail["text"])
         if self.what == "planned":
             parts = [f"{count} {kind}{'s' if count > 1 else ''}" for kind, count in detail.items() if count]

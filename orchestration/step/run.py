@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
@@ -37,8 +37,8 @@ from dagster_adjunct.orchestration.startpoints.coordinator import (
 from dagster_adjunct.orchestration.startpoints.request import list_rewindable_datasets
 from dagster_adjunct.orchestration.startpoints.store import open_startpoints
 from dagster_adjunct.orchestration.step.context import StepContext
+from dagster_adjunct.orchestration.step.following import follow_application, run_steps, validate_follow
 from dagster_adjunct.orchestration.step.progress import StepEvent, StepReport, new_planned_event
-from dagster_adjunct.orchestration.step.step import run_step
 from dagster_adjunct.resources.common import Report, subtract_span
 from dagster_adjunct.resources.errors import CommitConflictError, raise_first
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
@@ -197,6 +197,31 @@ def advance_datasets(
     return replace(applied, reports=(*applied.reports, *reports))
 
 
+def refresh_datasets(
+    runtime: Runtime,
+    app: Application,
+    planned: Callable[[], ExecutionPlan | None],
+    *,
+    on_report: Callable[[AdvanceReport], None],
+    on_stage: OnStage = ignore_stage,
+) -> bool:
+    """Advance the datasets of a run that stays; return whether its plan still holds, and change nothing if not.
+
+    Nothing is reported where nothing changed, or where another process advances a dataset at the same time.
+    """
+    plan = plan_application(app, systems=runtime.systems)
+    if plan != planned():
+        return False
+
+    def report_changed(report: AdvanceReport) -> None:
+        if report.changed:
+            on_report(report)
+
+    with suppress(CommitConflictError):
+        advance_datasets(runtime, app, plan, on_report=report_changed, on_stage=on_stage)
+    return True
+
+
 @validated
 @translate_spark_errors()
 def run_application(
@@ -212,8 +237,13 @@ def run_application(
     wait: timedelta | float = DEFAULT_WAIT,
     take_over: bool = False,
     adopt: bool = False,
+    follow: timedelta | float | None = None,
 ) -> RunReport:
     """Advance every dataset in parallel, then run the step until it has caught up.
+
+    With `follow` (a timedelta or seconds), the run then stays for that long: it keeps what it has opened, and goes on
+    when there are new records, versions, changes or startpoints. It ends earlier when another run asks for the
+    application, after `max_batches`, and when its memory exceeds a limit.
 
     Lake, systems and session default to those of `open_lake()`, `systems_for(app)` and `session_scope()`. Partitioned
     datasets that are built by a query are read as they are. Datasets without `bootstrap` are advanced again between
@@ -233,6 +263,7 @@ def run_application(
     run = f"run-{uuid4().hex[:12]}" if run is None else run
     lake = open_lake() if lake is None else lake
     systems = systems_for(app, lake=lake) if systems is None else systems
+    lasts = validate_follow(follow)
     if not lake.exists():  # the lease would make it, also where there is nothing to run: at a mistyped URL
         plan_application(app, systems=systems)
 
@@ -240,27 +271,42 @@ def run_application(
         _log.warning(text)
         on_event(StepEvent("lease", 0, {"text": text}))
 
-    claim = Claim(wait=validate_wait(wait), take_over=take_over, say=report_lease)
-    with (
-        open_runtime((), lake=lake, systems=systems, spark=spark, by=run) as runtime,
-        RunLease(lake, app.name, run, claim) as lease,
-    ):
-        plan = plan_application(app, systems=systems)  # over the streams as they are now, not before a wait
-        check_first_run(lake, app, adopt=adopt)
-        for note in note_table_order(plan.tables):
-            _log.warning("application %s: %s", app.name, note)
-        on_event(new_planned_event(app))
-        with register_tables(lake, app, by=run):
+    claim = Claim(wait=validate_wait(wait), take_over=take_over, stays=lasts is not None, say=report_lease)
+    datasets: list[AdvanceReport] = []
+
+    def report_following(text: str) -> None:
+        on_event(StepEvent("follow", 0, {"text": text}))
+
+    def record_report(report: AdvanceReport) -> None:
+        on_event(report)
+        datasets.append(report)
+
+    plan: ExecutionPlan | None = None
+
+    with ExitStack() as stack:
+        runtime = stack.enter_context(open_runtime((), lake=lake, systems=systems, spark=spark, by=run))
+        lease = stack.enter_context(RunLease(lake, app.name, run, claim))
+
+        def begin() -> StepContext:
+            nonlocal plan
+            # Over the streams as they are now, not before a wait.
+            is_first, plan = plan is None, plan_application(app, systems=systems)
+            if is_first:
+                check_first_run(lake, app, adopt=adopt)
+                for note in note_table_order(plan.tables):
+                    _log.warning("application %s: %s", app.name, note)
+                on_event(new_planned_event(app))
+                stack.enter_context(register_tables(lake, app, by=run))
             advanced = advance_datasets(runtime, app, plan, on_report=on_event, on_stage=on_stage)
-            datasets = [*advanced.reports]
-
-            def record_report(report: AdvanceReport) -> None:
-                on_event(report)
-                datasets.append(report)
-
-            follow = partial(advance_followed_datasets, runtime, app, on_report=record_report, on_stage=on_stage)
-            # Once a run: rewinding datasets may have fanned out already.
+            datasets.extend(advanced.reports)
+            # Once a step: rewinding datasets may have fanned out already.
             fan_out = fan_out_for_run(runtime, app, plan) if advanced.fan_out is None else advanced.fan_out
-            context = StepContext(runtime, app, plan, fan_out, on_event, max_batches, follow, lease.check)
-            step = run_step(context)
+            return StepContext(runtime, app, plan, fan_out, on_event, max_batches, advance_followed, lease.check)
+
+        advance_followed = partial(advance_followed_datasets, runtime, app, on_report=record_report, on_stage=on_stage)
+        following = None
+        if lasts is not None:
+            refresh = partial(refresh_datasets, runtime, app, lambda: plan, on_report=record_report, on_stage=on_stage)
+            following = follow_application(runtime, app, lasts, lease.asked_by, refresh, report_following)
+        step = run_steps(following, begin)
     return RunReport(tuple(datasets), step)

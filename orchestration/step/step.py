@@ -107,7 +107,10 @@ def run_step(given: StepContext, engine: BatchEngine = SPARK_ENGINE) -> StepRepo
                     began = time.monotonic()
                     run, batch = _prepare_batch(context, run)
                     if isinstance(batch, NothingToRead):
-                        return _commit_positions(context, run, batch).finish(context, caught_up=True)
+                        run = _commit_positions(context, run, batch)
+                        if context.wait():
+                            continue
+                        return run.finish(context, caught_up=True)
                     run, inputs = _commit_intent(context, engine, run, batch)
                     seconds = {"intent": time.monotonic() - began}
                     try:
@@ -117,6 +120,7 @@ def run_step(given: StepContext, engine: BatchEngine = SPARK_ENGINE) -> StepRepo
                             raise
                         continue  # retention was faster: resume it as a batch that was left open
                     run = _close_batch(context, run, inputs, outputs, seconds)
+                    context.on_report(replace(run.report, state=run.logged.state))
                 return run.finish(context, caught_up=False)
             except errors.CommitConflictError as conflict:
                 if run.logged.commit is not begun.logged.commit or context.still_ours is None or attempt == _MAX_STARTS:
@@ -136,7 +140,8 @@ def _open_step(context: StepContext) -> Iterator[tuple[StepContext, StepState]]:
     with RunCredits(context.lake) as credits, closing(OpenTables()) as tables:
         context = replace(context, writes_as=logged.state.writes_as, credits=credits, open_tables=tables)
         with closing(context.versions):
-            yield context, StepState(logged, StepReport(0, False, {}, {}, {}, logged.state))
+            report = context.earlier or StepReport(0, False, {}, {}, {}, logged.state)
+            yield context, StepState(logged, report)
 
 
 def _prepare_batch(context: StepContext, run: StepState) -> tuple[StepState, PlannedBatch | NothingToRead]:

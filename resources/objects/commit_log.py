@@ -192,6 +192,11 @@ class CommitLog:
     def pointer_key(self) -> str:
         return f"{self.prefix}/CURRENT"
 
+    def pointer_etag(self) -> str | None:
+        """Return the ETag of the pointer, which changes with each commit; None before the first. One HEAD."""
+        found = self.store.head(self.pointer_key)
+        return None if found is None else found.etag
+
     def current(self) -> Commit | None:
         """Return the current commit, or None if there is none. Two GETs."""
         found = self._read_pointer()

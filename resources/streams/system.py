@@ -418,6 +418,12 @@ class StreamSystem(ABC):
     def upcoming(self, ssps: Iterable[SystemStreamPartition]) -> dict[SystemStreamPartition, str]:
         """Return the offset that the next record of each partition will have."""
 
+    def fingerprint(self, stream: str) -> str:
+        """Return a text that changes with the stream's records, markers and partitions; of one request, if possible."""
+        info = self.info(stream)
+        ssps = [SystemStreamPartition(self.name, stream, number) for number in range(info.partitions)]
+        return f"{info.identity} {self.upcoming(ssps)}"
+
     def offset_for_timestamp(self, ssp: SystemStreamPartition, timestamp_ms: int) -> str:
         """Return the offset of the first record, in offset order, at or after this time (ms since the epoch).
 

@@ -190,6 +190,9 @@ class LakeStreams(LakeReads, LakeAppends, StreamWriter):
     def upcoming(self, ssps: Iterable[SystemStreamPartition]) -> dict[SystemStreamPartition, str]:
         return self._edges(ssps, lambda state: state.next)
 
+    def fingerprint(self, stream: str) -> str:
+        return str(self.log(stream).pointer_etag())
+
     def offset_for_timestamp(self, ssp: SystemStreamPartition, timestamp_ms: int) -> str:
         check_timestamp_ms("timestamp_ms", timestamp_ms, str(ssp))
         _, state = self.state(require_one_stream(self.name, [ssp]))

@@ -23,6 +23,7 @@ from dagster_adjunct.assets.declaration.policies import VersionPartitions
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.validation.validators import min_rows, row_count_within
 from dagster_adjunct.assets.versions.reports import StageEvent
+from dagster_adjunct.errors import ConfigurationError
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
@@ -131,6 +132,9 @@ def test_a_run_of_an_application_with_datasets_only_advances_them(world: World) 
     assert "dataset stock: up-to-date" in text
     assert "adjunct dataset advance daily shop:alone --partition VERSION" in text
     assert "declares only datasets" in text
+    refused = invoke(world, "run", "shop:alone", "--follow", "30m")
+    assert isinstance(refused.exception, ConfigurationError)
+    assert refused.exception.setting == "--follow"
 
 
 @pytest.mark.lengthy

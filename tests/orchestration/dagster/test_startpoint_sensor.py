@@ -115,7 +115,7 @@ def test_a_request_written_while_a_run_is_in_progress_waits_for_the_next_one(
     sensor = Ticker(lake, copying(), instance, "copy_startpoints")
     assert sensor.skipped() == (
         "1 startpoint waits (lake.orders.0 at offset 3, ann: the rates were wrong); a run is in progress: "
-        "startpoints requested after its start wait for the next one."
+        "unless it stays, startpoints requested after its start wait for the next one."
     )
     startpoints = StartpointManager(MetadataStore(lake), "copy")
     assert len(startpoints.read().waiting) == 1

@@ -1,0 +1,206 @@
+"""A run that stays: having caught up, it waits for something new and goes on, until its time is over.
+
+While it waits it sends one request every half second: it looks at a stream, at the startpoints, or whether another run
+asks for the application. What it has opened stays open meanwhile.
+
+    new records, markers, changes           the step goes on with its next batch
+    startpoints, other partition counts     the step ends and begins again, as in a new run
+    its end, memory, another run            the step ends, and the run with it
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from datetime import timedelta
+from functools import partial
+from itertools import cycle
+from pathlib import Path
+
+from dagster_adjunct.assets.writing.generation import Runtime
+from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.application.graph import is_advanced_by_runs
+from dagster_adjunct.orchestration.startpoints.store import open_startpoints
+from dagster_adjunct.orchestration.step.context import StepContext
+from dagster_adjunct.orchestration.step.progress import StepReport
+from dagster_adjunct.orchestration.step.step import run_step
+from dagster_adjunct.resources.common import split_stream_name
+from dagster_adjunct.resources.errors import ConfigurationError, TransientError
+
+# Seconds between two requests of a run that waits.
+_PAUSE = 0.5
+# Of this many requests one is not for a stream.
+_TURNS = 4
+# Seconds between two looks at datasets that are read from files or queries, which take several requests.
+_SOURCES_EVERY = 30.0
+MAX_MEMORY = 4 * 1024**3
+"""The bytes of memory of the Python process at which a staying run ends, so that the next one begins afresh."""
+_log = logging.getLogger("adjunct.run")
+
+# Returns a text that changes when there is something new.
+Look = Callable[[], object]
+
+
+class Following:
+    """How long a run stays, and what it looks at.
+
+    `streams` and `startpoints` return texts that change with what they look at; `asked` returns who asks for the
+    application, "" for nobody. `refresh` is called when a stream has changed: it returns whether the step can go on, or
+    has to begin again. With `sources`, it is also called every 30 seconds. `say` receives what the user should know.
+    `tick` is called again and again while the run waits. `ended` is the reason for the run's end, "" before it.
+    """
+
+    def __init__(
+        self,
+        lasts: timedelta,
+        *,
+        streams: Mapping[str, Look],
+        startpoints: Look,
+        asked: Callable[[], str],
+        refresh: Callable[[], bool],
+        sources: bool = False,
+        say: Callable[[str], None] = lambda text: None,
+        tick: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+        memory: Callable[[], int] | None = None,
+    ) -> None:
+        self.ended = ""
+        self._lasts, self._refresh, self._sources = lasts, refresh, sources
+        self._say, self._tick = say, tick
+        self._looks: dict[str, Look] = {**streams, "startpoints": startpoints}
+        self._streams, self._asked = frozenset(streams), asked
+        self._clock, self._sleep, self._memory = clock, sleep, memory or memory_in_use
+        self._end = clock() + lasts.total_seconds()
+        self._next = self._next_sources = clock()
+        self._seen: dict[str, object] = {}
+        self._said = False
+        self._turns = self._take_turns()
+
+    def begin(self) -> None:
+        """Note what is there, before anything of it is read: what comes later is new."""
+        self._seen |= {name: self._look(name) for name in self._looks}
+        self._next_sources = self._clock() + _SOURCES_EVERY
+
+    def wait(self) -> bool:
+        """Wait for something new.
+
+        Returns whether the step goes on; if not, it begins again, or `ended` says why the run is over.
+        """
+        if not self._said:
+            self._said = True
+            self._say(f"caught up; staying for {self._lasts} from the start of the run")
+        while not self._is_over():
+            self._tick()
+            pause = self._next - self._clock()
+            if pause > 0:
+                self._sleep(min(pause, max(0.0, self._end - self._clock())))
+                continue
+            self._next = self._clock() + _PAUSE
+            if self._sources and self._clock() >= self._next_sources:
+                self._next_sources = self._clock() + _SOURCES_EVERY
+                return self._refresh()
+            name = next(self._turns)
+            if name is None:
+                if who := self._ask():
+                    self.ended = f"{who} asks for the application"
+            elif (found := self._look(name)) != self._seen[name]:
+                self._seen[name] = found
+                return name in self._streams and self._refresh()
+        self._say(f"this run ends: {self.ended}")
+        return False
+
+    def _is_over(self) -> bool:
+        if not self.ended and self._clock() >= self._end:
+            self.ended = f"it has stayed for {self._lasts}"
+        if not self.ended and (used := self._memory()) > MAX_MEMORY:
+            self.ended = f"its process uses {used / 1024**3:.1f} GiB of memory, over {MAX_MEMORY / 1024**3:.0f}"
+        return bool(self.ended)
+
+    def _look(self, name: str) -> object:
+        """Return what is there now; what was seen last if the store does not answer."""
+        try:
+            return self._looks[name]()
+        except TransientError as error:
+            _log.warning("%s; it is looked at again.", error.problem)
+            return self._seen.get(name)
+
+    def _ask(self) -> str:
+        with suppress(TransientError):
+            return self._asked()
+        return ""
+
+    def _take_turns(self) -> Iterator[str | None]:
+        """Yield what to look at next, None for who asks: mostly streams, in turn."""
+        streams, others = cycle(sorted(self._streams)), cycle(["startpoints", None])
+        while True:
+            if self._streams:
+                for _ in range(_TURNS - 1):
+                    yield next(streams)
+            yield next(others)
+
+
+def follow_application(
+    runtime: Runtime,
+    app: Application,
+    lasts: timedelta,
+    asked: Callable[[], str],
+    refresh: Callable[[], bool],
+    say: Callable[[str], None],
+    tick: Callable[[], None] = lambda: None,
+) -> Following:
+    """Return how a run of this application stays; `refresh` advances its datasets."""
+    advanced = [dataset for dataset in app.datasets if is_advanced_by_runs(dataset)]
+    names = {*app.inputs, *(dataset.stream for dataset in advanced if dataset.stream is not None)}
+
+    def look_at(stream: str) -> str:
+        system, name = split_stream_name(stream)
+        return runtime.systems[system].fingerprint(name)
+
+    return Following(
+        lasts,
+        streams={name: partial(look_at, name) for name in names},
+        startpoints=open_startpoints(runtime.lake, app).fingerprint,
+        asked=asked,
+        refresh=refresh,
+        sources=any(dataset.stream is None and not dataset.is_owned_by(app.name) for dataset in advanced),
+        say=say,
+        tick=tick,
+    )
+
+
+def run_steps(following: Following | None, begin: Callable[[], StepContext]) -> StepReport:
+    """Run the step of an application: once, or again and again while the run stays; return the report of all.
+
+    `begin` plans, hands out the startpoints, and returns the context of the next step.
+    """
+    if following is None:
+        return run_step(begin())
+    report: StepReport | None = None
+    while True:
+        following.begin()
+        report = run_step(replace(begin(), wait=following.wait, earlier=report))
+        if following.ended or not report.caught_up:
+            return report
+
+
+def memory_in_use() -> int:
+    """Return the bytes of memory of this process, 0 where the system does not say."""
+    with suppress(OSError, ValueError, IndexError):
+        return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return 0
+
+
+def validate_follow(follow: timedelta | float | None) -> timedelta | None:
+    """Return how long to stay, given as a timedelta or in seconds; None for a run that ends when it has caught up."""
+    if follow is None:
+        return None
+    seconds = follow.total_seconds() if isinstance(follow, timedelta) else follow
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < 1e9:
+        problem = f"follow={follow!r} is not a valid time to stay."
+        raise ConfigurationError(problem, "Pass a positive timedelta or seconds.", argument="follow")
+    return timedelta(seconds=seconds)

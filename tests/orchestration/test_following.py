@@ -1,0 +1,257 @@
+"""A run that stays: what it looks at, how often, and for what it goes on, begins again or ends."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from dagster_adjunct import Application, LakeStreams, Schema, bounded_dataset, open_lake, run_application
+from dagster_adjunct.assets.versions.reports import AdvanceReport
+from dagster_adjunct.errors import ApplicationBusyError, ConfigurationError, StoreUnavailableError, StreamNotFoundError
+from dagster_adjunct.orchestration.batch_log.run_lease import describe_runner
+from dagster_adjunct.orchestration.step.following import MAX_MEMORY, Following
+from dagster_adjunct.orchestration.step.progress import StepEvent
+from dagster_adjunct.orchestration.step.run import RunReport
+from dagster_adjunct.startpoints import StartpointOldest, Startpoints
+from tests.orchestration.step_world import StepWorld
+
+if TYPE_CHECKING:
+    pass
+
+HOUR = timedelta(hours=1)
+
+
+@dataclass
+class World:
+    """What a run looks at, with a clock that only its pauses move; `due` has what happens at a time."""
+
+    now: float = 0.0
+    texts: dict[str, object] = field(default_factory=lambda: {"lake.a": "1", "lake.b": "1", "startpoints": None})
+    who: str = ""
+    memory: int = 1
+    asked: list[tuple[float, str]] = field(default_factory=list)
+    due: dict[float, Callable[[], None]] = field(default_factory=dict)
+    refreshed: list[float] = field(default_factory=list)
+    holds: bool = True
+
+    def look(self, name: str) -> object:
+        self.asked.append((self.now, name))
+        text = self.texts[name]
+        if isinstance(text, Exception):
+            raise text
+        return text
+
+    def sleep(self, seconds: float) -> None:
+        assert seconds > 0
+        self.now += seconds
+        for at in [at for at in self.due if at <= self.now]:
+            self.due.pop(at)()
+
+    def refresh(self) -> bool:
+        self.refreshed.append(self.now)
+        return self.holds
+
+    def ask(self) -> str:
+        self.asked.append((self.now, "who"))
+        return self.who
+
+    def following(self, lasts: timedelta = HOUR, **more: Any) -> Following:
+        made = Following(
+            lasts,
+            streams={name: lambda name=name: self.look(name) for name in self.texts if name != "startpoints"},
+            startpoints=lambda: self.look("startpoints"),
+            asked=self.ask,
+            refresh=self.refresh,
+            clock=lambda: self.now,
+            sleep=self.sleep,
+            memory=lambda: self.memory,
+            **more,
+        )
+        made.begin()
+        self.asked.clear()
+        return made
+
+    def put(self, name: str, text: object) -> None:
+        self.texts[name] = text
+
+
+def test_it_goes_on_for_a_stream_that_changes_after_its_datasets_are_up_to_date() -> None:
+    world = World()
+    following = world.following()
+    for at, name in ((10, "lake.b"), (20, "lake.a")):
+        world.due[at] = lambda name=name: world.put(name, "2")
+        assert following.wait()
+        assert at <= world.now <= at + 2, "a stream of two is looked at within two seconds"
+    assert (len(world.refreshed), following.ended) == (2, "")
+
+
+def test_a_change_between_its_first_look_and_its_reading_is_not_missed() -> None:
+    world = World()
+    following = world.following()
+    world.put("lake.a", "2")
+    assert following.wait()
+    assert world.now <= 2
+
+
+def test_it_sends_at_most_two_requests_a_second_and_looks_at_everything() -> None:
+    world = World()
+    following = world.following(timedelta(minutes=10))
+    assert not following.wait()
+    times = [at for at, _ in world.asked]
+    assert min(later - at for at, later in pairwise(times)) >= 0.5
+    for name in ("lake.a", "lake.b", "startpoints", "who"):
+        seen = [at for at, asked in world.asked if asked == name]
+        assert max(later - at for at, later in pairwise(seen)) <= 4
+
+
+@pytest.mark.parametrize("what", ["startpoints", "a plan that no longer holds"])
+def test_the_step_begins_again_for_startpoints_and_for_another_plan(what: str) -> None:
+    world = World()
+    following = world.following()
+    world.holds = what == "startpoints"
+    name = "startpoints" if world.holds else "lake.a"
+    world.due[5] = lambda: world.put(name, "new")
+    assert not following.wait()
+    assert following.ended == ""
+    following.begin()
+    world.due[100] = lambda: world.put("lake.b", "2")
+    assert following.wait() == world.holds
+
+
+@pytest.mark.parametrize("what", ["its end", "another run", "memory"])
+def test_it_ends_at_its_end_for_another_run_and_for_its_memory(what: str) -> None:
+    world, told = World(), list[str]()
+    following = world.following(timedelta(minutes=5), say=told.append)
+    if what == "another run":
+        world.due[30] = lambda: setattr(world, "who", "run x on host y")
+    if what == "memory":
+        world.due[30] = lambda: setattr(world, "memory", MAX_MEMORY + 1)
+    assert not following.wait()
+    assert world.now == 300 if what == "its end" else 30 <= world.now <= 34
+    assert {"its end": "0:05:00", "another run": "run x on host y", "memory": "4.0 GiB"}[what] in following.ended
+    assert told == ["caught up; staying for 0:05:00 from the start of the run", f"this run ends: {following.ended}"]
+
+
+def test_a_store_that_fails_for_a_while_is_looked_at_again_and_a_missing_stream_ends_the_run() -> None:
+    world = World()
+    following = world.following()
+    world.put("lake.a", StoreUnavailableError("no answer.", ""))
+    world.due[20] = lambda: world.put("lake.a", "1")
+    world.due[40] = lambda: world.put("lake.a", StreamNotFoundError("no stream lake.a.", ""))
+    with pytest.raises(StreamNotFoundError):
+        following.wait()
+    assert world.now >= 40
+
+
+def test_files_and_queries_are_looked_at_twice_a_minute() -> None:
+    world = World()
+    following = world.following(sources=True)
+    for _ in range(3):
+        assert following.wait()
+    assert world.refreshed == pytest.approx([30, 60, 90], abs=0.5)
+
+
+@pytest.mark.parametrize("follow", [0, -1, True, "1h", float("nan"), timedelta(0)])
+def test_a_time_to_stay_that_is_none_is_refused(tmp_path: Path, follow: Any) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        run_application(Application("a"), lake=open_lake(tmp_path / "lake"), follow=follow)
+    assert caught.value.argument == "follow"
+
+
+def copy_app() -> Application:
+    app = Application("copies")
+    orders = app.input_stream("lake.orders", default_offset="oldest")
+    orders.send_to(app.output_stream("lake.copies", partitions=2, key="k"))
+    return app
+
+
+def empty_streams(folder: Path) -> LakeStreams:
+    streams = LakeStreams(open_lake(folder / "lake"))
+    streams.create("orders", schema=Schema.of(k="string", n="int"), key=["k"], partitions=2)
+    return streams
+
+
+def test_a_run_that_is_interrupted_while_it_waits_gives_up_its_lease(tmp_path: Path) -> None:
+    lake = empty_streams(tmp_path).lake
+
+    def interrupt(event: StepEvent | AdvanceReport) -> None:
+        if isinstance(event, StepEvent) and event.what == "follow":
+            assert describe_runner(lake, "copies")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_application(copy_app(), lake=lake, on_event=interrupt, follow=HOUR)
+    assert describe_runner(lake, "copies") == ""
+    assert run_application(copy_app(), lake=lake, wait=0).step.caught_up
+
+
+def test_a_run_that_asks_for_the_application_gets_it_from_one_that_stays(tmp_path: Path) -> None:
+    lake, told = empty_streams(tmp_path).lake, list[str]()
+    waits, reports = threading.Event(), list[RunReport]()
+
+    def hear(event: StepEvent | AdvanceReport) -> None:
+        told.append(event.summary())
+        waits.set()
+
+    def stay() -> None:
+        reports.append(run_application(copy_app(), lake=lake, on_event=hear, follow=HOUR, run="staying"))
+
+    staying = threading.Thread(target=stay)
+    staying.start()
+    assert waits.wait(60)
+    with pytest.raises(ApplicationBusyError):
+        run_application(copy_app(), lake=lake, wait=0)
+    assert run_application(copy_app(), lake=lake, wait=60, run="other").step.caught_up
+    staying.join(60)
+    assert reports[0].step.caught_up
+    assert any("run other" in text and "asks for the application" in text for text in told)
+    # Who asked is forgotten: the next one stays.
+    assert run_application(copy_app(), lake=lake, follow=3, on_event=hear).step.caught_up
+    assert "it has stayed for 0:00:03" in told[-2]
+
+
+@pytest.mark.spark
+def test_it_takes_records_versions_and_startpoints_as_new_runs_do(step_world: StepWorld) -> None:
+    world = step_world
+    world.stream("orders", "k", 2, k="string", n="int")
+    world.stream("rates", "k", 2, k="string", rate="int")
+    rates = bounded_dataset("rates", input="lake.rates", key="k", partitions=2)
+    app = Application("priced")
+    table = app.table(rates)
+    orders = app.input_stream("lake.orders", default_offset="oldest")
+    orders.join(table, on="k").send_to(app.output_stream("lake.priced", partitions=2, key="k"))
+    world.send("rates", ("a", 10), ("b", 20), version="v1")
+    world.send("orders", ("a", 1), ("b", 2))
+    told = list[str]()
+
+    def hear(event: StepEvent | AdvanceReport) -> None:
+        told.append(event.summary())
+        if not isinstance(event, StepEvent):
+            return
+        if event.what == "follow" and len(world.rows("priced")) == 2:
+            world.send("rates", ("a", 11), ("b", 21), version="v2")
+            world.send("orders", ("a", 3))
+        if event.what == "batch" and event.batch == 2:
+            startpoints = Startpoints(app, lake=world.lake)
+            startpoints.request("lake.orders", StartpointOldest(), reason="again", by="test")
+        if event.what == "batch" and event.batch == 3:
+            world.send("orders", ("b", 4))
+
+    report = run_application(app, lake=world.lake, spark=world.spark, on_event=hear, max_batches=4, follow=HOUR)
+    assert (report.step.batches, report.step.state.batch, len(report.step.versions["rates"])) == (4, 4, 2)
+    assert sorted((row["k"], row["n"], row["rate"]) for row in world.rows("priced")) == [
+        *[("a", 1, 10), ("a", 1, 11), ("a", 3, 11), ("a", 3, 11)],
+        *[("b", 2, 20), ("b", 2, 21), ("b", 4, 21)],
+    ]
+    assert report.step.counters["lake.priced"]["rows"] == 7
+    assert len(report.datasets) == 3, "sealed, sealed, and up to date where the step began again"
+    assert sum("planned" in text for text in told) == 1
+    # As a new run: nothing is left to do.
+    assert run_application(app, lake=world.lake, spark=world.spark).step.batches == 0
