@@ -198,7 +198,7 @@ def test_a_folder_that_comes_too_late_is_refused_by_name_and_can_be_abandoned(pl
     place.csv("v1", {"N1": 1}, done=None)
     assert in_order(spec, manifest)[1].idle
     place.put("v1/_SUCCESS")
-    with pytest.raises(MarkerConflictError) as caught:
+    with pytest.raises(MarkerConflictError, match=r"'v1'.*comes before") as caught:
         in_order(spec, manifest)
     assert (caught.value.dataset, caught.value.version) == ("planes", "v2")
     assert in_order(spec, abandoned(manifest, "v1"))[0] == []
@@ -282,7 +282,7 @@ def test_a_folder_that_comes_too_late_is_refused_when_new_ones_are_taken(place: 
     advance_dataset(spec, lake=world.lake, systems={}, spark=no_spark, by="test")
     place.csv("v1", {"N1": 1})
     place.csv("v3", {})
-    with pytest.raises(MarkerConflictError) as caught:
+    with pytest.raises(MarkerConflictError, match=r"'v1'.*comes before") as caught:
         advance_dataset(spec, lake=world.lake, systems={}, spark=no_spark, by="test")
     assert (caught.value.dataset, caught.value.version) == ("planes", "v3")
     assert StoredVersions(world.lake, "planes").require_manifest().taken == {"v2", "v3"}
@@ -534,7 +534,7 @@ def test_files_that_change_before_they_are_read_are_noticed(place: Place, change
         place.csv("v1", {"N1": 2}, done=None)
     else:
         place.put("v1/_SUCCESS", "{}")
-    with pytest.raises(SourceChangedError) as caught:
+    with pytest.raises(SourceChangedError, match="version 'v1'") as caught:
         source.check(delivery, no_spark)
     assert caught.value.dataset == "planes"
 

@@ -516,7 +516,7 @@ def test_a_mistake_costs_no_version_and_no_build(plain: World) -> None:
     before = store.require_manifest()
     wrong = [no_nulls("wings"), min_rows(1)]
     for _ in range(2):
-        with pytest.raises(ValidatorError) as caught:
+        with pytest.raises(ValidatorError, match="version 'v2'") as caught:
             plain.advance(fleet(*wrong), lake=lake)
         assert (caught.value.dataset, caught.value.validator) == ("planes", "no_nulls_wings")
         assert store.require_manifest() == before

@@ -35,7 +35,7 @@ def test_exploded_records_of_one_position_are_not_kept_as_one(step_world: StepWo
     )
     step_world.send("orders", ("a", 1, at(1)))
     step_world.send("payments", ("a", 1, at(2)))
-    with pytest.raises(SchemaMismatchError) as caught:
+    with pytest.raises(SchemaMismatchError, match=r"1 record\(s\) of the batch") as caught:
         step_world.run(app)
     assert caught.value.dataset == "app-met-left"
 

@@ -148,7 +148,7 @@ def test_a_second_run_waits_for_the_end_of_the_first_and_says_so_once(lake: Lake
 
 
 def test_waiting_ends_at_its_limit(lake: Lake) -> None:
-    with lease(lake, "first"), pytest.raises(ApplicationBusyError) as caught:
+    with lease(lake, "first"), pytest.raises(ApplicationBusyError, match=r"0:00:00\.30* of waiting") as caught:
         lease(lake, "second", Claim(wait=timedelta(seconds=0.3))).__enter__()
     assert caught.value.run == "first"
 
@@ -186,7 +186,7 @@ def test_who_was_taken_over_from_knows_it_at_its_next_check_not_at_its_next_rene
     with lease(lake, "first") as first:
         first.check()
         with lease(lake, "second", Claim(take_over=True)) as second:
-            with pytest.raises(RunLeaseLostError) as caught:
+            with pytest.raises(RunLeaseLostError, match=r"run second on host .* has taken it over") as caught:
                 first.check()
             assert caught.value.run == "first"
             second.check()

@@ -128,7 +128,7 @@ def test_a_run_that_is_overtaken_after_its_outputs_can_not_close_the_batch(step_
         if event.what == "outputs":
             step_world.run(app, run="second")
 
-    with pytest.raises(CommitConflictError) as caught:
+    with pytest.raises(CommitConflictError, match="second") as caught:
         step_world.run(app, run="first", on_event=overtaken)
     assert caught.value.application == "app"
     assert enriched(step_world) == [(1, 100)]

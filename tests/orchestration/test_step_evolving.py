@@ -90,10 +90,10 @@ def test_what_only_spark_knows_is_refused_before_a_batch_is_begun(step_world: St
     step_world.run(sending("k", "v"))
     step_world.send("s", ("c", 3))
     heard: list[str] = []
-    with pytest.raises(StreamExistsError) as caught:
+    with pytest.raises(StreamExistsError, match="v is string, was int") as caught:
         step_world.run(sending("k", "concat(v, 'x') as v"), on_event=lambda event: heard.append(event.what))
     assert (caught.value.operator, caught.value.stream) == ("send-to-3", "lake.out")
-    with pytest.raises(StreamExistsError) as caught:
+    with pytest.raises(StreamExistsError, match=r"v \(int\) is renamed to V") as caught:
         step_world.run(sending("*", hidden=lambda frame: frame.withColumnRenamed("v", "V")))
     assert (caught.value.operator, caught.value.stream) == ("send-to-4", "lake.out")
     assert "intent" not in heard

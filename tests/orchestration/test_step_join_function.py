@@ -67,6 +67,8 @@ def test_it_adds_what_the_function_returns_for_records_and_entries(step_world: S
     with pytest.raises(OperatorFailedError) as caught:
         step_world.run(wrong)
     assert (caught.value.operator, caught.value.stream) == ("join-2-lying", "lake.orders")
+    assert caught.value.partition in (0, 1)
+    assert str(caught.value.offset).isdigit()
 
 
 def orders_and_table() -> tuple[Application, Any, Any]:

@@ -96,7 +96,7 @@ def test_types_that_only_spark_knows_are_compared_before_a_batch_begins(world: S
     app = Application("app")
     old, new = app.input_stream("lake.old"), app.input_stream("lake.new")
     old.merge(new.with_columns(v="v + 1L")).send_to(app.output_stream("lake.out", partitions=2, key="k"))
-    with pytest.raises(PlanningError) as caught:
+    with pytest.raises(PlanningError, match="bigint in with-columns-3, int in") as caught:
         world.run(app)
     assert (caught.value.operator, caught.value.column) == ("merge-4", "v")
     assert world.state(app).last is None

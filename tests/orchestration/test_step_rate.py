@@ -69,6 +69,6 @@ def test_a_budget_declared_with_two_rates_is_rejected_before_anything_is_read(
         limit = RateLimit(None, rate, budget="both")
         table = RemoteTable(name, key="k", write_function=counting(tmp_path), rate_limit=limit)
         clicks.send_to(app.table(table))
-    with pytest.raises(ConfigurationError) as caught:
+    with pytest.raises(ConfigurationError, match="both 10 and 20") as caught:
         step_world.run(app)
     assert caught.value.argument == "budget"

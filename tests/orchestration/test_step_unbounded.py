@@ -223,7 +223,7 @@ def test_failover_a_batch_whose_changes_retention_deleted_is_rejected_by_name(wo
     world.send("planes", ("N1", 1))
     world.streams.configure("planes", retention=Retention(max_bytes=1), compaction=None)
     world.streams.maintain("planes")
-    with pytest.raises(OffsetOutOfRangeError) as caught:
+    with pytest.raises(OffsetOutOfRangeError, match="the open batch began with offsets 0 to") as caught:
         run(world, app, run="run-2")
     assert caught.value.dataset == "planes"
     assert world.state(app).open == written
@@ -276,7 +276,7 @@ def test_a_batch_does_not_begin_with_a_table_that_is_staler_than_is_allowed(worl
     world.send("trips", ("N1", 1))
     app = enriching(table, max_staleness=MINUTES)
     late_change(world, 1, "N1", 100)
-    with pytest.raises(StaleDatasetError) as caught:
+    with pytest.raises(StaleDatasetError, match="0:10:00 is allowed") as caught:
         run_step(world.context(app))
     assert caught.value.dataset == "planes"
     assert world.state(app).open is None
@@ -305,7 +305,7 @@ def test_an_open_batch_is_run_as_it_was_written_however_stale_its_table_is(world
 def test_a_table_that_has_taken_in_nothing_is_not_fresh(world: StepWorld) -> None:
     world.send("trips", ("N1", 1))
     app = enriching(planes(bootstrap=False), max_staleness=MINUTES)
-    with pytest.raises(StaleDatasetError) as caught:
+    with pytest.raises(StaleDatasetError, match="no entries yet") as caught:
         run_step(world.context(app))
     assert caught.value.dataset == "planes"
 

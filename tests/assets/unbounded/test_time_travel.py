@@ -86,17 +86,17 @@ def test_before_the_first_version_there_was_nothing(quick: World) -> None:
     quick.send(spec.name, [("a", 1)])
     with pytest.raises(Crash):
         quick.advance(spec, lake=faulty(quick, Fault("upload", 1, "crash-before")))
-    with pytest.raises(NoSealedVersionError) as caught:
+    with pytest.raises(NoSealedVersionError, match="bootstrap is not finished") as caught:
         store.version(as_of=1)
     assert caught.value.dataset == "table"
     began = datetime.now(UTC)
     quick.advance(spec)
     with pytest.raises(NoSealedVersionError, match=r"served nothing at .* UTC; the oldest .* number 2"):
         store.version(as_of=began)
-    with pytest.raises(NoSealedVersionError) as caught:
+    with pytest.raises(NoSealedVersionError, match="commit 1") as caught:
         store.version(as_of=1)
     assert caught.value.dataset == "table"
-    with pytest.raises(NoSealedVersionError) as caught:
+    with pytest.raises(NoSealedVersionError, match="2000-01-01") as caught:
         store.version(as_of=datetime(2000, 1, 1, tzinfo=UTC))
     assert caught.value.dataset == "table"
 
@@ -105,13 +105,13 @@ def test_what_is_asked_for_must_be_one_thing_that_is_there(quick: World) -> None
     spec = table(quick)
     send(quick, spec, {"a": 1})
     store = StoredVersions(quick.lake, spec.name)
-    with pytest.raises(ConfigurationError) as caught:
+    with pytest.raises(ConfigurationError, match="neither version nor as_of") as caught:
         store.version()
     assert caught.value.argument == "as_of"
-    with pytest.raises(ConfigurationError) as caught:
+    with pytest.raises(ConfigurationError, match="both version 'v1' and as_of 1") as caught:
         store.version("v1", as_of=1)
     assert caught.value.argument == "as_of"
-    with pytest.raises(ConfigurationError) as caught:
+    with pytest.raises(ConfigurationError, match="zone") as caught:
         store.version(as_of=datetime(2026, 1, 1))
     assert caught.value.argument == "as_of"
     for unknown in (99, 0, "nobody"):
@@ -180,7 +180,7 @@ def test_what_a_bounded_dataset_served_at_a_time_is_found_as_well(quick: World) 
     assert [version for _, _, version in served] == [ids[0], ids[1], ids[0]]
     for at, number, version in served:
         assert store.version(as_of=at).version == store.version(as_of=number).version == version
-    with pytest.raises(NoSealedVersionError) as caught:
+    with pytest.raises(NoSealedVersionError, match="2000-01-01") as caught:
         store.version(as_of=datetime(2000, 1, 1, tzinfo=UTC))
     assert caught.value.dataset == "planes"
 

@@ -150,7 +150,7 @@ def test_what_a_compaction_replaced_goes_after_the_grace_and_its_versions_with_i
     assert len(data(quick, spec)) == 1
     assert entries(quick, spec) == entries(quick, spec, last) == whole
     for version, _ in history[:-1]:
-        with pytest.raises(VersionDiscardedError) as caught:
+        with pytest.raises(VersionDiscardedError, match=f"from number {number} on") as caught:
             store.version(version)
         assert (caught.value.dataset, caught.value.version) == ("table", version)
         with pytest.raises(VersionDiscardedError):

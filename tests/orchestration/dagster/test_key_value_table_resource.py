@@ -50,7 +50,7 @@ def test_an_asset_counts_in_a_table_that_is_made_where_it_is_not_there(tmp_path:
         assert entry is not None
         assert entry.value == '{"n":4}'
     other = KeyValueTableResource(scope="plant", table="counters", lake=url, partitions=3)
-    with pytest.raises(KeyValueTableExistsError) as caught:
+    with pytest.raises(KeyValueTableExistsError, match=r"partitions 2 \(wanted: 3\)") as caught:
         other.blocking()
     assert (caught.value.scope, caught.value.table) == ("plant", "counters")
 

@@ -114,7 +114,7 @@ def test_thresholds_are_for_all_applications_or_by_name() -> None:
     rule = LaunchWhen(records=7)
     assert launch_rules(rule, ("a", "b")) == {"a": rule, "b": rule}
     assert launch_rules({"b": rule}, ("a", "b")) == {"a": LaunchWhen(), "b": rule}
-    with pytest.raises(ConfigurationError) as caught:
+    with pytest.raises(ConfigurationError, match=r"'c'.* a, b") as caught:
         launch_rules({"c": rule}, ("a", "b"))
     assert caught.value.argument == "launch_when"
 

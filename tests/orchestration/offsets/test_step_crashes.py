@@ -188,7 +188,7 @@ def test_a_run_whose_batch_was_given_up_writes_nothing_more(world: OffsetsWorld)
         if event.what == "intent":
             BatchLog(world.lake, "app").abandon(reason="ticket 8", by="ada", skip=False)
 
-    with pytest.raises(CommitConflictError) as caught:
+    with pytest.raises(CommitConflictError, match="taken over") as caught:
         world.run(app, on_event=give_up)
     assert caught.value.application == "app"
     assert world.output.batches == {}

@@ -344,7 +344,7 @@ def test_a_system_that_answers_no_offset_is_named_and_nothing_is_stored(
     before = world.state(app)
     world.ask(app, S0, asked, **({"timestamp_ms": 1} if asked is StartpointTimestamp else {}))
     world.fake = Broken(world.fake, answer)
-    with pytest.raises(ConfigurationError) as caught:
+    with pytest.raises(ConfigurationError, match=rf"fake\.s\.0.*{answer!r}") as caught:
         world.run(app)
     assert (caught.value.stream, caught.value.system) == ("fake.s", "fake")
     assert world.state(app) == before

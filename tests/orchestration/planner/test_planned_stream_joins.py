@@ -178,7 +178,7 @@ def test_no_state_has_the_name_of_another_operators() -> None:
     with pytest.raises(PlanningError, match=r"two operators keep state under the name 'met-left': stream-join-3"):
         left.window(Tumbling(MINUTE), by="k", name="met-left", aggregates={"n": Count()})
     left.window(Tumbling(MINUTE), by="k", name="other-left", aggregates={"n": Count()})
-    with pytest.raises(PlanningError) as caught:
+    with pytest.raises(PlanningError, match="'other-left'") as caught:
         left.join_stream(right, on="k", within=MINUTE, name="other")
     assert caught.value.operator == "stream-join-5-other"
 
