@@ -68,8 +68,8 @@ def plan_application(
         system_name, stream = split_stream_name(name)
         if system_name not in systems:
             problem = (
-                f"application {app.name!r} reads {name}, but systems= has no stream system {system_name!r}, only "
-                f"{', '.join(systems) or 'an empty mapping'}."
+                f"application {app.name!r} reads {name}, but systems= has no stream system {system_name!r}: it "
+                f"has {', '.join(sorted(systems)) or 'none'}."
             )
             raise ConfigurationError(problem, "Pass systems=systems_for(app).", application=app.name)
         system = systems[system_name]

@@ -90,3 +90,12 @@ def test_kafka_is_what_it_says(lake: Lake) -> None:
     assert failure.value.stream == "main.t"
     with pytest.raises(SchemaMismatchError):
         DeclaredTopics(lake, settings).check("t", Schema.of(vs="array<int>"), [], 1)
+
+
+def test_a_stream_system_that_is_not_given_is_named_with_those_that_are() -> None:
+    app = Application("app")
+    app.input_stream("fake.s")
+    for systems, there in (({}, "none"), ({"lake": LakeStreams(lake_in(InMemoryStore()))}, "lake")):
+        with pytest.raises(ConfigurationError, match=f"no stream system 'fake': it has {there}") as caught:
+            plan_application(app, systems=systems)
+        assert caught.value.application == "app"
