@@ -482,6 +482,7 @@ class FileVersions(VersionSource):
             f"{', '.join(changes[:3])}{' …' if len(changes) > 3 else ''}.",
             "Run again: it uses the files as they are then. Write the completion object last.",
             dataset=self.spec.name,
+            file=f"{self._source.url.rstrip('/')}/{changes[0]}",
         )
 
     def _declared(self, what: str) -> DeclaredFiles:

@@ -261,10 +261,7 @@ def _create_table(
 
 
 def _check_files(spark: SparkSession, name: str, what: str, generations: Sequence[Generation]) -> None:
-    keys = {
-        f"{g.folder.rsplit('/', 1)[-1]}/{file.name}": f"{g.folder}/{file.name}" for g in generations for file in g.files
-    }
-    listed = set(keys)
+    listed = {f"{g.folder.rsplit('/', 1)[-1]}/{file.name}" for g in generations for file in g.files}
     seen = {"/".join(unquote(uri).rsplit("/", 2)[-2:]) for uri in spark.table(name).inputFiles()}
     if listed != seen:
         missing, stray = sorted(listed - seen), sorted(seen - listed)
@@ -272,7 +269,9 @@ def _check_files(spark: SparkSession, name: str, what: str, generations: Sequenc
         problem += f"{'; missing: ' + ', '.join(missing[:3]) if missing else ''}"
         problem += f"{'; not listed: ' + ', '.join(stray[:3]) if stray else ''}."
         step = "Remove files that are not listed, or restore missing ones. Nothing was read."
-        raise errors.ManifestMismatchError(problem, step, key=keys[missing[0]] if missing else stray[0])
+        folder, _, file = (missing or stray)[0].partition("/")
+        parents = {g.folder.rsplit("/", 1)[-1]: g.folder for g in generations}
+        raise errors.ManifestMismatchError(problem, step, key=f"{parents.get(folder, folder)}/{file}")
 
 
 def columns_problem(stored: pa.Schema, layout: BucketLayout) -> str:

@@ -537,6 +537,7 @@ def test_files_that_change_before_they_are_read_are_noticed(place: Place, change
     with pytest.raises(SourceChangedError, match="version 'v1'") as caught:
         source.check(delivery, no_spark)
     assert caught.value.dataset == "planes"
+    assert str(caught.value.file).startswith(f"{place.url}/v1/")
 
 
 def test_files_that_are_not_as_declared_are_named_with_dataset_version_and_column(place: Place) -> None:

@@ -174,7 +174,7 @@ def convert_to_avro(column: pa.Array, declared: Any, name: str, what: str) -> li
     if column.null_count and not nullable:
         problem = f"{what} is null in {column.null_count} records, but its Avro type is not nullable."
         raise SchemaMismatchError(problem, "Fill it, or declare a union with null.", column=name)
-    name, logical = _type_and_logical(declared)
+    _, logical = _type_and_logical(declared)
     if logical == "timestamp-millis":  # fastavro would truncate
         try:
             column = column.cast(pa.timestamp("ms", tz="UTC"), safe=True)

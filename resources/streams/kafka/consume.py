@@ -153,7 +153,7 @@ def check_topic_identity(settings: KafkaSettings, wanted: TopicRange) -> None:
         problem = f"{wanted.ssp}: topic {wanted.topic!r} was deleted or recreated while it was read: its id was "
         problem += f"{wanted.identity}, now it is {now}."
         step = "Offsets of the old topic are invalid in a new one: set a startpoint (oldest) for its partitions."
-        raise OffsetOutOfRangeError(problem, step, partition=wanted.partition)
+        raise OffsetOutOfRangeError(problem, step, stream=wanted.stream, partition=wanted.partition)
 
 
 class _RangeConsumer:

@@ -437,8 +437,9 @@ def test_text_in_avro_that_is_not_utf_8_is_refused() -> None:
 def test_a_value_that_avro_would_change_or_refuse_is_not_written(column: str, value: Any, message: str) -> None:
     topic = KafkaTopic(value=Avro(LOGICAL))
     row = read(topic, as_avro(LOGICAL, FLIGHT))[0]
-    with pytest.raises(SchemaMismatchError, match=message):
+    with pytest.raises(SchemaMismatchError, match=message) as caught:
         written(topic, row | {column: value})
+    assert caught.value.column in (column, None)
 
 
 def test_a_local_time_is_not_taken_for_one_of_a_zone() -> None:
