@@ -173,7 +173,7 @@ def test_a_folder_that_may_not_be_listed_is_no_empty_one(tmp_path: Path, monkeyp
         return scandir(path)
 
     monkeypatch.setattr(os, "scandir", refused)  # whoever runs the tests may be allowed to list anything
-    with pytest.raises(ConfigurationError) as told:
+    with pytest.raises(ConfigurationError, match="Permission denied") as told:
         tree.list()
     assert told.value.url == str(tmp_path / "v1")
 
@@ -191,7 +191,7 @@ def test_a_file_that_fails_in_the_middle_is_not_taken_for_a_damaged_one(tmp_path
 def test_an_sqlite_file_that_can_not_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     store = SqliteTable(tmp_path / "file" / "t.sqlite", "t", "id", columns={"id": "string"}, create=True)
-    with blocking(store) as table, pytest.raises(TableAccessError) as caught:
+    with blocking(store) as table, pytest.raises(TableAccessError, match="can't be created") as caught:
         table.put("a", {})
     assert caught.value.table == "t"
 

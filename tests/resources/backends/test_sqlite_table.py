@@ -127,7 +127,7 @@ def test_missing_files_tables_columns_and_keys_are_named(tmp_path):
         opened(columns={"id": "string", "w": "int"})
     assert (caught.value.table, caught.value.column) == ("t", "w")
     (tmp_path / "text.sqlite").write_text("no database at all, but long enough to be looked at" * 50)
-    with pytest.raises(TableAccessError) as caught:
+    with pytest.raises(TableAccessError, match="can't be accessed") as caught:
         opened(path=tmp_path / "text.sqlite")
     assert caught.value.table == "t"
 
@@ -261,7 +261,7 @@ def test_a_damaged_file_is_no_fault_of_the_records(tmp_path):
         file.write(b"\xff" * (path.stat().st_size - 8192))
     with (
         blocking(SqliteTable(path, "t", "id"), retry=RetryPolicy(attempts=1)) as table,
-        pytest.raises(TableAccessError) as caught,
+        pytest.raises(TableAccessError, match=r"can't be accessed .*malformed") as caught,
     ):
         table.put(7, {"s": "y"})
     assert caught.value.table == "t"

@@ -94,7 +94,7 @@ def test_a_file_that_is_not_what_was_listed_is_never_read(place: tuple[str, Put,
     with pytest.raises(SourceChangedError), tree.on_disk(listed):
         pass
     delete("v1/a b.csv")
-    with pytest.raises(SourceChangedError) as caught:
+    with pytest.raises(SourceChangedError, match="is gone") as caught:
         tree.read(listed)
     assert str(caught.value.file).endswith("v1/a b.csv")
 

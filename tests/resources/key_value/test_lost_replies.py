@@ -100,7 +100,7 @@ def test_nothing_is_asked_beyond_the_horizon_though_a_pause_was_too_long(monkeyp
 
     monkeypatch.setattr(repeating, "pause", slow)
 
-    with pytest.raises(OutcomeUnknownError) as caught:
+    with pytest.raises(OutcomeUnknownError, match="the line is cut") as caught:
         asyncio.run(repeat())
     assert (caught.value.scope, caught.value.table) == ("scope", "table")
     assert asked == [False]

@@ -141,7 +141,7 @@ def test_a_table_is_created_once_and_other_configurations_are_refused(
     for other in (KeyValueTableConfiguration(5), KeyValueTableConfiguration(4, longest_key=9)):
         with pytest.raises(KeyValueTableExistsError):
             manager.create("plant", "machines", other)
-    with pytest.raises(KeyValueTableExistsError) as caught:
+    with pytest.raises(KeyValueTableExistsError, match=r"space='memory:.*wanted: space='elsewhere'") as caught:
         KeyValueTableManager(manager.lake, RememberedTables("elsewhere")).create("plant", "machines", FOUR)
     assert (caught.value.scope, caught.value.table) == ("plant", "machines")
     assert list(backend.tables.values()) == ["open"]
@@ -271,7 +271,7 @@ def test_a_backend_with_other_settings_is_the_same_place(tmp_path: Path) -> None
     path = tmp_path / "lake.key-values.sqlite"
     patient = KeyValueTableManager(lake, SqliteSegments(path, busy_timeout=60))
     assert patient.create("plant", "machines", FOUR) is False
-    with pytest.raises(KeyValueTableExistsError) as caught:
+    with pytest.raises(KeyValueTableExistsError, match=r"elsewhere\.sqlite") as caught:
         KeyValueTableManager(lake, SqliteSegments(tmp_path / "elsewhere.sqlite")).create("plant", "machines", FOUR)
     assert (caught.value.scope, caught.value.table) == ("plant", "machines")
     assert str(path) in patient.segments("plant", "machines")[0].location

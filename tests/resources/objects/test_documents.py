@@ -96,7 +96,7 @@ def test_a_manifest_of_a_future_format_is_refused_by_name(store: InMemoryStore, 
     current = log.current()
     assert current is not None
     _change(store, current.manifest_key, format=2, new_field=True)
-    with pytest.raises(MalformedDocumentError) as caught:
+    with pytest.raises(MalformedDocumentError, match="has format 2; this release of Adjunct reads format 1") as caught:
         log.current()
     assert current.manifest_key in str(caught.value.document)
 

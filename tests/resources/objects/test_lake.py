@@ -265,7 +265,7 @@ def test_no_secret_and_no_connection_travels_in_a_pickle(s3_server: S3Server) ->
 
 
 def test_a_missing_bucket_and_wrong_credentials_are_said(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigurationError) as caught:
+    with pytest.raises(ConfigurationError, match="the bucket does not exist") as caught:
         open_lake("s3://no-such-bucket-here/lake")
     assert caught.value.url == "s3://no-such-bucket-here/lake"
     if s3_server.name == "versitygw":  # moto accepts any credentials

@@ -55,7 +55,7 @@ def test_a_stream_is_declared_again_without_what_was_configured_since(streams: L
     streams.create("s", schema=schema, key=["k"], partitions=1)
     declared = streams.state("s")[1].declaration
     assert (declared.retention, declared.timestamp) == (week, "at")
-    with pytest.raises(StreamExistsError) as caught:
+    with pytest.raises(StreamExistsError, match="retention is") as caught:
         streams.create("s", schema=schema, key=["k"], partitions=1, retention=Retention(max_bytes=1))
     assert caught.value.stream == "lake.s"
 

@@ -141,7 +141,7 @@ def test_old_files_are_merged_and_found_by_time_as_before(lake: Lake, clock: Clo
     assert (done.merged_segments, done.merged_into) == (4, 1)
     assert read(streams) == before
     assert [row[2] for row in before] == [None, None, 2, 3]
-    with pytest.raises(StreamExistsError) as caught:
+    with pytest.raises(StreamExistsError, match=r"at \(timestamp\) is removed") as caught:
         streams.create("s", schema=Schema.of(k="string", more="int"), key=["k"], partitions=1)
     assert caught.value.stream == "lake.s"
 

@@ -147,7 +147,7 @@ def test_a_batch_of_a_reader_that_was_forgotten_can_t_commit(lake: Lake, s: Lake
     read_new(lake, "s", reader="report", max_records=2).commit()
     batch = read_new(lake, "s", reader="report")
     remove_reader(lake, "s", "report")
-    with pytest.raises(CommitConflictError) as caught:
+    with pytest.raises(CommitConflictError, match="the reader was removed") as caught:
         batch.commit()
     assert caught.value.stream == "lake.s"
 

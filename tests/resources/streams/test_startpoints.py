@@ -279,7 +279,7 @@ def test_a_time_outside_of_the_years_1_to_9999_is_refused_with_a_hint(ms: int, t
         StartpointOldest(creation_timestamp_ms=ms)
     assert failure.value.facts == {"argument": "creation_timestamp_ms"}
     stored = {**StartpointTimestamp(timestamp_ms=0).to_json(), "timestamp_ms": ms}
-    with pytest.raises(MalformedDocumentError) as caught:
+    with pytest.raises(MalformedDocumentError, match="years 1 to 9999") as caught:
         Startpoint.from_json(stored)
     assert caught.value.document == "startpoint"
 

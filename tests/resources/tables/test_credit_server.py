@@ -189,7 +189,7 @@ def test_who_does_not_know_the_secret_gets_nothing_and_none_is_told_it(
     assert repr(address.secret) not in repr(address)
     assert pickle.loads(pickle.dumps(address)) == address
     stranger = replace(address, secret=b"x" * 32)
-    with pytest.raises(TableError) as caught:
+    with pytest.raises(TableError, match="is gone") as caught:
         asyncio.run(CreditClient(stranger).acquire(BUDGET, 1))
     assert caught.value.budget == "orders"
     with socket.create_connection((address.host, address.port)) as rude:
@@ -228,7 +228,7 @@ def test_what_keeps_the_driver_from_leasing_reaches_the_task(
     away = serve(Fails(StoreUnavailableError("the store does not answer.", "Wait.")))
     with pytest.raises(StoreUnavailableError, match="does not answer"):
         asyncio.run(CreditClient(away.serve([BUDGET])).acquire(BUDGET, 1))
-    with pytest.raises(TableError) as caught:
+    with pytest.raises(TableError, match="not served by this run") as caught:
         asyncio.run(CreditClient(away.serve([])).acquire(Budget("other", "write", 1.0), 1))
     assert caught.value.budget == "other"
 

@@ -132,10 +132,10 @@ def test_skipped_entries_are_no_error(store):
 
 @pytest.mark.parametrize("wanted", [{"newest_by": "at"}, {"idempotent": True}])
 def test_a_store_that_cannot_check_it_is_refused_when_the_table_is_declared(wanted, store):
-    with pytest.raises(ConfigurationError) as caught:
+    with pytest.raises(ConfigurationError, match="its write function can't check it") as caught:
         table_over(SlowStore(), **wanted)
     assert caught.value.argument == next(iter(wanted))
-    with pytest.raises(ConfigurationError) as caught:
+    with pytest.raises(ConfigurationError, match="has no write function") as caught:
         RemoteTable("t", key="id", read_function=store, **wanted)
     assert caught.value.argument == next(iter(wanted))
     with pytest.raises(ConfigurationError) as caught:

@@ -153,7 +153,7 @@ def test_a_cost_that_is_not_known_of_a_later_part_repeats_nothing() -> None:
     limit = RateLimit(writes_per_second=200, credits=costs_nothing_of_bad)
     for told in gathered(function, rate_limit=limit):
         if told is not None:
-            with pytest.raises(ConfigurationError) as caught:
+            with pytest.raises(ConfigurationError, match="raised KeyError: 'bad'") as caught:
                 raise told
             assert caught.value.argument == "credits"
     assert max(function.counts.values(), default=0) <= 1

@@ -102,7 +102,7 @@ def test_a_message_before_any_default_is_reported_and_the_rest_is_applied():
 def test_a_default_that_is_refused_is_the_error_and_the_update_is_tried_again():
     store = Journal(refuse_puts=True)
     table = table_over(store)
-    with pytest.raises(RecordNotFoundError) as e:
+    with pytest.raises(RecordNotFoundError, match=r"default could not be put.*read-only") as e:
         asyncio.run(table.update_messages([("a", UpdateMessage({"n": 1}, {"n": 0}))], WITH_DEFAULTS))
     assert e.value.keys == ("a",)
     assert "UPDATE_WITH_DEFAULTS" not in str(e.value)

@@ -49,7 +49,7 @@ def test_a_created_stream_is_stored_with_its_topic_columns_and_key(lake: Lake) -
 def test_another_declaration_names_the_stream_by_its_system_and_what_helps_there(lake: Lake) -> None:
     topics_of(lake).remember("made", SCHEMA, ["tailnum"], 3)
     for ask in (topics_of(lake).check, topics_of(lake).remember):
-        with pytest.raises(StreamExistsError) as caught:
+        with pytest.raises(StreamExistsError, match="partitions is 4, expected 3") as caught:
             ask("made", SCHEMA, ["tailnum"], 4)
         assert caught.value.stream == "main.made"
         # Neither more columns nor other partitions are to be had of a topic.

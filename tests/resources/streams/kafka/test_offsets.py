@@ -258,7 +258,7 @@ def test_a_topic_that_is_there_is_taken_if_it_has_the_partitions(
     system: KafkaStreams, kafka: KafkaServer, new_log: NewLog
 ) -> None:
     log = new_log(2)
-    with pytest.raises(StreamExistsError) as caught:
+    with pytest.raises(StreamExistsError, match="has 2 partitions, expected 3") as caught:
         system.create(log.name, schema=SCHEMA, key=["tailnum"], partitions=3)
     assert caught.value.stream == f"kafka.{log.name}"
     assert system.info(log.name).schema == Schema.of(key="binary", value="binary")
@@ -271,7 +271,7 @@ def test_a_declared_stream_is_created_as_it_is_declared(system_of: SystemOf) -> 
     with pytest.raises(StreamNotFoundError) as caught:
         system.info("declared")
     assert caught.value.stream == "kafka.declared"
-    with pytest.raises(StreamExistsError) as caught:
+    with pytest.raises(StreamExistsError, match="seats") as caught:
         system.create("declared", schema=Schema.of(tailnum="string"), key=["tailnum"], partitions=2)
     assert caught.value.stream == "kafka.declared"
     info = system.create("declared", schema=SCHEMA, key=["tailnum"], partitions=2)
