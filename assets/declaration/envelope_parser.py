@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from dagster_adjunct.assets.declaration import envelopes
 from dagster_adjunct.assets.declaration.change_formats import KEPT, PROBLEM, SNAPSHOT, path_column
 from dagster_adjunct.assets.declaration.change_values import (
     NO_PATH,
@@ -29,17 +30,7 @@ from dagster_adjunct.assets.declaration.change_values import (
     unavailable_reason,
     unknown_operation_column,
 )
-from dagster_adjunct.assets.declaration.envelopes import (
-    DATE_TYPES,
-    DebeziumEnvelope,
-    Envelope,
-    convert_date,
-    convert_value,
-    is_whole_number,
-    raw_row_type,
-    raw_value_text,
-    with_avro_as_json,
-)
+from dagster_adjunct.assets.declaration.envelopes import DATE_TYPES, DebeziumEnvelope, Envelope
 from dagster_adjunct.assets.declaration.extractors import metadata_columns
 from dagster_adjunct.resources.lazy_modules import F
 from dagster_adjunct.resources.schemas.schema import Field, Schema, named_column, quote_name
@@ -56,7 +47,7 @@ TEXT, UNREAD, BAD = "__text", "__unread", "__bad"
 def with_envelope_json(declared: Envelope, records: DataFrame, what: str) -> DataFrame:
     """Return the records with the envelope as JSON in `__text`, and in `__unread` why it can't be read."""
     if declared.format == "avro":
-        records = with_avro_as_json(records, declared.value, declared.schemas, (TEXT, UNREAD), what)
+        records = envelopes.with_avro_as_json(records, declared.value, declared.schemas, (TEXT, UNREAD), what)
     else:
         records = records.withColumn(TEXT, named_column(declared.value)).withColumn(UNREAD, F.lit(None).cast("string"))
     if declared.layout == "documents":
@@ -218,7 +209,7 @@ def _block(schema: Schema, old: Schema, paths: Sequence[str]) -> str:
     """Return the fields, with types, that are parsed of an envelope."""
     texts = {path: f"{quote_name(path.removeprefix('source.'))}:string" for path in paths}
     source = [text for path, text in texts.items() if path.startswith("source.")]
-    fields = ["op:string", f"after:{raw_row_type(schema)}", f"before:{raw_row_type(old)}"]
+    fields = ["op:string", f"after:{envelopes.raw_row_type(schema)}", f"before:{envelopes.raw_row_type(old)}"]
     fields += [text for path, text in texts.items() if not path.startswith("source.")]
     return ",".join([*fields, *([f"source:struct<{','.join(source)}>"] if source else [])])
 
@@ -261,7 +252,8 @@ def _own_key(declared: Envelope, schema: Schema, name: str) -> Column:
 def _converted_row(declared: Envelope, schema: Schema, raw: str) -> Column:
     """Return the row with the types of `schema`, null if there is none, with null for values that do not fit."""
     values = [
-        convert_value(declared, field, F.col(raw)[field.name], F.col(TEXT)).alias(field.name) for field in schema.fields
+        envelopes.convert_value(declared, field, F.col(raw)[field.name], F.col(TEXT)).alias(field.name)
+        for field in schema.fields
     ]
     return F.when(F.col(raw).isNotNull(), F.struct(*values))
 
@@ -384,17 +376,18 @@ def _misfit_reason(field: Field, sent: Column) -> Column:
 
 def _check_value(declared: Envelope, field: Field, raw: str, converted: str) -> Column:
     value = F.col(raw)[field.name]
-    sent = raw_value_text(field, value)
+    sent = envelopes.raw_value_text(field, value)
     reason = _misfit_reason(field, sent)
     if field.type in ("float", "double"):
         reason = F.lit(f"column {field.name!r} is a number too large for {field.type}")
     if field.type in DATE_TYPES:
         reason = F.concat(
-            reason, F.when(convert_date(declared, field, value).isNotNull(), F.lit(f": {YEARS}")).otherwise("")
+            reason,
+            F.when(envelopes.convert_date(declared, field, value).isNotNull(), F.lit(f": {YEARS}")).otherwise(""),
         )
     if field.type == "timestamp" and declared.timestamps is None:
         reason = F.concat(
-            reason, F.when(is_whole_number(value), F.lit("; timestamps= says what it counts")).otherwise("")
+            reason, F.when(envelopes.is_whole_number(value), F.lit("; timestamps= says what it counts")).otherwise("")
         )
     return F.when(sent.isNotNull() & F.col(converted)[field.name].isNull(), reason)
 

@@ -27,13 +27,8 @@ from dagster_adjunct.assets.versions.leases import delete_attempt, lease_served,
 from dagster_adjunct.assets.versions.manifest import BoundedManifest, Change, DatasetManifest, UnboundedManifest
 from dagster_adjunct.assets.versions.version import SealedVersion, VersionRef, has_row_ends, version_id
 from dagster_adjunct.resources import errors
-from dagster_adjunct.resources.bucketing.files import (
-    BucketFile,
-    BucketLayout,
-    Generation,
-    TimelineOptions,
-    conform_to_layout,
-)
+from dagster_adjunct.resources.bucketing import files
+from dagster_adjunct.resources.bucketing.files import BucketFile, BucketLayout, Generation, TimelineOptions
 from dagster_adjunct.resources.bucketing.writer import ROWS_PER_GROUP, BucketFileWriter, WriteOptions, write_bucket_file
 from dagster_adjunct.resources.lazy_modules import np, pa
 from dagster_adjunct.resources.objects.commit_log import Commit
@@ -171,7 +166,7 @@ def _iterate_bucketed_rows(stored: StoredFile, layout: BucketLayout) -> Iterator
         raise stored.damaged("its SHA-256 differs, so it can't be rewritten")
     for group in stored.row_groups():
         # A change stream's table may have files older than its last added or widened column.
-        rows = conform_to_layout(group, layout) if layout.hidden else group.select(list(layout.columns))
+        rows = files.conform_to_layout(group, layout) if layout.hidden else group.select(list(layout.columns))
         yield rows, assign_buckets([rows.column(name) for name in layout.bucket_by], layout.partitions)
 
 

@@ -14,32 +14,9 @@ import datetime as dt
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
-from dagster_adjunct.assets.declaration.change_formats import (
-    KEPT,
-    ORDER,
-    PROBLEM,
-    SNAPSHOT,
-    ArrowChangeFormat,
-    kept_matrix,
-    path_column,
-)
-from dagster_adjunct.assets.declaration.change_values import (
-    MISSING_PART,
-    NO_PATH,
-    SNAPSHOT_ROWS,
-    STREAMED_FIRST,
-    Samples,
-    can_order_changes,
-    incomparable_reason,
-    position_type,
-    quote_column,
-    quote_value,
-    render_reason,
-    render_reason_column,
-    sortable_array,
-    sortable_column,
-    unordered_reason,
-)
+from dagster_adjunct.assets.declaration import change_formats, change_values
+from dagster_adjunct.assets.declaration.change_formats import KEPT, ORDER, PROBLEM, SNAPSHOT, ArrowChangeFormat
+from dagster_adjunct.assets.declaration.change_values import Samples
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.declaration.extractors import Projection, PythonExtractor, mask_columns, metadata_columns
 from dagster_adjunct.assets.sources.entries import (
@@ -78,9 +55,9 @@ def add_order(
 
     `samples` are the known first values. Raises SchemaMismatchError if the first change can't be ordered.
     """
-    order, string = spec.following.order or (), position_type(spec.following.order, schema) == "string"
-    if order == STREAMED_FIRST:
-        below = F.when(F.col(SNAPSHOT), F.lit(SNAPSHOT_ROWS)).otherwise(F.lit(0)).cast("bigint")
+    order, string = spec.following.order or (), change_values.position_type(spec.following.order, schema) == "string"
+    if order == change_values.STREAMED_FIRST:
+        below = F.when(F.col(SNAPSHOT), F.lit(change_values.SNAPSHOT_ROWS)).otherwise(F.lit(0)).cast("bigint")
         return rows.withColumn(ORDER, F.col(OFFSET) + below).drop(SNAPSHOT), samples
     paths = [name for name in order if name not in schema.names]
     values = [_order_text(name, schema) if string or name in paths else named_column(name) for name in order]
@@ -94,17 +71,18 @@ def add_order(
         sample = "0" if samples is None else samples[place]
         missing = value.isNull() & snapshot if place else F.lit(False)
         if string:
-            part = F.when(missing, F.lit(MISSING_PART)).otherwise(sortable_column(value, name, sample))
+            sortable = change_values.sortable_column(value, name, sample)
+            part = F.when(missing, F.lit(change_values.MISSING_PART)).otherwise(sortable)
         elif paths:
             part = F.when(value.rlike(_POSITION), value.try_cast("bigint"))
         else:
             part = position_column(name, schema)
         parts.append(part)
         reasons.append(F.when(value.isNull() & ~missing, F.lit(null_order_reason(name))))
-        reason = F.lit(incomparable_reason(name, sample if string else None))
-        reasons.append(F.when(part.isNull() & ~missing, F.concat(quote_column(value), reason)))
+        reason = F.lit(change_values.incomparable_reason(name, sample if string else None))
+        reasons.append(F.when(part.isNull() & ~missing, F.concat(change_values.quote_column(value), reason)))
     placed = add_problem(rows.withColumn(ORDER, F.concat(*parts) if string else parts[0]), *reasons)
-    return placed.drop(*[path_column(path) for path in paths], SNAPSHOT), samples
+    return placed.drop(*[change_formats.path_column(path) for path in paths], SNAPSHOT), samples
 
 
 def find_first_order_values(
@@ -118,7 +96,7 @@ def find_first_order_values(
         return samples
     names = [f"v{place}" for place in range(len(values))]
     changes = rows.select(F.col(PROBLEM), *[value.alias(name) for value, name in zip(values, names, strict=True)])
-    changes = changes.where(F.col(PROBLEM).isNull() | F.startswith(F.col(PROBLEM), F.lit(NO_PATH)))
+    changes = changes.where(F.col(PROBLEM).isNull() | F.startswith(F.col(PROBLEM), F.lit(change_values.NO_PATH)))
     if samples is None:
         first = changes.head()
         if first is None:
@@ -136,15 +114,15 @@ def find_first_order_values(
 def check_order_values(spec: AdjunctDataset, samples: Samples) -> Samples:
     """Return these first values unchanged. Raises SchemaMismatchError for one that can't order changes."""
     for name, sample in zip(spec.following.order_by or (), samples, strict=True):
-        if sample is not None and not can_order_changes(name, sample, spec.following.order_by or ()):
-            raise unorderable_error(spec, unordered_reason(name, sample), name)
+        if sample is not None and not change_values.can_order_changes(name, sample, spec.following.order_by or ()):
+            raise unorderable_error(spec, change_values.unordered_reason(name, sample), name)
     return samples
 
 
 def unorderable_error(spec: AdjunctDataset, reason: str, name: str | None = None) -> SchemaMismatchError:
     """Return the error for a first change that can't be ordered."""
     hidden = spec.sensitive or getattr(spec.extractor, "sensitive", ())
-    problem = f"dataset {spec.name!r} (input {spec.input}): {render_reason(reason, values=not hidden)}."
+    problem = f"dataset {spec.name!r} (input {spec.input}): {change_values.render_reason(reason, values=not hidden)}."
     step = "Nothing was committed. Name in order_by what the changes have, or leave it out to order by offset."
     return SchemaMismatchError(problem, step, dataset=spec.name, column=name, argument="order_by")
 
@@ -152,7 +130,7 @@ def unorderable_error(spec: AdjunctDataset, reason: str, name: str | None = None
 def _order_text(name: str, schema: Schema) -> Column:
     """Return the values of a name in `order_by` as texts for comparison."""
     if name not in schema.names:
-        return F.col(path_column(name))
+        return F.col(change_formats.path_column(name))
     if schema.field(name).type in ("date", "timestamp"):
         return position_column(name, schema).cast("string")
     return named_column(name).cast("string")
@@ -239,7 +217,7 @@ def decode_changes(
         *[named_column(name) for name in entry_schema.names],
         *META,
         position.alias(POSITION),
-        render_reason_column(F.col(PROBLEM), values=not hidden).alias(PROBLEM),
+        change_values.render_reason_column(F.col(PROBLEM), values=not hidden).alias(PROBLEM),
         *([F.col(VALID_FROM)] if following.history is not None else []),
         *more,
     )
@@ -322,7 +300,7 @@ def _reject_unreadable(changes: DataFrame, schema: Schema) -> DataFrame:
         rules.append(f"WHEN {lacking} THEN {quote_text(f', declared {field.type}: {expected_values(field.type)}')}")
         values[field.name] = F.expr(f"CASE WHEN {lacking} THEN NULL ELSE {name} END")
     which, found, rule = (F.expr(f"CASE {' '.join(cases)} END") for cases in (names, texts, rules))
-    problem = F.when(which.isNotNull(), F.concat(which, quote_column(found), rule))
+    problem = F.when(which.isNotNull(), F.concat(which, change_values.quote_column(found), rule))
     values[PROBLEM] = F.coalesce(F.col(PROBLEM), problem)
     return changes.withColumns(values)
 
@@ -397,14 +375,14 @@ def decode_arrow_changes(
         nulls = rows.column(name).is_null().to_pylist()
         rows = add_problems(rows, [f"null key column {name!r}" if null else None for null in nulls])
     if KEPT in rows.column_names:
-        marks = kept_matrix(rows.column(KEPT), spec.key)
+        marks = change_formats.kept_matrix(rows.column(KEPT), spec.key)
         for name, unknown in zip(spec.key, marks.T.tolist(), strict=True):
             rows = add_problems(rows, [unknown_key_reason(name) if mark else None for mark in unknown])
     placed = pc.add(rows.column(OFFSET), positions_from) if following.order is None else rows.column(ORDER)
-    if following.order == STREAMED_FIRST:
+    if following.order == change_values.STREAMED_FIRST:
         placed = pc.add(placed, positions_from)
     hidden = spec.sensitive or getattr(spec.extractor, "sensitive", ())
-    reasons = [render_reason(reason, values=not hidden) for reason in rows.column(PROBLEM).to_pylist()]
+    reasons = [change_values.render_reason(reason, values=not hidden) for reason in rows.column(PROBLEM).to_pylist()]
     made = {name: rows.column(name) for name in (*schema.names, *META)}
     made |= {POSITION: placed, PROBLEM: pa.array(reasons, pa.string())}
     made |= {name: rows.column(name) for name in (VALID_FROM, KEPT, RAW) if name in rows.column_names}
@@ -416,11 +394,11 @@ def _add_order_in_arrow(
 ) -> tuple[pa.Table, Samples | None]:
     """Return the rows with the column ORDER, and the first values, as `add_order` does."""
     order = spec.following.order or ()
-    if order == STREAMED_FIRST:
-        below = pc.if_else(rows.column(SNAPSHOT), pa.scalar(SNAPSHOT_ROWS), pa.scalar(0))
+    if order == change_values.STREAMED_FIRST:
+        below = pc.if_else(rows.column(SNAPSHOT), pa.scalar(change_values.SNAPSHOT_ROWS), pa.scalar(0))
         return _set_column(rows, ORDER, pc.add(rows.column(OFFSET), below)).drop_columns([SNAPSHOT]), samples
     values = [position_array(rows, name, schema) for name in order]
-    string = position_type(order, schema) == "string"
+    string = change_values.position_type(order, schema) == "string"
     if any(schema.field(name).type == "string" for name in order):
         fine, known = rows.column(PROBLEM).is_null(), samples or (None,) * len(order)
         sent = [value.filter(pc.and_(fine, value.is_valid())).cast("string") for value in values]
@@ -433,13 +411,15 @@ def _add_order_in_arrow(
     for place, (name, value) in enumerate(zip(order, values, strict=True)):
         sample = "0" if samples is None else samples[place]
         missing = pc.and_(value.is_null(), snapshot if place else none)
-        part = sortable_array(value.cast("string"), name, sample) if string else value
-        parts.append(pc.if_else(missing, MISSING_PART, part) if string else part)
+        part = change_values.sortable_array(value.cast("string"), name, sample) if string else value
+        parts.append(pc.if_else(missing, change_values.MISSING_PART, part) if string else part)
         bad = pc.indices_nonzero(pc.and_(part.is_null(), pc.invert(missing)))
         for row, text in zip(bad.to_pylist(), value.take(bad).cast("string").to_pylist(), strict=True):
-            reasons.setdefault(
-                row, null_order_reason(name) if text is None else quote_value(text) + incomparable_reason(name, sample)
-            )
+            if text is None:
+                reasons.setdefault(row, null_order_reason(name))
+            else:
+                shown = change_values.quote_value(text)
+                reasons.setdefault(row, shown + change_values.incomparable_reason(name, sample))
     rows = _set_column(rows, ORDER, pc.binary_join_element_wise(*parts, "") if string else parts[0])
     if reasons:
         rows = add_problems(rows, [reasons.get(row) for row in range(rows.num_rows)])
@@ -490,7 +470,7 @@ def _reject_unreadable_in_arrow(changes: pa.Table, schema: Schema) -> pa.Table:
         if lacking := unreadable_values(values, "replace"):
             expected = expected_values(field.type)
             reasons = {
-                row: f"column {field.name!r} is {quote_value(text)}, declared {field.type}: {expected}"
+                row: f"column {field.name!r} is {change_values.quote_value(text)}, declared {field.type}: {expected}"
                 for row, text in lacking.items()
             }
             changes = add_problems(changes, [reasons.get(row) for row in range(changes.num_rows)])

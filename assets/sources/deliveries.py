@@ -23,12 +23,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-from dagster_adjunct.assets.sources.entries import (
-    entries_from_arrow,
-    entries_from_frame,
-    list_extractor_spark_needs,
-    raise_if_spark_needed,
-)
+from dagster_adjunct.assets.sources import entries
 from dagster_adjunct.assets.versions.manifest import BoundedManifest, DatasetManifest, Lost, MarkerFacts, as_bounded
 from dagster_adjunct.assets.versions.version import DatasetDeclaration, check_declaration
 from dagster_adjunct.resources.errors import MarkerConflictError
@@ -138,9 +133,9 @@ class VersionSource(ABC):
         They are a frame of the session, or an Arrow table for IN_PROCESS.
         """
         if spark is IN_PROCESS:
-            raise_if_spark_needed(self.spec, self.list_spark_needs())
-            return entries_from_arrow(self.spec, self.records_in_arrow(delivery), self.schema)
-        return entries_from_frame(self.spec, self.records_in_spark(delivery, spark()), self.schema)
+            entries.raise_if_spark_needed(self.spec, self.list_spark_needs())
+            return entries.entries_from_arrow(self.spec, self.records_in_arrow(delivery), self.schema)
+        return entries.entries_from_frame(self.spec, self.records_in_spark(delivery, spark()), self.schema)
 
     @abstractmethod
     def records_in_spark(self, delivery: Delivery, spark: SparkSession) -> DataFrame:
@@ -152,7 +147,7 @@ class VersionSource(ABC):
 
     def list_spark_needs(self) -> list[str]:
         """Return, in words, why the entries can't be made without Spark; empty if they can."""
-        return list_extractor_spark_needs(self.spec)
+        return entries.list_extractor_spark_needs(self.spec)
 
     def place(self, delivery: Delivery, partition: int, offset: int) -> str:
         """Return the location of the record with this `__partition` and `__offset`; "" if it has none."""

@@ -27,12 +27,7 @@ from dagster_adjunct.assets.sources.deliveries import Awaiting, Delivery, Versio
 from dagster_adjunct.assets.sources.entries import derive_entry_schema
 from dagster_adjunct.assets.versions.manifest import BoundedManifest, Delivered, MarkerFacts
 from dagster_adjunct.assets.versions.version import declaration_from_spec
-from dagster_adjunct.resources.bucketing.hashing import (
-    EMPTY_CHECKSUM,
-    arrow_checksum,
-    parse_records_checksum,
-    records_checksum,
-)
+from dagster_adjunct.resources.bucketing import hashing
 from dagster_adjunct.resources.errors import DatasetError, MarkerConflictError, SourceChangedError
 from dagster_adjunct.resources.files import formats
 from dagster_adjunct.resources.files.formats import DeclaredFiles
@@ -238,16 +233,16 @@ class FileVersions(VersionSource):
             step = 'Deliver the files and complete it again; for an empty version, write {"rows": 0} into that object.'
         if problem:
             raise MarkerConflictError(f"{what}: {problem}", step, dataset=self.spec.name, version=delivery.version)
-        expected = parse_records_checksum(promise.checksum)
+        expected = hashing.parse_records_checksum(promise.checksum)
         rows = self._count(delivery, spark, must=promise.rows is not None)
         if promise.rows is not None and rows != promise.rows:
             raise self._promise_error(delivery, f"{promise.rows} records", f"{rows} records")
         if expected is not None:
-            checksum = EMPTY_CHECKSUM
+            checksum = hashing.EMPTY_CHECKSUM
             if rows != 0 and spark is IN_PROCESS:
-                checksum = arrow_checksum(self.records_in_arrow(delivery), self._source.schema)
+                checksum = hashing.arrow_checksum(self.records_in_arrow(delivery), self._source.schema)
             elif rows != 0:
-                checksum = records_checksum(self.records_in_spark(delivery, spark()), self._source.schema)
+                checksum = hashing.records_checksum(self.records_in_spark(delivery, spark()), self._source.schema)
             if checksum != expected:
                 raise self._promise_error(delivery, f"checksum {expected}", f"checksum {checksum}")
         return rows

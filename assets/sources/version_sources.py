@@ -15,17 +15,9 @@ from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, Computation, FileSource, QuerySource
 from dagster_adjunct.assets.declaration.snapshots import run_query
-from dagster_adjunct.assets.sources import deliveries
+from dagster_adjunct.assets.sources import deliveries, entries
 from dagster_adjunct.assets.sources.deliveries import Awaiting, Delivery, VersionSource
-from dagster_adjunct.assets.sources.entries import (
-    Offsets,
-    OpenedStream,
-    derive_entry_schema,
-    has_one_partition_per_key,
-    list_spark_needs,
-    offsets_to_json,
-    raise_if_spark_needed,
-)
+from dagster_adjunct.assets.sources.entries import Offsets, OpenedStream
 from dagster_adjunct.assets.versions.manifest import (
     BoundedManifest,
     DatasetManifest,
@@ -34,12 +26,7 @@ from dagster_adjunct.assets.versions.manifest import (
     follow_repartition,
 )
 from dagster_adjunct.assets.versions.version import declaration_from_spec
-from dagster_adjunct.resources.bucketing.hashing import (
-    EMPTY_CHECKSUM,
-    arrow_checksums_by,
-    checksums_by,
-    parse_records_checksum,
-)
+from dagster_adjunct.resources.bucketing import hashing
 from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.errors import DatasetError, SchemaMismatchError
 from dagster_adjunct.resources.lazy_modules import F, pa
@@ -89,7 +76,7 @@ class StreamSource(VersionSource):
         self._stream = stream = OpenedStream.of(systems, spec, at_once=True)
         # Offsets order the records of one key; partitions only where a key can come in several of them.
         info = stream.info
-        ordered = has_one_partition_per_key(spec, info.key, info.partitions, info.partitioner)
+        ordered = entries.has_one_partition_per_key(spec, info.key, info.partitions, info.partitioner)
         ordered_by = (OFFSET,) if ordered else (OFFSET, PARTITION)
         super().__init__(spec, stream.schema, stream.declaration, ordered_by)
         self.copartitioned, self.info, self._now = stream.copartitioned, info, now
@@ -98,7 +85,7 @@ class StreamSource(VersionSource):
 
     def first_manifest(self) -> BoundedManifest:
         """Return a manifest that starts at the stream's first offset, even if retention has removed it."""
-        offsets = offsets_to_json(dict.fromkeys(self._stream.ssps, FIRST_OFFSET))
+        offsets = entries.offsets_to_json(dict.fromkeys(self._stream.ssps, FIRST_OFFSET))
         return BoundedManifest(
             name=self.spec.name, declaration=self.declaration, stream=self._stream.info.identity, offsets=offsets
         )
@@ -167,11 +154,11 @@ class StreamSource(VersionSource):
         complete: deliveries.CompleteVersion = delivery.content
         records = self._stream.counts(_parse_ranges(delivery))
         deliveries.check_counts(self.spec.name, complete, records)
-        promised = {cut: parse_records_checksum(cut.marker.checksum) for cut in complete.segments}
+        promised = {cut: hashing.parse_records_checksum(cut.marker.checksum) for cut in complete.segments}
         if any(promised.values()):
             checksums = self._checksums(delivery, spark, self._stream.records) if any(records.values()) else {}
             for cut, checksum in promised.items():
-                found = checksums.get(cut.ssp.partition, EMPTY_CHECKSUM)
+                found = checksums.get(cut.ssp.partition, hashing.EMPTY_CHECKSUM)
                 if checksum is not None and checksum != found:
                     problem = (
                         f"dataset {self.spec.name!r}, version {delivery.version!r}: the marker at offset "
@@ -188,7 +175,7 @@ class StreamSource(VersionSource):
 
     def list_spark_needs(self) -> list[str]:
         """Return why the records or the entries can't be made without Spark."""
-        return list_spark_needs(self._stream)
+        return entries.list_spark_needs(self._stream)
 
     def records_in_arrow(self, delivery: Delivery) -> pa.Table:
         """Return the version's records with the columns of META, in the stream's partitions."""
@@ -239,9 +226,9 @@ class StreamSource(VersionSource):
 
     def _checksums(self, delivery: Delivery, spark: Callable[[], SparkSession], schema: Schema) -> dict[int, str]:
         if spark is IN_PROCESS:
-            raise_if_spark_needed(self.spec, self.list_spark_needs())
-            return arrow_checksums_by(PARTITION, self.records_in_arrow(delivery), schema)
-        return checksums_by(PARTITION, self.records_in_spark(delivery, spark()), schema)
+            entries.raise_if_spark_needed(self.spec, self.list_spark_needs())
+            return hashing.arrow_checksums_by(PARTITION, self.records_in_arrow(delivery), schema)
+        return hashing.checksums_by(PARTITION, self.records_in_spark(delivery, spark()), schema)
 
 
 def _parse_ranges(delivery: Delivery) -> dict[SystemStreamPartition, tuple[str, str]]:
@@ -257,7 +244,7 @@ class QueryVersions(VersionSource):
     def __init__(
         self, spec: AdjunctDataset, query: QuerySource, partition: str | None, *, now: Callable[[], datetime]
     ) -> None:
-        schema = derive_entry_schema(spec, query.schema)
+        schema = entries.derive_entry_schema(spec, query.schema)
         ordered_by = tuple(name for name in schema.names if name not in spec.key)
         super().__init__(spec, schema, declaration_from_spec(spec, schema), ordered_by)
         self._query, self._partition, self._now = query, partition, now

@@ -34,13 +34,8 @@ from dagster_adjunct.assets.sources.changes import (
 from dagster_adjunct.assets.sources.entries import OpenedStream, Ranges, list_spark_needs, raise_if_spark_needed
 from dagster_adjunct.assets.versions.version import POSITION
 from dagster_adjunct.assets.writing.generation import ARROW, SPARK
-from dagster_adjunct.resources.bucketing.files import (
-    GENERATION_COLUMN,
-    VALID_FROM,
-    BucketLayout,
-    Generation,
-    bucketed_frame,
-)
+from dagster_adjunct.resources.bucketing import files
+from dagster_adjunct.resources.bucketing.files import GENERATION_COLUMN, VALID_FROM, BucketLayout, Generation
 from dagster_adjunct.resources.common import to_microseconds
 from dagster_adjunct.resources.lazy_modules import F, pa, pc
 from dagster_adjunct.resources.objects.store import ObjectStore
@@ -138,7 +133,7 @@ class SparkEngine:
         self, store: ObjectStore, what: str, layout: BucketLayout, generations: Sequence[Generation]
     ) -> DataFrame:
         """Return all rows of these generations; bucket i is partition i. Raises ManifestMismatchError for damage."""
-        rows = bucketed_frame(self.session(), store, what, layout, generations)
+        rows = files.bucketed_frame(self.session(), store, what, layout, generations)
         return rows if layout.bucket_by else rows.coalesce(1)
 
     def position_bounds(self, rows: DataFrame) -> tuple[int | None, int | None]:

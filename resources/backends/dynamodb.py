@@ -15,17 +15,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.resources import errors
+from dagster_adjunct.resources.backends import dynamodb_requests
 from dagster_adjunct.resources.backends.columns import check_not_reserved, parse_known_column
 from dagster_adjunct.resources.backends.dynamodb_connection import Connection, error_code, problem_from_boto_error
 from dagster_adjunct.resources.backends.dynamodb_items import ItemCodec, key_attribute_type
-from dagster_adjunct.resources.backends.dynamodb_requests import (
-    EXPIRES,
-    GETS_AT_ONCE,
-    WRITES_AT_ONCE,
-    Problems,
-    TableRequests,
-    identity_of,
-)
+from dagster_adjunct.resources.backends.dynamodb_requests import Problems, TableRequests
 from dagster_adjunct.resources.backends.store import StoreTable
 from dagster_adjunct.resources.backends.write_plan import Entry, ValidEntries, validate_entries
 from dagster_adjunct.resources.common import check_seconds, check_whole_number
@@ -64,7 +58,7 @@ def resolve_table_key(
         description = _wait_until_active(client, label, table)
         if made and forgets:
             client.update_time_to_live(
-                TableName=table, TimeToLiveSpecification={"Enabled": True, "AttributeName": EXPIRES}
+                TableName=table, TimeToLiveSpecification={"Enabled": True, "AttributeName": dynamodb_requests.EXPIRES}
             )
     if description["TableStatus"] not in ("ACTIVE", "UPDATING"):
         description = _wait_until_active(client, label, table)
@@ -293,7 +287,7 @@ class DynamoDbTable(StoreTable):
     async def _get(self, requests: TableRequests, valid: ValidEntries, count: int) -> Outcomes:
         records: list[Any] = [None] * count
         problems: Problems = dict(valid.problems)
-        parts = _parts(valid.entries, GETS_AT_ONCE)
+        parts = _parts(valid.entries, dynamodb_requests.GETS_AT_ONCE)
         await self._run_in_threads(lambda part: problems.update(requests.get(part, records)), parts)
         return Outcomes(count, records, problems)
 
@@ -306,7 +300,7 @@ class DynamoDbTable(StoreTable):
         left = _group_by_key(valid.entries)
         while left:
             last = [entries.pop() for entries in left]
-            parts = _parts(last, WRITES_AT_ONCE)
+            parts = _parts(last, dynamodb_requests.WRITES_AT_ONCE)
             await self._run_in_threads(lambda part: problems.update(requests.write_batch(operation.kind, part)), parts)
             written, left = left, []
             for entry, earlier in zip(last, written, strict=True):
@@ -366,7 +360,7 @@ class DynamoDbTable(StoreTable):
 def _group_by_key(entries: Sequence[Entry]) -> list[list[Entry]]:
     by_key: dict[Any, list[Entry]] = {}
     for entry in entries:
-        by_key.setdefault(identity_of(entry.key), []).append(entry)
+        by_key.setdefault(dynamodb_requests.identity_of(entry.key), []).append(entry)
     return list(by_key.values())
 
 

@@ -28,12 +28,8 @@ from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.backends.store import check_variable_name, read_variable, require_package
 from dagster_adjunct.resources.backends.write_plan import Key, Record
 from dagster_adjunct.resources.common import check_seconds, check_whole_number, utc_now
-from dagster_adjunct.resources.tables.functions import (
-    DeclaredFunction,
-    TableReadFunction,
-    TableWriteFunction,
-    record_not_found_error,
-)
+from dagster_adjunct.resources.tables import functions
+from dagster_adjunct.resources.tables.functions import DeclaredFunction, TableReadFunction, TableWriteFunction
 from dagster_adjunct.resources.tables.layers import Capabilities
 from dagster_adjunct.resources.tables.operation import (
     Operation,
@@ -314,7 +310,7 @@ class HttpTable(DeclaredFunction, TableReadFunction[Key, Record], TableWriteFunc
     async def update(self, key: Key, update: Record, *args: object) -> None:
         answer = await self.request("PATCH", self.path_of(key), args, body=self.encode(update), expected=(404,))
         if answer.status_code == 404:
-            raise record_not_found_error([key], self._label)
+            raise functions.record_not_found_error([key], self._label)
 
     async def delete(self, key: Key, *args: object) -> None:
         await self.request("DELETE", self.path_of(key), args, expected=(404,))

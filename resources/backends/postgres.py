@@ -11,17 +11,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from dagster_adjunct.resources.backends import postgres_connection, write_plan
 from dagster_adjunct.resources.backends.columns import check_identifier
-from dagster_adjunct.resources.backends.postgres_connection import (
-    check_keywords,
-    connect_async,
-    connection_settings,
-    format_address,
-    is_data_error,
-    require_driver,
-    run_cancellable,
-    translate_error,
-)
 from dagster_adjunct.resources.backends.postgres_values import (
     StagedBatch,
     format_array,
@@ -40,14 +31,6 @@ from dagster_adjunct.resources.backends.write_plan import (
     StoredState,
     ValidEntries,
     WritePlan,
-    applied_from_texts,
-    applied_to_texts,
-    check_idempotency_columns,
-    columns_to_read,
-    idempotency_table_name,
-    needs_read,
-    plan_writes,
-    validate_entries,
 )
 from dagster_adjunct.resources.common import check_seconds, check_whole_number
 from dagster_adjunct.resources.errors import AdjunctError, TableNotFoundError, TableUnavailableError
@@ -104,8 +87,8 @@ class PostgresRequests:
         for _ in range(_ROUNDS):
             try:
                 async with self.connection.transaction():
-                    stored = await self._stored(operation, valid) if needs_read(operation) else StoredState()
-                    plan = plan_writes(self.codec, operation, valid, stored)
+                    stored = await self._stored(operation, valid) if write_plan.needs_read(operation) else StoredState()
+                    plan = write_plan.plan_writes(self.codec, operation, valid, stored)
                     await self._write(operation, plan)
                     self.committing = True
             except ConcurrentChangeError:
@@ -169,7 +152,7 @@ class PostgresRequests:
         from dagster_adjunct.resources.backends.postgres_statements import create_table
 
         schema, casts, key = self._statements.schema, self._statements.casts, self.codec.key
-        name = idempotency_table_name(self._statements.table, key)
+        name = write_plan.idempotency_table_name(self._statements.table, key)
         if self._create:
             types = {part: casts[part] for part in key} | dict.fromkeys(COLUMNS, "text") | {"applied": "jsonb"}
             await create_table(self.connection, schema, name, {**types, "at": "timestamp with time zone NOT NULL"}, key)
@@ -179,7 +162,7 @@ class PostgresRequests:
             (sql.Identifier(schema, name).as_string(self.connection),),
         )
         columns = [column for (column,) in await cursor.fetchall()]
-        check_idempotency_columns(self.codec.table, name, list(key), columns)
+        write_plan.check_idempotency_columns(self.codec.table, name, list(key), columns)
         self._has_idempotency_table = True
 
     async def _stored(self, operation: Operation[Any], valid: ValidEntries) -> StoredState:
@@ -191,10 +174,10 @@ class PostgresRequests:
             cursor = await self.connection.execute(statements.applied, arrays)
             newest_by = operation.conditions.newest_by
             for place, *texts in await cursor.fetchall():
-                applied[keys[place - 1]] = applied_from_texts(codec, newest_by, tuple(texts))
+                applied[keys[place - 1]] = write_plan.applied_from_texts(codec, newest_by, tuple(texts))
             if len(applied) < len(keys):  # purged after it was claimed: storing the mark now would lose it
                 raise ConcurrentChangeError
-        names = columns_to_read(operation, valid.entries)
+        names = write_plan.columns_to_read(operation, valid.entries)
         cursor = await self.connection.execute(statements.lock(names), arrays, binary=True)
         records = {keys[row[0] - 1]: codec.read(names, row[1:]) for row in await cursor.fetchall()}
         return StoredState(records, applied)
@@ -209,7 +192,7 @@ class PostgresRequests:
                 raise ConcurrentChangeError
         if plan.deletes:
             arrays = statements.arrays(codec.key, list(plan.deletes))
-            if not needs_read(operation):
+            if not write_plan.needs_read(operation):
                 await execute(statements.lock(()), arrays)
             await execute(statements.delete, arrays)
         for sets, append, rows in plan.groups():
@@ -217,7 +200,9 @@ class PostgresRequests:
             await execute(statements.update(sets, append), statements.arrays(names, rows))
         if plan.applied:
             newest_by = operation.conditions.newest_by
-            texts = [(*key, *applied_to_texts(codec, newest_by, applied)) for key, applied in plan.applied.items()]
+            texts = [
+                (*key, *write_plan.applied_to_texts(codec, newest_by, applied)) for key, applied in plan.applied.items()
+            ]
             width = len(codec.key)
             arrays = statements.arrays(codec.key, texts)
             arrays += [format_array(row[place] for row in texts) for place in range(width, width + 4)]
@@ -312,7 +297,7 @@ class PostgresTable(StoreTable):
         self._label = f"PostgreSQL table {schema}.{table}"
         self._declare(table, key, columns, create=create)
         self.dsn_env = None if dsn_env is None else check_variable_name("dsn_env", dsn_env)
-        self.connect = check_keywords(connect or {})
+        self.connect = postgres_connection.check_keywords(connect or {})
         self.connections, self.forget_after = connections, forget_after
         what, whole = f"PostgreSQL table {table!r} has", "a whole number, at least 1"
         check_whole_number(connections, f"{what} connections={connections!r}", whole, argument="connections")
@@ -325,7 +310,7 @@ class PostgresTable(StoreTable):
         return f"PostgresTable({self.table!r}, key={self.key}, schema={self.schema!r}, {source})"
 
     async def stored_types(self) -> dict[str, str] | None:
-        require_driver(self._label)
+        postgres_connection.require_driver(self._label)
         try:
             async with self._open.here().one() as requests:
                 return requests.codec.types
@@ -336,7 +321,7 @@ class PostgresTable(StoreTable):
 
     async def open(self) -> None:
         """Connect; a table to be created is created by the first write."""
-        require_driver(self._label)
+        postgres_connection.require_driver(self._label)
         pool = self._open.here()
         if not pool.is_connected:
             try:
@@ -351,7 +336,7 @@ class PostgresTable(StoreTable):
         await self._open.here().close()
 
     async def send(self, operation: Operation[Any]) -> Outcomes:
-        require_driver(self._label)
+        postgres_connection.require_driver(self._label)
         reads, count = operation.kind is OperationKind.GET, len(operation)
         request = self._get if reads else self._write
         for has_table in (False, True):
@@ -359,7 +344,7 @@ class PostgresTable(StoreTable):
             try:
                 async with self._open.here().one() as requests:
                     connected = True
-                    return await run_cancellable(requests.connection, request(requests, operation))
+                    return await postgres_connection.run_cancellable(requests.connection, request(requests, operation))
             except AdjunctError as error:
                 if connected:
                     raise
@@ -377,7 +362,9 @@ class PostgresTable(StoreTable):
         """Create the table unless it exists."""
         from dagster_adjunct.resources.backends.postgres_statements import column_type, create_table
 
-        connection = await connect_async(self._label, connection_settings(self._label, self.dsn_env, self.connect))
+        connection = await postgres_connection.connect_async(
+            self._label, postgres_connection.connection_settings(self._label, self.dsn_env, self.connect)
+        )
         try:
             with self._translated():
                 types = {column.name: column_type(column) for column in self._declared}
@@ -386,7 +373,7 @@ class PostgresTable(StoreTable):
             await connection.close()
 
     async def _get(self, requests: PostgresRequests, operation: Operation[Any]) -> Outcomes:
-        valid = validate_entries(requests.codec, operation)
+        valid = write_plan.validate_entries(requests.codec, operation)
         try:
             with self._translated():
                 stored = await requests.get([entry.key for entry in valid.entries])
@@ -400,7 +387,7 @@ class PostgresTable(StoreTable):
 
         A message that old is applied if it arrives again.
         """
-        require_driver(self._label)
+        postgres_connection.require_driver(self._label)
         try:
             with self._translated():
                 async with self._open.here().one() as requests:
@@ -425,14 +412,14 @@ class PostgresTable(StoreTable):
         return outcomes
 
     async def _write_rows(self, requests: PostgresRequests, operation: Operation[Any]) -> Outcomes:
-        bisect = BisectRejected(validate_entries(requests.codec, operation))
+        bisect = BisectRejected(write_plan.validate_entries(requests.codec, operation))
         while (part := bisect.next()) is not None:
             try:
                 with self._translated():
                     bisect.done(await requests.write(operation, part))
             except AdjunctError as error:
                 problem = self.problem_of(error, sent=requests.committing)  # without a commit it had no effect
-                bisect.failed(problem, by_data=is_data_error(error.__cause__))
+                bisect.failed(problem, by_data=postgres_connection.is_data_error(error.__cause__))
         return bisect.outcomes(len(operation))
 
     async def _write_batch(
@@ -462,14 +449,14 @@ class PostgresTable(StoreTable):
         try:
             yield
         except psycopg.Error as error:
-            raise translate_error(error, self._label, self._place) from error
+            raise postgres_connection.translate_error(error, self._label, self._place) from error
 
     async def _connected(self) -> PostgresRequests:
         from dagster_adjunct.resources.backends.postgres_statements import Statements, read_columns
 
-        settings = connection_settings(self._label, self.dsn_env, self.connect)
-        self._place = format_address(settings)
-        connection = await connect_async(self._label, settings)
+        settings = postgres_connection.connection_settings(self._label, self.dsn_env, self.connect)
+        self._place = postgres_connection.format_address(settings)
+        connection = await postgres_connection.connect_async(self._label, settings)
         try:
             with self._translated():
                 columns, casts = await read_columns(

@@ -35,6 +35,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from psycopg import sql
 from psycopg.sql import Composed
 
+from dagster_adjunct.resources.backends import postgres_values
 from dagster_adjunct.resources.backends.columns import (
     Column,
     Kind,
@@ -43,16 +44,7 @@ from dagster_adjunct.resources.backends.columns import (
     not_unique_error,
     parse_column,
 )
-from dagster_adjunct.resources.backends.postgres_values import (
-    AS_TEXT,
-    POSITION,
-    SOURCE,
-    TIE,
-    TIME,
-    StagingShape,
-    format_array,
-    has_array_text,
-)
+from dagster_adjunct.resources.backends.postgres_values import AS_TEXT, POSITION, SOURCE, TIE, TIME, StagingShape
 from dagster_adjunct.resources.backends.write_plan import COLUMNS, RowCodec
 from dagster_adjunct.resources.errors import TableNotFoundError
 
@@ -175,7 +167,10 @@ class Statements:
         """The rows as one array per column."""
         columns = self.codec.columns
         kept = zip(names, self.codec.kept(names, rows), strict=True)
-        return [format_array(values) if has_array_text(columns[name]) else values for name, values in kept]
+        return [
+            postgres_values.format_array(values) if postgres_values.has_array_text(columns[name]) else values
+            for name, values in kept
+        ]
 
     def _stage(self, shape: StagingShape) -> StagingStatements:
         stage = sql.Identifier("adjunct_" + sha256(repr(shape).encode()).hexdigest()[:16])

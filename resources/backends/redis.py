@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import urlsplit
 
 from dagster_adjunct.resources import errors
+from dagster_adjunct.resources.backends import redis_records
 from dagster_adjunct.resources.backends.columns import (
     Column,
     Kind,
@@ -24,15 +25,7 @@ from dagster_adjunct.resources.backends.columns import (
     make_checker,
     parse_known_column,
 )
-from dagster_adjunct.resources.backends.redis_records import (
-    BEGUN,
-    DONE,
-    MISSING,
-    NULL,
-    SKIPPED,
-    build_script,
-    to_redis_column,
-)
+from dagster_adjunct.resources.backends.redis_records import BEGUN, DONE, MISSING, NULL, SKIPPED
 from dagster_adjunct.resources.backends.store import StoreTable, check_variable_name, read_variable, require_package
 from dagster_adjunct.resources.backends.write_plan import CheckedChanges, Entry, Key, Row, RowCodec, validate_entries
 from dagster_adjunct.resources.common import check_seconds, check_whole_number
@@ -222,7 +215,7 @@ class RedisRequests(RowCodec):
     ) -> None:
         self._largest, self._horizon = largest_value, horizon
         declared = [parse_known_column(*pair) for pair in columns.items()]
-        self._stored = {column.name: to_redis_column(column) for column in declared}
+        self._stored = {column.name: redis_records.to_redis_column(column) for column in declared}
         super().__init__(label, key, declared, check=self._encoder_of)
         self._packed_names = {name: pack_argument(name.encode()) for name in columns}
         for column in declared:
@@ -503,7 +496,7 @@ class RedisTable(StoreTable):
                 by_name.setdefault(requests.name(entry.key), []).append((entry.place, packed))
             except errors.AdjunctError as error:
                 problems[entry.place] = Problem(State.REFUSED, error)
-        digest, text = build_script(operation.kind, compares, conditions.idempotent, frozenset(used))
+        digest, text = redis_records.build_script(operation.kind, compares, conditions.idempotent, frozenset(used))
         settings = requests.settings(conditions.newest_by)
         commands = [pack_script_call(digest, settings, name, [p for _, p in own]) for name, own in by_name.items()]
         begun = 0

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from dagster_adjunct.resources import errors
+from dagster_adjunct.resources.backends import write_plan
 from dagster_adjunct.resources.backends.columns import (
     Column,
     Kind,
@@ -38,7 +39,6 @@ from dagster_adjunct.resources.backends.columns import (
 )
 from dagster_adjunct.resources.backends.store import StoreTable, is_purge_due
 from dagster_adjunct.resources.backends.write_plan import (
-    COLUMNS,
     Applied,
     BisectRejected,
     Row,
@@ -46,14 +46,6 @@ from dagster_adjunct.resources.backends.write_plan import (
     StoredState,
     ValidEntries,
     WritePlan,
-    applied_from_texts,
-    applied_to_texts,
-    check_idempotency_columns,
-    columns_to_read,
-    idempotency_table_name,
-    needs_read,
-    plan_writes,
-    validate_entries,
 )
 from dagster_adjunct.resources.common import check_seconds
 from dagster_adjunct.resources.tables.operation import Operation, OperationKind, Outcomes, PerLoop, Problem, State
@@ -180,8 +172,8 @@ class SqliteRequests:
             self._open_idempotency_table()
         with sqlite_transaction(self.connection, "IMMEDIATE"):
             # The write lock is held from here on, so what is read stays true until the commit.
-            stored = self._read_state(operation, valid) if needs_read(operation) else StoredState()
-            plan = plan_writes(codec, operation, valid, stored)
+            stored = self._read_state(operation, valid) if write_plan.needs_read(operation) else StoredState()
+            plan = write_plan.plan_writes(codec, operation, valid, stored)
             self._write(plan, operation.conditions.newest_by)
         return plan
 
@@ -199,7 +191,7 @@ class SqliteRequests:
         return None if row is None else self.codec.read(names, row[: len(names)])
 
     def _read_state(self, operation: Operation[Any], valid: ValidEntries) -> StoredState:
-        names, newest_by = columns_to_read(operation, valid.entries), operation.conditions.newest_by
+        names, newest_by = write_plan.columns_to_read(operation, valid.entries), operation.conditions.newest_by
         keys = valid.keys
         records: dict[Row, dict[str, Any]] = {}
         applied: dict[Row, Applied] = {}
@@ -208,10 +200,10 @@ class SqliteRequests:
             if record is not None:
                 records[key] = record
             if operation.conditions:
-                query = f"SELECT {quote_sqlite_names(COLUMNS)} FROM {self._idempotency} WHERE {self._is_key}"
+                query = f"SELECT {quote_sqlite_names(write_plan.COLUMNS)} FROM {self._idempotency} WHERE {self._is_key}"
                 texts = self.connection.execute(query, kept).fetchone()
                 if texts is not None:
-                    applied[key] = applied_from_texts(self.codec, newest_by, texts)
+                    applied[key] = write_plan.applied_from_texts(self.codec, newest_by, texts)
         return StoredState(records, applied)
 
     def _write(self, plan: WritePlan, newest_by: str | None) -> None:
@@ -232,9 +224,9 @@ class SqliteRequests:
         if plan.applied:
             assert self._idempotency is not None
             keys = self._kept_keys(list(plan.applied))
-            texts = [applied_to_texts(codec, newest_by, applied) for applied in plan.applied.values()]
+            texts = [write_plan.applied_to_texts(codec, newest_by, applied) for applied in plan.applied.values()]
             marks = [(*key, *text, time.time()) for key, text in zip(keys, texts, strict=True)]
-            run(self._upsert(self._idempotency, (*codec.key, *COLUMNS, "at")), marks)
+            run(self._upsert(self._idempotency, (*codec.key, *write_plan.COLUMNS, "at")), marks)
 
     def _upsert(self, table: str, names: Sequence[str]) -> str:
         rest = [name for name in names if name not in self.codec.key]
@@ -254,14 +246,15 @@ class SqliteRequests:
         if self._idempotency is not None:
             return
         codec = self.codec
-        name = idempotency_table_name(self._name, [part.lower() for part in codec.key])  # as SQLite compares names
+        key = [part.lower() for part in codec.key]  # as SQLite compares names
+        name = write_plan.idempotency_table_name(self._name, key)
         if self._create:
             with sqlite_transaction(self.connection, "IMMEDIATE"):
                 types = {part: f"{_type_of(codec.columns[part])} NOT NULL" for part in codec.key}
-                types |= dict.fromkeys(COLUMNS, "TEXT") | {"at": "REAL NOT NULL"}
+                types |= dict.fromkeys(write_plan.COLUMNS, "TEXT") | {"at": "REAL NOT NULL"}
                 create_sqlite_table(self.connection, name, types, codec.key, " WITHOUT ROWID")
         columns = self.connection.execute("SELECT name FROM pragma_table_info(?)", (name,))
-        check_idempotency_columns(codec.table, name, list(codec.key), [column for (column,) in columns])
+        write_plan.check_idempotency_columns(codec.table, name, list(codec.key), [column for (column,) in columns])
         self._idempotency = quote_sqlite_name(name)
 
 
@@ -473,7 +466,7 @@ class SqliteTable(StoreTable):
             return Outcomes.all(count, self._problem(error))
         if requests is None:
             return Outcomes(count, [None] * count)
-        valid = validate_entries(requests.codec, operation)
+        valid = write_plan.validate_entries(requests.codec, operation)
         try:
             return valid.outcomes(count, requests.get([entry.key for entry in valid.entries]))
         except sqlite3.Error as error:
@@ -486,7 +479,7 @@ class SqliteTable(StoreTable):
         except (sqlite3.Error, errors.AdjunctError) as error:
             return Outcomes.all(count, self._problem(error))
         assert requests is not None
-        bisect = BisectRejected(validate_entries(requests.codec, operation))
+        bisect = BisectRejected(write_plan.validate_entries(requests.codec, operation))
         while (part := bisect.next()) is not None:
             try:
                 bisect.done(requests.write(operation, part))

@@ -34,14 +34,7 @@ from dagster_adjunct.resources.lazy_modules import F, np, pa, pc, pq
 from dagster_adjunct.resources.objects.store import ObjectStore, StoreDescriptor, staged_file_errors
 from dagster_adjunct.resources.schemas.schema import Schema, quote_name
 from dagster_adjunct.resources.schemas.values import first_unreadable, readable_value
-from dagster_adjunct.resources.spark.tasks import (
-    encode_task_errors,
-    error_from_json,
-    error_to_json,
-    map_in_arrow,
-    raise_error_column,
-    translate_spark_errors,
-)
+from dagster_adjunct.resources.spark import tasks
 from dagster_adjunct.resources.user_code import format_record
 
 if TYPE_CHECKING:
@@ -489,13 +482,13 @@ def write_buckets(
     marks += [] if options.completion is None else options.completion.marks
     there = set(df.columns)
     df = df.select(*[quote_name(name) for name in (*layout.columns, *marks, DIGEST, _BUCKET) if name in there])
-    with translate_spark_errors():
+    with tasks.translate_spark_errors():
         task = _task(store.descriptor, folder, layout, options, all_buckets=one_task)
-        rows = map_in_arrow(df, task, "facts string").collect()
+        rows = tasks.map_in_arrow(df, task, "facts string").collect()
     facts = [json.loads(row.facts) for row in rows]
     for file_facts in facts:
         if "error" in file_facts:
-            raise error_from_json(file_facts)
+            raise tasks.error_from_json(file_facts)
     files = [BucketFile.from_json(file_facts) for file_facts in facts]
     return sorted(files, key=lambda file: file.bucket)
 
@@ -508,14 +501,15 @@ def _misplaced_row_column(what: str, layout: BucketLayout) -> Column:
         F.lit(f": rows are not partitioned by {', '.join(layout.bucket_by)}."),
     )
     step = "Nothing was committed. Take back a function's keeps_partitioning=True; else report this."
-    return raise_error_column(ManifestMismatchError, problem, step, partition_by=", ".join(layout.bucket_by))
+    return tasks.raise_error_column(ManifestMismatchError, problem, step, partition_by=", ".join(layout.bucket_by))
 
 
 def _task(
     descriptor: StoreDescriptor, folder: str, layout: BucketLayout, options: WriteOptions, *, all_buckets: bool
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def write(batches: Iterator[Any]) -> Iterator[Any]:
-        yield from encode_task_errors(written(batches))  # transient errors are raised, so that Spark retries the task
+        # Transient errors are raised, so that Spark retries the task.
+        yield from tasks.encode_task_errors(written(batches))
 
     def written(batches: Iterator[Any]) -> Iterator[Any]:
         from pyspark import TaskContext
@@ -530,7 +524,7 @@ def _task(
                 facts += [json.dumps(file.to_json())] if file else []
         except PermanentError as error:
             # Returned instead of raised: Spark would retry the task, and wrap the error.
-            facts = [json.dumps(error_to_json(error))]
+            facts = [json.dumps(tasks.error_to_json(error))]
             for _ in batches:  # Spark reuses a worker only if its input is drained
                 pass
         yield pa.RecordBatch.from_pydict({"facts": pa.array(facts, pa.string())})

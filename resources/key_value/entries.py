@@ -15,12 +15,9 @@ from typing import Any, Generic, NamedTuple, NoReturn, TypeAlias, TypeVar
 
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.common import argument_error
+from dagster_adjunct.resources.key_value import segment
 from dagster_adjunct.resources.key_value.iterators import PageItems
 from dagster_adjunct.resources.key_value.segment import (
-    ABSENT,
-    ANYTHING,
-    MAX_KEY_BYTES,
-    VERSION_BYTES,
     ConditionsFailed,
     KeyValueTableConfiguration,
     KeyVersion,
@@ -29,12 +26,6 @@ from dagster_adjunct.resources.key_value.segment import (
     StoredEntry,
     StoredPage,
     TableId,
-    family_prefix,
-    make_version,
-    partition_of,
-    split_table_key,
-    split_table_keys,
-    table_key,
 )
 from dagster_adjunct.resources.key_value.serializers import (
     AvroSerializer,
@@ -211,7 +202,7 @@ class EntryCoder(Generic[K, V]):
         if family is None:
             return b""
         try:
-            prefix = family_prefix(family) if type(family) is str else family_prefix.__wrapped__(family)
+            prefix = segment.family_prefix(family) if type(family) is str else segment.family_prefix.__wrapped__(family)
         except (AttributeError, UnicodeEncodeError):
             prefix = b""
         if not _LENGTH_BYTES < len(prefix) <= self._family_most:
@@ -226,11 +217,11 @@ class EntryCoder(Generic[K, V]):
             raise error.of_family(_family_of(prefix)) from error.__cause__
         size, most = len(serialized), self._limits.table_key - _LENGTH_BYTES
         whole = size + len(prefix) - _LENGTH_BYTES if prefix else size
-        if size > self._key_most and whole <= MAX_KEY_BYTES:
+        if size > self._key_most and whole <= segment.MAX_KEY_BYTES:
             self._too_long(f"the key {key!r:.60} has {size:,} bytes", self._key_most, size, prefix)
         if whole > most:
             self._too_long(f"the key {key!r:.60} and its family have {whole:,} bytes", most, whole, prefix)
-        return table_key(prefix, serialized)
+        return segment.table_key(prefix, serialized)
 
     def table_keys(self, prefix: bytes, keys: Sequence[K]) -> list[bytes]:
         """Return the table keys of keys whose family has this prefix."""
@@ -274,11 +265,11 @@ class EntryCoder(Generic[K, V]):
         """Return the partition and the table key of a key."""
         prefix = self.prefix(family)
         stored = self.table_key(prefix, key)
-        return partition_of(prefix or stored, self.partitions), stored
+        return segment.partition_of(prefix or stored, self.partitions), stored
 
     def partition(self, prefix: bytes, stored: bytes) -> int:
         """Return the partition of a table key, or of a family's prefix."""
-        return partition_of(prefix or stored, self.partitions)
+        return segment.partition_of(prefix or stored, self.partitions)
 
     def entry(self, family: str | None, key: K, stored: StoredEntry) -> TableEntry[K, V]:
         """Return the entry found for a known key."""
@@ -307,7 +298,7 @@ class EntryCoder(Generic[K, V]):
 
     def _split(self, stored: Sequence[bytes]) -> tuple[Iterable[str | None], list[K]]:
         try:
-            families, serialized = split_table_keys(stored)
+            families, serialized = segment.split_table_keys(stored)
         except (struct.error, UnicodeDecodeError) as error:
             raise self.table.error(
                 errors.SerializationError,
@@ -337,7 +328,7 @@ class EntryCoder(Generic[K, V]):
         try:
             return self._value.from_bytes(value or b"")
         except Exception as error:
-            family, serialized = split_table_key(key)
+            family, serialized = segment.split_table_key(key)
             of_family = "" if family is None else f" of the family {family!r:.60}"
             what = f"the value of the stored key {serialized!r:.60}{of_family} can't be read"
             failed = self._failed(what, error, self._value)
@@ -499,9 +490,9 @@ def segment_change(coder: EntryCoder[K, V], prefix: bytes, change: TableChange[K
         )
     key = coder.table_key(prefix, change.key)
     if isinstance(change, Insert | MustBeAbsent):
-        expected: Any = ABSENT
+        expected: Any = segment.ABSENT
     elif isinstance(change, Put) or (isinstance(change, Remove) and change.version is None):
-        expected = ANYTHING
+        expected = segment.ANYTHING
     else:
         expected = version_bytes(coder.table, change.version)  # type: ignore[arg-type]
     value = coder.value(change.value) if isinstance(change, _WITH_VALUE) else None
@@ -515,7 +506,9 @@ def build_batch(
     check_family(coder.table, family)
     prefix = coder.prefix(family)
     given = require_list(coder.table, "changes", changes)
-    encoded = [segment_change(coder, prefix, change, make_version(token, place)) for place, change in enumerate(given)]
+    encoded = [
+        segment_change(coder, prefix, change, segment.make_version(token, place)) for place, change in enumerate(given)
+    ]
     if len({change.key for change in encoded}) != len(encoded):
         first: dict[bytes, int] = {}
         place = next(place for place, change in enumerate(encoded) if first.setdefault(change.key, place) != place)
@@ -599,10 +592,10 @@ def version_bytes(table: TableId, version: KeyVersion) -> bytes:
     is_version = isinstance(version, KeyVersion)
     stored = version.to_bytes() if is_version else version
     # Other bytes could be taken for no condition at all.
-    if not is_version or type(stored) is not bytes or len(stored) != VERSION_BYTES:
+    if not is_version or type(stored) is not bytes or len(stored) != segment.VERSION_BYTES:
         raise table.error(
             errors.KeyValueTableError,
-            f"{stored!r:.60} is not a version of a key: expected a KeyVersion of {VERSION_BYTES} bytes.",
+            f"{stored!r:.60} is not a version of a key: expected a KeyVersion of {segment.VERSION_BYTES} bytes.",
             "Pass the version that a write returned, or that an entry was read with.",
         )
     return stored

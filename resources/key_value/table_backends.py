@@ -25,14 +25,8 @@ from pydantic import AwareDatetime, Field
 
 from dagster_adjunct.resources.common import StoredDocument, argument_error
 from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, InvalidNameError
-from dagster_adjunct.resources.key_value.segment import (
-    E,
-    KeyValueTableConfiguration,
-    SegmentBackend,
-    TableId,
-    backend_from,
-    describe_backend,
-)
+from dagster_adjunct.resources.key_value import segment
+from dagster_adjunct.resources.key_value.segment import E, KeyValueTableConfiguration, SegmentBackend, TableId
 from dagster_adjunct.resources.objects.commit_log import decode_body
 from dagster_adjunct.resources.objects.lake import Lake
 
@@ -179,10 +173,10 @@ class TableBackends:
         own = lake_backends(self._lake)
         if self.given is None:
             return dict(own[0])
-        given = describe_backend(self.given)
+        given = segment.describe_backend(self.given)
         for relative in own:
             is_alike = resolve_lake_backend(self._lake, relative)["backend"] == given["backend"]
-            if is_alike and describe_backend(self._from(relative)) == given:
+            if is_alike and segment.describe_backend(self._from(relative)) == given:
                 return dict(relative)
         return given
 
@@ -212,5 +206,5 @@ class TableBackends:
         """Return the described backend, which all its tables share."""
         key = json.dumps(description, sort_keys=True)
         if key not in self._described:
-            return self._described.setdefault(key, backend_from(resolve_lake_backend(self._lake, description)))
+            return self._described.setdefault(key, segment.backend_from(resolve_lake_backend(self._lake, description)))
         return self._described[key]

@@ -21,13 +21,8 @@ from dagster_adjunct.resources.backends.postgres_connection import (
 )
 from dagster_adjunct.resources.backends.store import check_variable_name
 from dagster_adjunct.resources.common import check_seconds, check_whole_number
-from dagster_adjunct.resources.key_value.segment import (
-    SegmentLimits,
-    TableId,
-    TableSegment,
-    is_blocking,
-    restore_backend,
-)
+from dagster_adjunct.resources.key_value import segment
+from dagster_adjunct.resources.key_value.segment import SegmentLimits, TableId, TableSegment
 from dagster_adjunct.resources.key_value_backends.callers import PerCaller
 from dagster_adjunct.resources.key_value_backends.sqlite import sql_table_name
 from dagster_adjunct.resources.validation import validated
@@ -101,7 +96,7 @@ class PostgresSegments:
         return {name: getattr(self, name) for name in names}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return restore_backend, (PostgresSegments, self.to_dict())
+        return segment.restore_backend, (PostgresSegments, self.to_dict())
 
     def create(self, table: TableId, partitions: int) -> None:
         entries, tokens, _ = self._names(table)
@@ -234,7 +229,7 @@ class PostgresSegments:
 
         label = f"key-value tables of schema {self.schema}"
         settings = self._settings(label)
-        connection = connect_sync(label, settings) if is_blocking() else await connect_async(label, settings)
+        connection = connect_sync(label, settings) if segment.is_blocking() else await connect_async(label, settings)
         # A write without an answer is given up while there is time to look for it.
         wire = PostgresWire(connection, min(self.request_timeout, self.horizon / 2))
         try:

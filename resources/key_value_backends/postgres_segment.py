@@ -32,12 +32,8 @@ from dagster_adjunct.resources.key_value.segment import (
     pause,
     sealed_table_error,
 )
-from dagster_adjunct.resources.key_value_backends.postgres_wire import (
-    PostgresWire,
-    UnreadAnswer,
-    WirePool,
-    encode_bytea_array,
-)
+from dagster_adjunct.resources.key_value_backends import postgres_wire
+from dagster_adjunct.resources.key_value_backends.postgres_wire import PostgresWire, UnreadAnswer, WirePool
 from dagster_adjunct.resources.key_value_backends.sqlite import sql_table_name
 
 SEALED = "KV001"
@@ -477,7 +473,7 @@ class PostgresSegment:
         return failed_conditions(changes, {entry.key: entry.version for entry in rows}) or None
 
     def _addresses(self, keys: Sequence[bytes]) -> bytes:
-        return encode_bytea_array(keys, self._prefix)
+        return postgres_wire.encode_bytea_array(keys, self._prefix)
 
     def _arrays(self, changes: Sequence[SegmentChange], token: bytes) -> list[bytes | None]:
         expected = [
@@ -485,9 +481,9 @@ class PostgresSegment:
             for change in changes
         ]
         addresses = self._addresses([change.key for change in changes])
-        values = encode_bytea_array([change.value for change in changes])
-        versions = encode_bytea_array([b"" if change.is_guard else change.version for change in changes])
-        return [addresses, values, versions, encode_bytea_array(expected), token]
+        values = postgres_wire.encode_bytea_array([change.value for change in changes])
+        versions = postgres_wire.encode_bytea_array([b"" if change.is_guard else change.version for change in changes])
+        return [addresses, values, versions, postgres_wire.encode_bytea_array(expected), token]
 
 
 def _outcome(rows: list[tuple[Any, ...]]) -> tuple[bool, bool]:

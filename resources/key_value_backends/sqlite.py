@@ -20,9 +20,8 @@ import tenacity
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.backends.sqlite import file_identity
 from dagster_adjunct.resources.common import argument_error, check_seconds
+from dagster_adjunct.resources.key_value import segment
 from dagster_adjunct.resources.key_value.segment import (
-    ABSENT,
-    ANYTHING,
     ConditionsFailed,
     Failing,
     KeyRange,
@@ -33,11 +32,6 @@ from dagster_adjunct.resources.key_value.segment import (
     StoredPage,
     TableId,
     TableSegment,
-    deleted_table_error,
-    failed_conditions,
-    missing_table_error,
-    restore_backend,
-    sealed_table_error,
 )
 from dagster_adjunct.resources.validation import validated
 
@@ -366,16 +360,16 @@ class SqliteSegment:
         if change.is_guard:
             return not self._failing(execute, [change], 0)
         if change.value is None:
-            if expected is ANYTHING:
+            if expected is segment.ANYTHING:
                 execute(sql.remove, where)
                 return True
-            if expected is ABSENT:
+            if expected is segment.ABSENT:
                 return execute(sql.get_version, where).fetchone() is None
             return execute(sql.remove_version, (*where, expected)).rowcount == 1
-        if expected is ANYTHING:
+        if expected is segment.ANYTHING:
             execute(sql.put, (*where, change.version, change.value))
             return True
-        if expected is ABSENT:
+        if expected is segment.ABSENT:
             return execute(sql.insert, (*where, change.version, change.value)).rowcount == 1
         return execute(sql.replace, (change.version, change.value, *where, expected)).rowcount == 1
 
@@ -383,10 +377,10 @@ class SqliteSegment:
         """Return the changes, from `start` on, whose conditions do not hold."""
         current: dict[bytes, bytes] = {}
         for change in changes[start:]:
-            if change.expected is not ANYTHING:
+            if change.expected is not segment.ANYTHING:
                 row = execute(self._sql.get_version, (self._partition, change.key)).fetchone()
                 current |= {} if row is None else {change.key: row[1]}
-        return failed_conditions(changes, current, start)
+        return segment.failed_conditions(changes, current, start)
 
     def _commit(self, execute: _Execute) -> None:
         try:
@@ -424,7 +418,7 @@ class SqliteSegment:
             connection = self._connections.take()
         except sqlite3.Error as error:
             if not Path(self._connections.path).exists():
-                raise missing_table_error(self._table, self._label) from error
+                raise segment.missing_table_error(self._table, self._label) from error
             raise translate_sqlite_error(error, self._label) from error
         try:
             answer = ask(connection)
@@ -435,11 +429,11 @@ class SqliteSegment:
                     is_missing = not table_exists(connection, self._table)
             self._connections.give_after_error(connection)
             if is_missing:
-                raise deleted_table_error(self._table, self._label) from error
+                raise segment.deleted_table_error(self._table, self._label) from error
             if not isinstance(error, sqlite3.Error):
                 raise
             if error.sqlite_errorcode == sqlite3.SQLITE_CONSTRAINT_TRIGGER and SEALED in str(error):
-                raise sealed_table_error(self._table, self._label) from error
+                raise segment.sealed_table_error(self._table, self._label) from error
             raise translate_sqlite_error(error, self._label) from error
         self._connections.give(connection)
         return answer
@@ -497,7 +491,7 @@ class SqliteSegments:
         return {"path": self.path, "busy_timeout": self.busy_timeout}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return restore_backend, (SqliteSegments, self.to_dict())
+        return segment.restore_backend, (SqliteSegments, self.to_dict())
 
     def create(self, table: TableId, partitions: int) -> None:
         label, name = self._label(table), sql_table_name(table)
@@ -551,7 +545,7 @@ class SqliteSegments:
             try:
                 self._connections.begin(connection)
                 if must_exist and not table_exists(connection, table):
-                    raise deleted_table_error(table, self._label(table))
+                    raise segment.deleted_table_error(table, self._label(table))
                 for statement in statements:
                     connection.execute(statement)
                 connection.execute("COMMIT" if commit else "ROLLBACK")

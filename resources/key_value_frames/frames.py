@@ -10,16 +10,9 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.resources.errors import AdjunctError, NullKeyError, SchemaMismatchError
+from dagster_adjunct.resources.key_value import segment
 from dagster_adjunct.resources.key_value.entries import TableEntry
-from dagster_adjunct.resources.key_value.segment import (
-    SegmentChange,
-    at_once,
-    run_without_loop,
-    split_into_requests,
-    split_table_key,
-    threads,
-    with_versions,
-)
+from dagster_adjunct.resources.key_value.segment import SegmentChange
 from dagster_adjunct.resources.key_value.serializers import (
     AvroSerializer,
     BytesSerializer,
@@ -34,13 +27,8 @@ from dagster_adjunct.resources.lazy_modules import pa
 from dagster_adjunct.resources.schemas.schema import arrow_type
 from dagster_adjunct.resources.schemas.schema import named_column as sql_column
 from dagster_adjunct.resources.schemas.values import first_unreadable
+from dagster_adjunct.resources.spark import tasks
 from dagster_adjunct.resources.spark.in_process import resolve_session
-from dagster_adjunct.resources.spark.tasks import (
-    encode_task_errors,
-    error_from_json,
-    error_to_json,
-    translate_spark_errors,
-)
 from dagster_adjunct.resources.validation import validated
 
 if TYPE_CHECKING:
@@ -87,7 +75,7 @@ def column_form(serializer: Serializer[Any]) -> ColumnForm:
 
 
 _AT_ONCE = 8  # concurrent requests
-_WRITERS = partial(threads, "key-value-frames", _AT_ONCE)
+_WRITERS = partial(segment.threads, "key-value-frames", _AT_ONCE)
 
 Stored = OpenTable[bytes, bytes]
 """A table of keys and values as they are stored."""
@@ -112,15 +100,15 @@ class PartitionLoad:
         first = next(changes, None)
         if first is None or self._number is None:
             return
-        requests = split_into_requests(chain([first], changes), self._table.backend.limits)
+        requests = segment.split_into_requests(chain([first], changes), self._table.backend.limits)
         count = _AT_ONCE if self._table.backend.waits else 1
         try:
             while parts := list(islice(requests, count)):
-                writes = (self._table.apply(self._number, *with_versions(part)) for part in parts)
-                run_without_loop(at_once(_WRITERS, writes))
+                writes = (self._table.apply(self._number, *segment.with_versions(part)) for part in parts)
+                segment.run_without_loop(segment.at_once(_WRITERS, writes))
                 self.entries += sum(map(len, parts))
         finally:
-            run_without_loop(self._table.close())
+            segment.run_without_loop(self._table.close())
 
     def _changes(self, batches: Iterator[Any]) -> Iterator[SegmentChange]:
         """Yield a put of the last row of each key."""
@@ -149,7 +137,7 @@ class PartitionLoad:
             )
 
     def _ambiguous(self, row: tuple[bytes, bytes, Any]) -> SchemaMismatchError:
-        family, key = split_table_key(row[0])
+        family, key = segment.split_table_key(row[0])
         of_family = "" if family is None else f" of family {family!r:.60}"
         same = "" if row[2] is None else f" with the same order, {row[2]!r:.60}"
         return SchemaMismatchError(
@@ -181,7 +169,7 @@ def read_key_value_table(
     def read(batches: Iterator[Any]) -> Iterator[Any]:
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                yield from encode_task_errors(_pages(stored, number, page_size, key, value))
+                yield from tasks.encode_task_errors(_pages(stored, number, page_size, key, value))
 
     partitions = table.configuration.partitions
     numbers = resolve_session(spark).range(0, partitions, 1, partitions)  # one number per Spark partition
@@ -219,7 +207,7 @@ class FrameWritten:
 
 
 @validated
-@translate_spark_errors()
+@tasks.translate_spark_errors()
 def write_key_value_table(
     frame: DataFrame,
     table: KeyValueTable[Any, Any],
@@ -263,7 +251,7 @@ def write_key_value_table(
     reports = [json.loads(row.report) for row in rows]
     for report in reports:
         if "error" in report:
-            raise error_from_json(report["error"])
+            raise tasks.error_from_json(report["error"])
     return FrameWritten(sum(report["rows"] for report in reports), sum(report["entries"] for report in reports))
 
 
@@ -293,7 +281,7 @@ def _addressing(
 
     def address(batches: Iterator[Any]) -> Iterator[Any]:
         opened = stored()
-        yield from encode_task_errors(_addressed(batch, opened, key, value) for batch in batches)
+        yield from tasks.encode_task_errors(_addressed(batch, opened, key, value) for batch in batches)
 
     return address
 
@@ -337,7 +325,7 @@ def _writing(table: KeyValueTable[Any, Any]) -> Callable[[Iterator[Any]], Iterat
             report: dict[str, Any] = {"rows": load.rows, "entries": load.entries}
         except AdjunctError as error:
             # Returned instead of raised: its own retries are over, and Spark would repeat the task.
-            report = {"error": error_to_json(error)}
+            report = {"error": tasks.error_to_json(error)}
             for _ in batches:  # Spark reuses a worker only if its input is drained
                 pass
         yield pa.RecordBatch.from_pydict({"report": pa.array([json.dumps(report)], pa.string())})

@@ -19,6 +19,7 @@ from decimal import Context, Decimal
 from functools import partial
 from typing import Any
 
+from dagster_adjunct.resources.backends import write_plan
 from dagster_adjunct.resources.backends.columns import (
     OWN_PREFIX,
     Column,
@@ -36,11 +37,6 @@ from dagster_adjunct.resources.backends.write_plan import (
     StoredState,
     ValidEntries,
     WritePlan,
-    applied_from_texts,
-    applied_to_texts,
-    columns_to_read,
-    needs_read,
-    plan_writes,
 )
 from dagster_adjunct.resources.errors import ConfigurationError, KeyValueTableError, SchemaMismatchError
 from dagster_adjunct.resources.key_value.segment import ABSENT, ANYTHING, SegmentChange, StoredEntry
@@ -204,14 +200,14 @@ def is_deleted(document: Mapping[str, Any]) -> bool:
 def applied_in(codec: RowCodec, newest_by: str | None, document: Mapping[str, Any]) -> Applied:
     """Return the updates that were applied to the record."""
     newest = document.get(NEWEST) or (None, None, None)
-    applied = applied_from_texts(codec, newest_by, (*newest, None))
+    applied = write_plan.applied_from_texts(codec, newest_by, (*newest, None))
     applied.positions = dict(document.get(APPLIED) or {})
     return applied
 
 
 def marks_of(codec: RowCodec, newest_by: str | None, applied: Applied, at: float) -> Document:
     """Return the marks for `applied`; `at` is in seconds since 1970."""
-    *newest, _ = applied_to_texts(codec, newest_by, applied)
+    *newest, _ = write_plan.applied_to_texts(codec, newest_by, applied)
     marks: Document = {NEWEST: newest} if newest[0] is not None else {}
     if applied.positions:
         marks[APPLIED] = applied.positions
@@ -242,7 +238,7 @@ class _StoredRows:
 
 def needs_stored_rows(operation: Operation[Any]) -> bool:
     """Whether writes depend on the stored rows, or have to keep parts of them."""
-    return needs_read(operation) or operation.conditions.keeps_marks
+    return write_plan.needs_read(operation) or operation.conditions.keeps_marks
 
 
 def plan_documents(
@@ -258,14 +254,14 @@ def plan_documents(
 
     `fitting` returns a value that the table accepts, or raises KeyValueTableError.
     """
-    seen = _parse_stored(documents, columns_to_read(operation, entries), stored_entries)
+    seen = _parse_stored(documents, write_plan.columns_to_read(operation, entries), stored_entries)
     fit = [entry for entry in entries if entry.key not in seen.unreadable]
     unfit = {entry.place: seen.unreadable[entry.key] for entry in entries if entry.key in seen.unreadable}
     codec, newest_by = documents.codec, operation.conditions.newest_by
     applied = {}
     if operation.conditions:
         applied = {key: applied_in(codec, newest_by, document) for key, document in seen.documents.items()}
-    plan = plan_writes(codec, operation, ValidEntries(fit, {}), StoredState(seen.records, applied))
+    plan = write_plan.plan_writes(codec, operation, ValidEntries(fit, {}), StoredState(seen.records, applied))
     marks = {key: marks_of(codec, newest_by, applied_to_key, at) for key, applied_to_key in plan.applied.items()}
     has_read, begun = needs_stored_rows(operation), operation.kind is OperationKind.UPDATE
     written: dict[Row, SegmentChange] = {}

@@ -37,6 +37,7 @@ from dagster_adjunct.resources.key_value.segment import (
 )
 from dagster_adjunct.resources.key_value.serializers import BytesSerializer, TextSerializer
 from dagster_adjunct.resources.key_value.table import OpenTable
+from dagster_adjunct.resources.key_value_rows import row_documents
 from dagster_adjunct.resources.key_value_rows.row_documents import (
     APPLIED,
     AT,
@@ -44,10 +45,6 @@ from dagster_adjunct.resources.key_value_rows.row_documents import (
     PlannedWrites,
     RowDocuments,
     RowKeys,
-    is_deleted,
-    needs_stored_rows,
-    plan_documents,
-    to_compact_json,
 )
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
 from dagster_adjunct.resources.tables.functions import reduce_function
@@ -96,10 +93,10 @@ def _without_marks(entry: StoredEntry, before: float) -> SegmentChange | None:
     at = document.get(AT) if isinstance(document, dict) else None
     if not isinstance(at, int | float) or at >= before:
         return None
-    if is_deleted(document):
+    if row_documents.is_deleted(document):
         return SegmentChange(entry.key, None, b"", entry.version)
     rest = {name: value for name, value in document.items() if name not in (AT, NEWEST, APPLIED)}
-    return SegmentChange(entry.key, to_compact_json(rest).encode(), b"", entry.version)
+    return SegmentChange(entry.key, row_documents.to_compact_json(rest).encode(), b"", entry.version)
 
 
 _PAUSE, _LONGEST_PAUSE = 0.005, 0.5  # seconds
@@ -150,7 +147,7 @@ class OptimisticWrites:
         """Read, decide and write once; return whether entries are left."""
         entries, self.left = self.left, ()
         stored_entries: Mapping[Row, StoredEntry | None] = {}
-        if needs_stored_rows(self.operation):
+        if row_documents.needs_stored_rows(self.operation):
             keys = list(dict.fromkeys(entry.key for entry in entries))
             try:
                 stored = await self.table.segment(self.partition).get([self.table_keys[key] for key in keys])
@@ -159,7 +156,7 @@ class OptimisticWrites:
                 return False
             stored_entries = dict(zip(keys, stored, strict=True))
         documents, fitting = self.rows._documents, self.table.coder.value
-        decision = plan_documents(
+        decision = row_documents.plan_documents(
             documents, self.operation, entries, self.table_keys, stored_entries, time.time(), fitting
         )
         failed, lost = await self._write(decision)
@@ -356,7 +353,7 @@ class KeyValueRows(StoreTable):
 
     def _record(self, key: Row, stored: bytes) -> dict[str, Any] | None:
         document = self._documents.from_bytes(stored, key)
-        return None if is_deleted(document) else self._documents.record(document, self._codec.names, key)
+        return None if row_documents.is_deleted(document) else self._documents.record(document, self._codec.names, key)
 
     def _outcome(self, error: errors.AdjunctError) -> Problem:
         """Return the outcome of an entry whose request failed."""

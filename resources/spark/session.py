@@ -19,15 +19,9 @@ from typing import TYPE_CHECKING, Any
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.objects.lake import DEFAULT_LAKE, LakeSettings
 from dagster_adjunct.resources.objects.store import check_endpoint
+from dagster_adjunct.resources.spark import tuning
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS, has_running_session, is_in_process
 from dagster_adjunct.resources.spark.tasks import STACK_SIZE, first_message_line
-from dagster_adjunct.resources.spark.tuning import (
-    cache_jvm_functions,
-    is_quick,
-    quick_jvm_options,
-    stop_jvm,
-    wait_for_workers,
-)
 from dagster_adjunct.resources.validation import validated
 
 if TYPE_CHECKING:
@@ -203,8 +197,8 @@ def session_config(
     settings["spark.sql.warehouse.dir"] = str(Path(gettempdir()) / "adjunct-spark-warehouse")
     # Spark walks plans recursively, with dozens of stack frames per operator.
     options = [f"-Xss{STACK_SIZE}", f"-Dlog4j2.configurationFile={_LOGGING.as_uri()}"]
-    if is_quick(quick):
-        options.append(quick_jvm_options(check_java(), keep_classes=keep_classes))
+    if tuning.is_quick(quick):
+        options.append(tuning.quick_jvm_options(check_java(), keep_classes=keep_classes))
     settings["spark.driver.extraJavaOptions"] = " ".join(options)
     settings["spark.executor.extraJavaOptions"] = f"-Xss{STACK_SIZE}"
     if master.startswith("local") or "127.0.0.1" in master:
@@ -249,7 +243,7 @@ def new_session(
         problem = f"Spark could not be started with the master {settings['spark.master']!r}: {reason.rstrip('.')}."
         step = f"{_MASTER_STEP[:-1]}, and check your own Spark settings."
         raise ConfigurationError(problem, step, setting="spark.master") from error
-    cache_jvm_functions(session)
+    tuning.cache_jvm_functions(session)
     return session
 
 
@@ -257,9 +251,9 @@ def stop_session(session: SparkSession) -> None:
     """Stop a session, and end its JVM if that is to archive its classes."""
     context = session.sparkContext
     options, gateway = context.getConf().get("spark.driver.extraJavaOptions", None) or "", context._gateway
-    wait_for_workers(context)
+    tuning.wait_for_workers(context)
     session.stop()
-    stop_jvm(gateway, options)
+    tuning.stop_jvm(gateway, options)
 
 
 @validated

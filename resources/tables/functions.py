@@ -22,13 +22,8 @@ from inspect import signature
 from typing import Any, Generic, TypeVar
 
 from dagster_adjunct.resources import errors
-from dagster_adjunct.resources.tables.layers import (
-    Capabilities,
-    Layer,
-    check_conditions,
-    limit_each_request,
-    self_cancelled_error,
-)
+from dagster_adjunct.resources.tables import layers
+from dagster_adjunct.resources.tables.layers import Capabilities, Layer
 from dagster_adjunct.resources.tables.operation import (
     Operation,
     OperationKind,
@@ -383,7 +378,7 @@ async def _send_one_by_one(
     slots = asyncio.Semaphore(_MAX_IN_FLIGHT)
     answers: list[Any] = [None] * len(keys)
     problems: dict[int, Problem] = {}
-    attempt = limit_each_request() if len(keys) > 1 else None
+    attempt = layers.limit_each_request() if len(keys) > 1 else None
 
     async def in_sequence(places: list[int]) -> None:
         async with slots:
@@ -394,7 +389,7 @@ async def _send_one_by_one(
                         answers[place] = await request(keys[place], values[place])
                 except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - it becomes the outcome
                     if isinstance(error, asyncio.CancelledError):
-                        error = self_cancelled_error(error)
+                        error = layers.self_cancelled_error(error)
                     late = attempt is not None and limit.expired() and isinstance(error, TimeoutError)
                     problem = attempt.late(keys[place]) if late and attempt else problem_from_error(function, error)
                     problems[place] = problem
@@ -430,7 +425,7 @@ class FunctionLayer:
             sent = True
             outcomes = await function.send(operation)
         except asyncio.CancelledError as error:
-            return Outcomes.all(count, problem_from_error(function, self_cancelled_error(error), sent=sent))
+            return Outcomes.all(count, problem_from_error(function, layers.self_cancelled_error(error), sent=sent))
         except Exception as error:
             if not sent:
                 problem = problem_from_error(function, error, sent=False)
@@ -467,7 +462,7 @@ class FunctionLayer:
             raise errors.ConfigurationError(problem, f"Declare it with {missing}_function=….", table=self.table)
         check_args(function, operation, self.table)
         if operation.conditions:
-            check_conditions(self.table, type(function).__name__, function.capabilities, operation)
+            layers.check_conditions(self.table, type(function).__name__, function.capabilities, operation)
         return function
 
 

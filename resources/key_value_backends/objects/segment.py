@@ -20,8 +20,8 @@ from typing import Any
 
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.common import check_name, check_whole_number
+from dagster_adjunct.resources.key_value import segment
 from dagster_adjunct.resources.key_value.segment import (
-    ANYTHING,
     ConditionsFailed,
     Failing,
     KeyRange,
@@ -32,11 +32,6 @@ from dagster_adjunct.resources.key_value.segment import (
     StoredPage,
     TableId,
     TableSegment,
-    failed_conditions,
-    in_thread,
-    restore_backend,
-    result_of,
-    threads,
 )
 from dagster_adjunct.resources.key_value_backends.objects.pointer import (
     Levels,
@@ -58,7 +53,7 @@ from dagster_adjunct.resources.objects.lake import Lake, LakeSettings, lake_in, 
 from dagster_adjunct.resources.objects.store import S3Options, StoreDescriptor
 from dagster_adjunct.resources.validation import validated
 
-_THREADS = partial(threads, "key-values", 32)
+_THREADS = partial(segment.threads, "key-values", 32)
 
 
 # Group commit: requests that arrive during a swap go into the next one together.
@@ -110,7 +105,7 @@ def decide_commit(
     for request in requests:
         if request.token in applied_before:
             decision.before.append(request)
-        elif failing := failed_conditions(request.changes, current):
+        elif failing := segment.failed_conditions(request.changes, current):
             decision.refused.append((request, failing))
         else:
             decision.applied.append(request)
@@ -228,7 +223,7 @@ class GroupCommit:
                 if request.token not in before:
                     request.answer.set_exception(self.core.sealed_error())
             group[:] = [request for request in group if request.token in before]
-        conditional = {change.key for one in group for change in one.changes if change.expected is not ANYTHING}
+        conditional = {change.key for one in group for change in one.changes if change.expected is not segment.ANYTHING}
         entries = SegmentView(state, self.core.objects).find(conditional)
         return decide_commit(group, {key: entry and entry[0] for key, entry in entries.items()}, before)
 
@@ -271,20 +266,20 @@ class ObjectSegment:
         self._made: GroupCommit | None = None
 
     async def apply(self, changes: Sequence[SegmentChange], token: bytes, *, repeated: bool = False) -> None:
-        await result_of(self._commits().submit(changes, token, repeated))
+        await segment.result_of(self._commits().submit(changes, token, repeated))
 
     async def get(self, keys: Sequence[bytes], *, values: bool = True) -> list[StoredEntry | None]:
         core = self._commits().core
-        return await in_thread(_THREADS, lambda: core.get(keys, values=values)) if keys else []
+        return await segment.in_thread(_THREADS, lambda: core.get(keys, values=values)) if keys else []
 
     async def page(self, within: KeyRange, limit: int, *, values: bool) -> StoredPage:
         core = self._commits().core
-        return await in_thread(_THREADS, lambda: core.page(within, limit, values=values))
+        return await segment.in_thread(_THREADS, lambda: core.page(within, limit, values=values))
 
     async def close(self) -> None:
         """Wait for the upkeep that writes of this process have started. An event loop has no resources of its own."""
         if self._made is not None and self._made.process == os.getpid():
-            await in_thread(_THREADS, self._made.upkeep.finish)
+            await segment.in_thread(_THREADS, self._made.upkeep.finish)
 
     def _commits(self) -> GroupCommit:
         made = self._made
@@ -338,7 +333,7 @@ class ObjectSegments:
         return lake_in(store)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return restore_backend, (ObjectSegments, {"url": self._lake, "cache_bytes": self._cache_bytes})
+        return segment.restore_backend, (ObjectSegments, {"url": self._lake, "cache_bytes": self._cache_bytes})
 
     def __repr__(self) -> str:
         return f"ObjectSegments({self._given.url if isinstance(self._given, Lake) else self._given!r})"
@@ -391,7 +386,7 @@ class ObjectSegments:
             with core.translate_errors():
                 act(core)
 
-        for _ in threads("key-value-control", _AT_ONCE).map(act_on, range(partitions)):
+        for _ in segment.threads("key-value-control", _AT_ONCE).map(act_on, range(partitions)):
             pass
 
     def _core(self, table: TableId, partition: int) -> SegmentCore:

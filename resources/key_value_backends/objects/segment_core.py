@@ -18,14 +18,8 @@ from pathlib import Path
 from typing import BinaryIO, TypeVar
 
 from dagster_adjunct.resources import errors
-from dagster_adjunct.resources.key_value.segment import (
-    KeyRange,
-    StoredEntry,
-    StoredPage,
-    TableId,
-    deleted_table_error,
-    sealed_table_error,
-)
+from dagster_adjunct.resources.key_value import segment
+from dagster_adjunct.resources.key_value.segment import KeyRange, StoredEntry, StoredPage, TableId
 from dagster_adjunct.resources.key_value_backends.objects.pointer import (
     DroppedRun,
     Levels,
@@ -299,10 +293,10 @@ class SegmentCore:
 
     def deleted_error(self) -> errors.KeyValueTableNotFoundError:
         where = f"{self.pointer.key!r} in {self.pointer.store.url}"
-        return deleted_table_error(self.table, f"key-value table {self.table} at {where}")
+        return segment.deleted_table_error(self.table, f"key-value table {self.table} at {where}")
 
     def sealed_error(self) -> errors.KeyValueTableSealedError:
-        return sealed_table_error(self.table, f"key-value table {self.table}")
+        return segment.sealed_table_error(self.table, f"key-value table {self.table}")
 
     def missing_run_error(self, error: errors.ObjectNotFoundError | None) -> errors.MalformedDocumentError:
         key = None if error is None else error.key

@@ -16,23 +16,9 @@ from uuid import UUID
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
 from dagster_adjunct.resources.lazy_modules import pa
 from dagster_adjunct.resources.schemas.schema import Field, Schema
-from dagster_adjunct.resources.streams.kafka.formats import (
-    CONVERSION_ERRORS,
-    FAIL,
-    Converter,
-    FormatReader,
-    FormatWriter,
-    Unfit,
-    check_malformed,
-    missing_package_error,
-    row_reader,
-)
-from dagster_adjunct.resources.streams.kafka.schema_registry import (
-    HEADER_BYTES,
-    SchemaRegistry,
-    encode_schema_id,
-    read_schema_id,
-)
+from dagster_adjunct.resources.streams.kafka import formats, schema_registry
+from dagster_adjunct.resources.streams.kafka.formats import Converter, FormatReader, FormatWriter, Unfit
+from dagster_adjunct.resources.streams.kafka.schema_registry import HEADER_BYTES, SchemaRegistry
 from dagster_adjunct.resources.validation import validated
 
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
@@ -48,7 +34,7 @@ def parse_avro_schema(text: str, references: Sequence[str] = ()) -> Any:
         from fastavro import parse_schema
         from fastavro.schema import SchemaParseException, UnknownType
     except ImportError as error:
-        raise missing_package_error("Avro", "fastavro", error) from error
+        raise formats.missing_package_error("Avro", "fastavro", error) from error
     named: dict[str, Any] = {}
     try:
         for reference in references:
@@ -193,7 +179,7 @@ def convert_to_avro(column: pa.Array, declared: Any, name: str, what: str) -> li
         return values
     try:
         return [None if value is None else parse(value) for value in values]
-    except (*CONVERSION_ERRORS, AttributeError) as error:
+    except (*formats.CONVERSION_ERRORS, AttributeError) as error:
         form = "JSON of its Avro type" if is_json_column(declared) else "an ISO time"
         raise SchemaMismatchError(f"{what} has a text that is not {form}.", column=name) from error
 
@@ -238,10 +224,10 @@ class Avro:
     schema: str
     registry: SchemaRegistry | None = None
     subject: str | None = None
-    malformed: str = FAIL
+    malformed: str = formats.FAIL
 
     def __post_init__(self) -> None:
-        check_malformed(self.malformed, self.columns(), "an Avro format")
+        formats.check_malformed(self.malformed, self.columns(), "an Avro format")
 
     def columns(self) -> Schema:
         return Schema(tuple(Field(name, avro_column_type(declared)) for name, declared in avro_fields(self.schema)))
@@ -265,14 +251,14 @@ class Avro:
                 raise Unfit(f"not Avro of its schema: {problem}") from error
             return record
 
-        return row_reader(parse, self.columns(), converts)
+        return formats.row_reader(parse, self.columns(), converts)
 
     def writer(self, what: str, subject: str) -> FormatWriter:
         from fastavro import schemaless_writer
 
         schema, head = parse_avro_schema(self.schema), b""
         if self.registry is not None:
-            head = encode_schema_id(self.registry.register(self.subject or subject, self.schema))
+            head = schema_registry.encode_schema_id(self.registry.register(self.subject or subject, self.schema))
         declared = avro_fields(self.schema)
 
         def write(columns: Sequence[pa.Array]) -> list[bytes]:
@@ -320,7 +306,7 @@ def _registry_reader(declared: str, registry: SchemaRegistry) -> Callable[[bytes
     reader = parse_avro_schema(declared)
 
     def read(data: bytes) -> dict[str, Any]:
-        registered = read_schema_id(data, registry, "AVRO", "Avro")
+        registered = schema_registry.read_schema_id(data, registry, "AVRO", "Avro")
         if registered.id not in known:
             try:
                 writer = parse_avro_schema(registered.text, registered.references)

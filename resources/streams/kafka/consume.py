@@ -17,16 +17,8 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationErro
 
 from dagster_adjunct.resources.common import first_validation_problem
 from dagster_adjunct.resources.errors import AdjunctError, MalformedDocumentError, OffsetOutOfRangeError
-from dagster_adjunct.resources.streams.kafka.client import (
-    TOPIC_RANGES,
-    BrokerRefusals,
-    KafkaAdmin,
-    KafkaSettings,
-    new_client,
-    no_answer_error,
-    response_timeout,
-    translate_kafka_error,
-)
+from dagster_adjunct.resources.streams.kafka import client
+from dagster_adjunct.resources.streams.kafka.client import TOPIC_RANGES, BrokerRefusals, KafkaAdmin, KafkaSettings
 from dagster_adjunct.resources.streams.kafka.produce import END_OF_DATASET
 from dagster_adjunct.resources.streams.system import Marker, SystemStreamPartition
 
@@ -165,14 +157,14 @@ class _RangeConsumer:
         self._settings = settings
         self._refusals = BrokerRefusals(settings)
         given = {key: value for key, value in {**_DEFAULTS, **(own or {})}.items() if key not in settings.client}
-        self._consumer: Consumer = new_client("consumer", settings, {**given, **_FIXED}, self._refusals)
+        self._consumer: Consumer = client.new_client("consumer", settings, {**given, **_FIXED}, self._refusals)
         self._left = {wanted.partition: wanted for wanted in ranges if wanted.start < wanted.end}
         self._positions = {partition: wanted.start for partition, wanted in self._left.items()}
 
     def messages(self) -> Iterator[PartitionMessages]:
         from confluent_kafka import TopicPartition
 
-        limit = response_timeout(self._settings)
+        limit = client.response_timeout(self._settings)
         with closing(self._consumer):
             self._consumer.assign([TopicPartition(w.topic, w.partition, w.start) for w in self._left.values()])
             received_at = time.monotonic()
@@ -192,7 +184,7 @@ class _RangeConsumer:
                     if time.monotonic() - received_at > limit:
                         partition, wanted = next(iter(self._left.items()))
                         what = f"the records of {wanted.ssp} from offset {self._positions[partition]}"
-                        raise no_answer_error(self._settings, what, f"none in {limit:.0f} s")
+                        raise client.no_answer_error(self._settings, what, f"none in {limit:.0f} s")
 
     def stop_partition(self, partition: int) -> None:
         """Stop reading a partition."""
@@ -245,10 +237,12 @@ class _RangeConsumer:
 
         if wanted is None or error.code() not in (error._AUTO_OFFSET_RESET, error.OFFSET_OUT_OF_RANGE):
             topic = next(iter(self._left.values())).topic
-            return translate_kafka_error(error, self._settings, f"topic {topic!r}" if wanted is None else wanted.ssp)
+            return client.translate_kafka_error(
+                error, self._settings, f"topic {topic!r}" if wanted is None else wanted.ssp
+            )
         check_topic_identity(self._settings, wanted)
         at = TopicPartition(wanted.topic, wanted.partition)
-        oldest, _ = self._consumer.get_watermark_offsets(at, response_timeout(self._settings))
+        oldest, _ = self._consumer.get_watermark_offsets(at, client.response_timeout(self._settings))
         return TOPIC_RANGES.too_old_error(
             SystemStreamPartition.parse(wanted.ssp), self._positions[wanted.partition], oldest
         )

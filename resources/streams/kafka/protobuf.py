@@ -13,23 +13,9 @@ from typing import Any
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
 from dagster_adjunct.resources.lazy_modules import pa
 from dagster_adjunct.resources.schemas.schema import Field, Schema
-from dagster_adjunct.resources.streams.kafka.formats import (
-    FAIL,
-    FormatReader,
-    FormatWriter,
-    Unfit,
-    check_malformed,
-    missing_package_error,
-    row_reader,
-)
-from dagster_adjunct.resources.streams.kafka.schema_registry import (
-    HEADER_BYTES,
-    SchemaRegistry,
-    encode_message_indexes,
-    encode_schema_id,
-    parse_message_indexes,
-    read_schema_id,
-)
+from dagster_adjunct.resources.streams.kafka import formats, schema_registry
+from dagster_adjunct.resources.streams.kafka.formats import FAIL, FormatReader, FormatWriter, Unfit
+from dagster_adjunct.resources.streams.kafka.schema_registry import HEADER_BYTES, SchemaRegistry
 from dagster_adjunct.resources.validation import validated
 
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
@@ -50,7 +36,7 @@ def message_class(descriptor_set: bytes, name: str) -> Any:
         from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
         from google.protobuf.message import DecodeError
     except ImportError as error:
-        raise missing_package_error("Protobuf", "protobuf", error) from error
+        raise formats.missing_package_error("Protobuf", "protobuf", error) from error
     pool = descriptor_pool.DescriptorPool()
     try:
         files = {file.name: file for file in descriptor_pb2.FileDescriptorSet.FromString(descriptor_set).file}
@@ -201,7 +187,7 @@ class Protobuf:
                 problem = f"the Protobuf descriptor set {path} can't be read ({type(error).__name__})."
                 step = "Create it: protoc --include_imports --descriptor_set_out=FILE."
                 raise ConfigurationError(problem, step, argument="descriptor_set") from error
-        check_malformed(self.malformed, self.columns(), "a Protobuf format")
+        formats.check_malformed(self.malformed, self.columns(), "a Protobuf format")
 
     def __repr__(self) -> str:
         size = len(self.descriptor_set) if isinstance(self.descriptor_set, bytes) else 0
@@ -243,7 +229,7 @@ class Protobuf:
             except (DecodeError, ValueError, OverflowError) as error:
                 raise Unfit(f"not {self.message}: {type(error).__name__}") from error
 
-        return row_reader(parse, self.columns())
+        return formats.row_reader(parse, self.columns())
 
     def writer(self, what: str, subject: str) -> FormatWriter:
         message = self._message_class()
@@ -254,7 +240,8 @@ class Protobuf:
             if registered.kind != "PROTOBUF":
                 problem = f"{what}: the registry's subject {subject!r} is {registered.kind}, not Protobuf."
                 raise SchemaMismatchError(problem, "Correct the subject.", url=self.registry.url)
-            head = encode_schema_id(registered.id) + encode_message_indexes(message_indexes(message.DESCRIPTOR))
+            head = schema_registry.encode_schema_id(registered.id)
+            head += schema_registry.encode_message_indexes(message_indexes(message.DESCRIPTOR))
 
         def write(columns: Sequence[pa.Array]) -> list[bytes]:
             given = [column.to_pylist() for column in columns]
@@ -275,8 +262,8 @@ class Protobuf:
 
 def _without_head(data: bytes, registry: SchemaRegistry, declared: tuple[int, ...]) -> bytes:
     """Return a message without its schema id and message indexes, which must be the declared ones."""
-    read_schema_id(data, registry, "PROTOBUF", "Protobuf")
-    indexes, at = parse_message_indexes(data, HEADER_BYTES)
+    schema_registry.read_schema_id(data, registry, "PROTOBUF", "Protobuf")
+    indexes, at = schema_registry.parse_message_indexes(data, HEADER_BYTES)
     if indexes != declared:
         raise Unfit(f"another message type of its file: indexes {list(indexes)[:10]}, declared {list(declared)}")
     return data[at:]

@@ -18,15 +18,8 @@ from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchE
 from dagster_adjunct.resources.lazy_modules import F, np, pa, pc
 from dagster_adjunct.resources.schemas.schema import Field, Schema, arrow_type, fit_to_schema, is_widening, named_column
 from dagster_adjunct.resources.spark.tasks import encode_task_errors
-from dagster_adjunct.resources.streams.kafka.formats import (
-    FAIL,
-    MAX_SHOWN,
-    Format,
-    Raw,
-    RawKey,
-    RowProblems,
-    shorten_text,
-)
+from dagster_adjunct.resources.streams.kafka import formats
+from dagster_adjunct.resources.streams.kafka.formats import FAIL, MAX_SHOWN, Format, Raw, RawKey, RowProblems
 from dagster_adjunct.resources.streams.system import EPOCH, OFFSET, PARTITION, RECORD_META_COLUMNS, TIMESTAMP, TOMBSTONE
 from dagster_adjunct.resources.validation import validated
 
@@ -188,7 +181,7 @@ def _describe_bytes(data: bytes) -> str:
     """Return the size and the beginning of a message for errors, never all of it."""
     text = data[: MAX_SHOWN * 4].decode("utf-8", "replace").rstrip("\ufffd")  # a character may be cut
     readable = text and text.isprintable() and "\ufffd" not in text
-    shown = shorten_text(text[: MAX_SHOWN * 2] if readable else data[:MAX_SHOWN].hex())
+    shown = formats.shorten_text(text[: MAX_SHOWN * 2] if readable else data[:MAX_SHOWN].hex())
     return f"{len(data)} bytes: {shown}" if data else "empty"
 
 

@@ -16,18 +16,12 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from dagster_adjunct.resources.lazy_modules import np, pa
 from dagster_adjunct.resources.schemas.values import MICROS
 from dagster_adjunct.resources.spark.tasks import encode_task_errors
+from dagster_adjunct.resources.streams.kafka import record_formats
 from dagster_adjunct.resources.streams.kafka.client import KafkaSettings
 from dagster_adjunct.resources.streams.kafka.consume import TopicRange, is_marker, read_ranges
 from dagster_adjunct.resources.streams.kafka.formats import Raw
 from dagster_adjunct.resources.streams.kafka.produce import RESERVED
-from dagster_adjunct.resources.streams.kafka.record_formats import (
-    HEADERS,
-    KEY,
-    VALUE,
-    KafkaTopic,
-    create_decoder,
-    records_schema,
-)
+from dagster_adjunct.resources.streams.kafka.record_formats import HEADERS, KEY, VALUE, KafkaTopic
 from dagster_adjunct.resources.streams.system import EPOCH, OFFSET, PARTITION, RECORD_META_DDL, TIMESTAMP, TOMBSTONE
 
 if TYPE_CHECKING:
@@ -127,7 +121,7 @@ def split_into_tasks(ranges: Sequence[TopicRange]) -> list[tuple[TopicRange, ...
 def read_record_batches(plan: KafkaReadPlan, ranges: Sequence[TopicRange]) -> Iterator[pa.RecordBatch]:
     """Yield the records of ranges of different partitions, those of each in order."""
     raw = plan.topic.key is None and plan.topic.headers is None and isinstance(plan.topic.value, Raw)
-    decoded = partial(_raw_records, plan.topic) if raw else create_decoder(plan.topic, plan.stream)
+    decoded = partial(_raw_records, plan.topic) if raw else record_formats.create_decoder(plan.topic, plan.stream)
     for wanted, got in read_ranges(plan.settings, ranges):
         kept, headers = got, [message.headers() for message in got]
         if any(headers) and any(map(is_marker, headers)):
@@ -141,7 +135,7 @@ def _raw_records(topic: KafkaTopic, batch: pa.RecordBatch) -> pa.RecordBatch:
     """Return records of a raw topic without decoding."""
     columns = {"key": batch.column(KEY), "value": batch.column(VALUE), TOMBSTONE: batch.column(VALUE).is_null()}
     columns |= {name: batch.column(name) for name in (PARTITION, OFFSET, TIMESTAMP, EPOCH)}
-    schema = records_schema(topic.schema())
+    schema = record_formats.records_schema(topic.schema())
     return pa.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema)
 
 

@@ -21,28 +21,11 @@ from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.schemas.records import ArrowFrame, to_arrow_table
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.in_process import resolve_session
+from dagster_adjunct.resources.streams.kafka import consume, produce
 from dagster_adjunct.resources.streams.kafka.client import TOPIC_RANGES, KafkaAdmin, KafkaSettings, SettingValue
-from dagster_adjunct.resources.streams.kafka.consume import (
-    MarkerHeader,
-    TopicRange,
-    find_offsets_at_time,
-    is_marker,
-    marker_from_message,
-    read_ranges,
-)
+from dagster_adjunct.resources.streams.kafka.consume import MarkerHeader, TopicRange
 from dagster_adjunct.resources.streams.kafka.declared_topics import DeclaredTopics
-from dagster_adjunct.resources.streams.kafka.produce import (
-    SendResult,
-    SentSpan,
-    Target,
-    TaskAppend,
-    TopicFacts,
-    read_marks,
-    result_from_spans,
-    send_batches,
-    send_frame,
-    spans_from_marks,
-)
+from dagster_adjunct.resources.streams.kafka.produce import SendResult, SentSpan, Target, TaskAppend, TopicFacts
 from dagster_adjunct.resources.streams.kafka.record_formats import KafkaTopic, encode_table
 from dagster_adjunct.resources.streams.startpoint import check_timestamp_ms
 from dagster_adjunct.resources.streams.system import (
@@ -154,8 +137,8 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
         """Return the number of records in the ranges, by reading them all; `distance` is a cheap upper bound."""
         if not ranges:
             return 0
-        got = read_ranges(self.settings, self._ranges(ranges)[1])
-        return sum(not is_marker(message.headers()) for _, messages in got for message in messages)
+        got = consume.read_ranges(self.settings, self._ranges(ranges)[1])
+        return sum(not consume.is_marker(message.headers()) for _, messages in got for message in messages)
 
     def read(
         self,
@@ -225,10 +208,10 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
         before = self.admin.upcoming(facts.topic, range(facts.partitions))
         name = str(what.target)
         if hasattr(data, "mapInArrow"):
-            return self._await_result(what, send_frame(cast("DataFrame", data), facts, what, order_by), before)
+            return self._await_result(what, produce.send_frame(cast("DataFrame", data), facts, what, order_by), before)
         check_table_options(name, order_by, partitioned)
         table = encode_table(to_arrow_table(data, name, facts.declared.schema()), facts.declared, name)
-        return self._await_result(what, send_batches(facts, what, table.to_batches()), before)
+        return self._await_result(what, produce.send_batches(facts, what, table.to_batches()), before)
 
     def append_markers(
         self,
@@ -257,7 +240,7 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
         markers = {p: MarkerHeader(**same, rows=counts.get(p)).encode() for p in chosen}
         what = self._task_append(facts, producer, sequence, markers, {})
         before = self.admin.upcoming(facts.topic, range(facts.partitions))
-        return self._await_result(what, send_batches(facts, what, []), before)
+        return self._await_result(what, produce.send_batches(facts, what, []), before)
 
     def appended(self, stream: str, producer: str, sequence: int) -> AppendResult | None:
         """Return the result of an earlier append, or None; always None for a topic without transactions.
@@ -269,12 +252,12 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
         facts = self.topic(stream)
         if not facts.declared.transactional:
             return None
-        marks = read_marks(self._target(facts), producer)
+        marks = produce.read_marks(self._target(facts), producer)
         if 0 not in marks or marks[0][0].sequence < sequence:
             return None
         if marks[0][0].sequence > sequence:
             raise stale_sequence_error(f"{self.name}.{stream}", producer, sequence, marks[0][0].sequence)
-        return result_from_spans(spans_from_marks(marks, sequence), duplicate=True)
+        return produce.result_from_spans(produce.spans_from_marks(marks, sequence), duplicate=True)
 
     def markers(self, stream: str, since: Mapping[SystemStreamPartition, str] | None = None) -> list[Marker]:
         """Return the markers at or after these offsets (of all partitions when None), in order.
@@ -289,10 +272,10 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
         oldest, upcoming = self.admin.oldest(facts.topic, starts), self.admin.upcoming(facts.topic, starts)
         ranges = [self._topic_range(facts, p, max(at, oldest[p]), upcoming[p]) for p, at in sorted(starts.items())]
         found = [
-            marker_from_message(message, SystemStreamPartition(self.name, stream, wanted.partition))
-            for wanted, got in read_ranges(self.settings, ranges)
+            consume.marker_from_message(message, SystemStreamPartition(self.name, stream, wanted.partition))
+            for wanted, got in consume.read_ranges(self.settings, ranges)
             for message in got
-            if is_marker(message.headers())
+            if consume.is_marker(message.headers())
         ]
         return sorted(found, key=lambda marker: (marker.ssp.partition, int(marker.offset)))
 
@@ -329,7 +312,7 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
         """
         spans, duplicate = sent
         if duplicate:
-            return result_from_spans(spans, duplicate=True)
+            return produce.result_from_spans(spans, duplicate=True)
         target, deadline = append.target, time.monotonic() + _VISIBLE_SECONDS
         ends = {p: max((s.next or 0 for s in spans if s.partition == p), default=0) for p in range(target.partitions)}
         after = self.admin.upcoming(target.topic, range(target.partitions))
@@ -342,7 +325,7 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
             SentSpan(s.partition, before[s.partition], after[s.partition], s.rows) if s.partition in unknown else s
             for s in spans
         ]
-        result = result_from_spans(known, duplicate=False)
+        result = produce.result_from_spans(known, duplicate=False)
         empty = {p: str(offset) for p, offset in after.items() if p not in result.first}
         return replace(result, first={**result.first, **empty}, next={**result.next, **empty})
 
@@ -428,7 +411,7 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
             since = self.admin.since(facts.topic, wanted, timestamp_ms)
             starts = {p: offset for p, offset in since.items() if 0 <= offset < ends[p]}
             ranges = [self._topic_range(facts, p, start, ends[p]) for p, start in starts.items()]
-            return ends | find_offsets_at_time(self.settings, ranges, timestamp_ms)
+            return ends | consume.find_offsets_at_time(self.settings, ranges, timestamp_ms)
 
         return self._ask_once((facts.stream, timestamp_ms), ask)
 

@@ -25,15 +25,8 @@ from dagster_adjunct.resources.bucketing.files import BucketFile, BucketLayout, 
 from dagster_adjunct.resources.bucketing.writer import ROW
 from dagster_adjunct.resources.common import StoredDocument
 from dagster_adjunct.resources.errors import MalformedDocumentError, StreamNotFoundError
-from dagster_adjunct.resources.objects.commit_log import (
-    Commit,
-    CommitLog,
-    PageRef,
-    decode_body,
-    is_deletion_commit,
-    read_page,
-    write_page,
-)
+from dagster_adjunct.resources.objects import commit_log
+from dagster_adjunct.resources.objects.commit_log import Commit, CommitLog, PageRef
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.objects.store import ObjectStore
 from dagster_adjunct.resources.streams.system import (
@@ -427,17 +420,19 @@ class StreamFiles:
     def read(self, page: Page) -> tuple[IndexEntry, ...]:
         """Return the page's entries. Raises MalformedDocumentError or ManifestMismatchError."""
         if page.key not in self._cache:
-            items = read_page(self.store, PageRef(page.key, page.count, page.sha256))
+            items = commit_log.read_page(self.store, PageRef(page.key, page.count, page.sha256))
             kind: type[Segment] | type[Page] = Segment if page.level == 1 else Page
             where = f"page {page.key!r} in {self.store.url}"
             while len(self._cache) >= _MAX_CACHED_PAGES:
                 self._cache.pop(next(iter(self._cache)), None)
-            self._cache[page.key] = tuple(decode_body(kind, item, where, "is malformed", _RESTORE) for item in items)
+            self._cache[page.key] = tuple(
+                commit_log.decode_body(kind, item, where, "is malformed", _RESTORE) for item in items
+            )
         return self._cache[page.key]
 
     def write(self, level: int, entries: Sequence[IndexEntry]) -> Page:
         """Store consecutive entries as a new page of this level and return its summary."""
-        ref = write_page(self.store, self.prefix, [entry.model_dump(mode="json") for entry in entries])
+        ref = commit_log.write_page(self.store, self.prefix, [entry.model_dump(mode="json") for entry in entries])
         self._cache[ref.key] = tuple(entries)
         return Page(
             key=ref.key,
@@ -620,10 +615,10 @@ class StreamStates:
             commit = self.log(stream).current()
         except MalformedDocumentError:
             return True  # reading it raises
-        return commit is not None and not is_deletion_commit(commit)
+        return commit is not None and not commit_log.is_deletion_commit(commit)
 
     def _require_commit(self, stream: str, commit: Commit | None) -> Commit:
-        if commit is None or is_deletion_commit(commit):
+        if commit is None or commit_log.is_deletion_commit(commit):
             there = ", ".join(self.list_streams()) or "none"
             problem = f"there is no stream {stream!r} in {self.lake.url}. Streams: {there}."
             step = f"Check the name and the lake, or create the stream first: streams.create({stream!r}, schema=…, "
@@ -633,7 +628,7 @@ class StreamStates:
 
     def _parse(self, commit: Commit) -> StreamState:
         where = f"the stream index {commit.manifest_key!r} in {self.lake.url}"
-        return decode_body(StreamState, commit.body, where, "is malformed", _RESTORE)
+        return commit_log.decode_body(StreamState, commit.body, where, "is malformed", _RESTORE)
 
     def files_of(self, stream: str) -> StreamFiles:
         """Return the stored files and pages of the stream (internal)."""

@@ -19,15 +19,9 @@ from dagster_adjunct.resources.objects.store import StoreDescriptor
 from dagster_adjunct.resources.schemas.schema import Schema, arrow_type, quote_name
 from dagster_adjunct.resources.spark.in_process import resolve_session
 from dagster_adjunct.resources.spark.tuning import bigint_array
-from dagster_adjunct.resources.streams.lake.lineage import (
-    WithoutPosition,
-    drop_positions,
-    filter_latest,
-    filter_latest_frame,
-    find_replaced_results,
-)
+from dagster_adjunct.resources.streams.lake import lineage, manifest
+from dagster_adjunct.resources.streams.lake.lineage import WithoutPosition
 from dagster_adjunct.resources.streams.lake.manifest import (
-    POSITION_TYPES,
     FileEntry,
     LakeStreamDeclaration,
     Segment,
@@ -36,10 +30,6 @@ from dagster_adjunct.resources.streams.lake.manifest import (
     StreamState,
     StreamStates,
     SupersededRange,
-    find_markers,
-    has_records_in,
-    overlaps_spans,
-    walk_segments,
 )
 from dagster_adjunct.resources.streams.system import (
     EPOCH,
@@ -78,14 +68,14 @@ def read_tables(
     for partition, span in sorted(spans.items()):
         for segment in segments:
             for file in segment.files:
-                if file.partition == partition and overlaps_spans(segment, {partition: span}):
+                if file.partition == partition and manifest.overlaps_spans(segment, {partition: span}):
                     for table in _read_file(files, segment, file, span, schema.names):
                         yield table.cast(schema)
 
 
 def with_meta_columns(schema: pa.Schema, *, positions: bool = False) -> pa.Schema:
     """Return the Arrow schema of a read: the record's columns, then those of RECORD_META, then those of POSITION."""
-    more = (*RECORD_META_COLUMNS, *(POSITION_TYPES.items() if positions else ()))
+    more = (*RECORD_META_COLUMNS, *(manifest.POSITION_TYPES.items() if positions else ()))
     return pa.schema([*schema, *(pa.field(name, arrow_type(kind)) for name, kind in more)])
 
 
@@ -150,7 +140,7 @@ def find_offset_at_time(files: StreamFiles, state: StreamState, partition: int, 
         latest = entry.latest(partition)  # type: ignore[attr-defined]
         return latest is not None and latest >= time_us
 
-    for segment in walk_segments(state, files, may_hold):
+    for segment in manifest.walk_segments(state, files, may_hold):
         file = next(file for file in segment.files if file.partition == partition)
         row = _find_row_at_time(files, segment, file, time_us)
         if row is not None:
@@ -251,7 +241,7 @@ def read_frame(
     partition (a segment's first offset, the time of its append) come from array literals.
     """
     schema, n = declaration.columns, declaration.partitions
-    segments = [segment for segment in touched if has_records_in(segment, spans)]
+    segments = [segment for segment in touched if manifest.has_records_in(segment, spans)]
     generations = [segment.generation(i, files.prefix) for i, segment in enumerate(segments)]
     frame = bucketed_frame(spark, files.store, files.prefix, declaration.layout, generations)
     if not segments:
@@ -284,7 +274,7 @@ def _empty_frame(frame: DataFrame, own: Sequence[str], *, positions: bool) -> Da
     Timestamps and tombstones are not literals: Spark would see that filters on them never match, and remove the scan
     with its buckets from the plan.
     """
-    kinds = dict(RECORD_META_COLUMNS) | (POSITION_TYPES if positions else {})
+    kinds = dict(RECORD_META_COLUMNS) | (manifest.POSITION_TYPES if positions else {})
     known = {EPOCH: F.lit(0), TIMESTAMP: F.col(TIMESTAMP), TOMBSTONE: F.col(TOMBSTONE)}
     return frame.select(
         *[F.col(quote_name(name)) for name in own],
@@ -373,7 +363,7 @@ class LakeReads(StreamStates, NumberedOffsets):
         _, state = self.state(stream)
         spans = spans_from_ranges(stream, state, ranges)
         width = sum(end - start for start, end in spans.values())
-        return width - len(find_markers(state, self.files_of(stream), spans))
+        return width - len(manifest.find_markers(state, self.files_of(stream), spans))
 
     def read(
         self,
@@ -391,7 +381,7 @@ class LakeReads(StreamStates, NumberedOffsets):
         at = self._locate(ranges, **options)
         wanted = positions or bool(at.replaced)
         frame = read_frame(spark, at.files, at.state.declaration, at.segments, at.spans, positions=wanted)
-        frame = filter_latest_frame(frame, at.replaced)
+        frame = lineage.filter_latest_frame(frame, at.replaced)
         return frame if positions else frame.drop(*POSITION)
 
     def read_arrow(
@@ -418,8 +408,8 @@ class LakeReads(StreamStates, NumberedOffsets):
         schema = declared if columns is None else declared.select(columns)
         yield with_meta_columns(schema.to_arrow(), positions=positions).empty_table()
         for table in read_tables(at.files, schema, at.segments, at.spans, positions=positions or bool(at.replaced)):
-            latest = filter_latest(table, at.replaced)
-            yield latest if positions else drop_positions(latest)
+            latest = lineage.filter_latest(table, at.replaced)
+            yield latest if positions else lineage.drop_positions(latest)
 
     def task_reads(
         self, ranges: Mapping[SystemStreamPartition, OffsetRange], columns: Sequence[str]
@@ -438,9 +428,9 @@ class LakeReads(StreamStates, NumberedOffsets):
         stream = require_one_stream(self.name, ranges)
         _, state = self.state(stream)
         spans, files = spans_from_ranges(stream, state, ranges), self.files_of(stream)
-        segments = list(walk_segments(state, files, lambda entry: overlaps_spans(entry, spans)))
+        segments = list(manifest.walk_segments(state, files, lambda entry: manifest.overlaps_spans(entry, spans)))
         latest = epochs == "latest"
-        replaced = find_replaced_results(self, stream, state, segments, without_position) if latest else []
+        replaced = lineage.find_replaced_results(self, stream, state, segments, without_position) if latest else []
         return _Located(state, files, segments, spans, replaced)
 
     def all_ranges(self, stream: str) -> dict[SystemStreamPartition, OffsetRange]:
@@ -456,7 +446,7 @@ class LakeReads(StreamStates, NumberedOffsets):
         starts = {ssp.partition: parse_offset(offset, str(ssp)) for ssp, offset in since.items() if ssp in known}
         spans = {p: (start, state.next[p]) for p, start in starts.items()}
         found = []
-        for entry in find_markers(state, self.files_of(stream), spans):
+        for entry in manifest.find_markers(state, self.files_of(stream), spans):
             since_when = None if entry.valid_from is None else time_from_micros(entry.valid_from)
             facts = (str(entry.offset), entry.version, entry.rows, entry.checksum, entry.counted, since_when)
             found.append(Marker(ssps[entry.partition], *facts))
