@@ -167,7 +167,7 @@ class RunLease:
         self._key = f"{lake.application_prefix(application)}/run.json"
         self._asked_key = asked_key(lake, application)
         self._clock_key = f"{lake.application_prefix(application)}/clock"
-        self._claim = claim
+        self._claim, self._asked = claim, False
         self._holder = Holder(
             id=uuid.uuid4().hex,
             run=run,
@@ -180,6 +180,18 @@ class RunLease:
         self._heartbeat = Heartbeat(lake.store, self._key, self._body, TTL, not_ours=self._not_ours, log=_log)
 
     def __enter__(self) -> Self:
+        try:
+            self._begin()
+        except BaseException:
+            if self._asked:  # another one that waits asks again
+                with suppress(errors.AdjunctError):
+                    self._store.delete(self._asked_key)
+            self.__exit__()
+            raise
+        return self
+
+    def _begin(self) -> None:
+        """Wait for the lease, take it and renew it from now on."""
         began, pause, waits_for = time.monotonic(), 0.25, ""
         now = partial(read_store_clock, self._store, self._clock_key)
         while True:
@@ -200,6 +212,7 @@ class RunLease:
                     f"{timedelta(seconds=round(limit - waited))}"
                 )
             if stored.holder is not None and stored.holder.stays:  # again each time: who takes the lease removes it
+                self._asked = True
                 ask_to_end(self._store, self._asked_key, self._holder.describe())
             time.sleep(min(pause, limit - waited))
             pause = min(_LONGEST_PAUSE, pause * 1.5)
@@ -210,7 +223,6 @@ class RunLease:
             self._claim.say(
                 f"application {self._application} is taken over from {stored.describe()}: {why or 'as requested'}"
             )
-        return self
 
     def __exit__(self, *error: object) -> None:
         _held.discard(self._holder.id)

@@ -26,7 +26,12 @@ from dagster_adjunct.orchestration.batch_log.run_lease import (
     read_lease,
     this_process,
 )
-from dagster_adjunct.resources.errors import ApplicationBusyError, ConfigurationError, RunLeaseLostError
+from dagster_adjunct.resources.errors import (
+    ApplicationBusyError,
+    ConfigurationError,
+    RunLeaseLostError,
+    StoreUnavailableError,
+)
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
 from tests.faulty_store import Fault, FaultyStore
 
@@ -118,6 +123,14 @@ def test_a_process_that_waits_for_its_parent_only_is_dead() -> None:
 def test_a_lease_that_can_not_be_read_holds_until_it_has_expired() -> None:
     assert why_over(None, 119.9) == ""
     assert why_over(None, 120) == "it was not renewed for 0:02:00"
+
+
+def test_a_lease_is_given_up_if_its_run_can_not_begin(lake: Lake) -> None:
+    store = FaultyStore(lake.store, [Fault("delete", 1, "lost-before")])
+    with pytest.raises(StoreUnavailableError):
+        lease(Lake(store, lake.id), "mine", Claim(wait=timedelta(0), stays=True)).__enter__()
+    with lease(lake, "next") as free:
+        free.check()
 
 
 def test_a_second_run_is_refused_and_told_for_whom_since_when_and_where(lake: Lake) -> None:
