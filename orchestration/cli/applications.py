@@ -219,7 +219,8 @@ def run(lake: Lake, reference: str, master: str | None, wait: str, follow: str |
     output.show_json(report.to_json())
     for name, counters in report.step.counters.items():
         output.show_table(name, ["counter", "value"], list(counters.items()))
-    end = "caught up" if report.step.caught_up else "stopped at the limit"
+    stopped = "stopped at the limit" if stay is None else "stopped before the end of its inputs"
+    end = "caught up" if report.step.caught_up else stopped
     output.console.print(f"{report.step.batches} batches, {end}.")
     for dataset in partitioned:
         output.show_line(describe_partitions(dataset))

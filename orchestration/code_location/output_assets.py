@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import dagster as dg
 from pydantic import Field
 
+from dagster_adjunct.assets.versions.reports import AdvanceReport
 from dagster_adjunct.assets.writing.generation import Runtime
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.application.graph import (
@@ -41,7 +42,7 @@ from dagster_adjunct.orchestration.code_location.resources import LakeResource, 
 from dagster_adjunct.orchestration.operators.stream_facts import LineageNode
 from dagster_adjunct.orchestration.planner.notes import note_table_order
 from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
-from dagster_adjunct.orchestration.planner.planner import plan_application, systems_for
+from dagster_adjunct.orchestration.planner.planner import systems_for
 from dagster_adjunct.orchestration.startpoints.coordinator import check_first_run, fan_out_for_run
 from dagster_adjunct.orchestration.step.context import StepContext
 from dagster_adjunct.orchestration.step.following import follow_application, run_steps, validate_follow
@@ -52,7 +53,13 @@ from dagster_adjunct.orchestration.step.progress import (
     measure_input_times,
     new_planned_event,
 )
-from dagster_adjunct.orchestration.step.run import advance_followed_datasets, advance_unit, refresh_datasets
+from dagster_adjunct.orchestration.step.run import (
+    Basis,
+    advance_followed_datasets,
+    advance_unit,
+    plan_basis,
+    refresh_datasets,
+)
 from dagster_adjunct.resources.spark.in_process import session_factory
 
 _WAIT_SECONDS = 300.0
@@ -143,7 +150,7 @@ def outputs_asset(
             report, planned = _run_batches(
                 op, app, config, adjunct_spark, partial(_report_datasets, op, app, datasets), report_batches
             )
-            if report.batches > 1:
+            if report.batches > 1 or config.follow_seconds:
                 _report_datasets(op, app, datasets)
             written = RunOutputs(lake, op.systems, app, preview_rows, planned.tables)
             described = _describe_outputs(written, planned, outputs, {**inputs, **datasets, **tables})
@@ -197,27 +204,35 @@ def _run_batches(
         finished=partial(metadata.has_ended, op.context.instance),
         say=log.warning,
     )
-    reports = Bundled(report_batches)
-    planned: ExecutionPlan | None = None
+    reports: Bundled[StepReport] = Bundled(report_batches)
+    versions: Bundled[AdvanceReport] = Bundled(lambda changed: report_datasets())
+    basis: Basis | None = None
 
-    def refresh() -> bool:
-        on_report = lambda done: log.info(done.summary())  # noqa: E731
-        holds = refresh_datasets(runtime, app, lambda: planned, on_report=on_report)
-        report_datasets()
-        return holds
+    def report_advance(done: AdvanceReport) -> None:
+        log.info(done.summary())
+        versions.add(done)
+
+    def flush() -> None:
+        reports.flush()
+        versions.flush()
+
+    refresh = partial(refresh_datasets, runtime, app, lambda: basis, on_report=report_advance)
 
     with ExitStack() as stack:
         lease = stack.enter_context(RunLease(op.lake, app.name, run, claim))
 
         def begin() -> StepContext:
-            nonlocal planned
-            is_first, planned = planned is None, plan_application(app, systems=op.systems)
+            nonlocal basis
+            is_first, basis = basis is None, plan_basis(app, op.systems)
+            planned = basis.plan
             if is_first:
                 check_first_run(op.lake, app, adopt=config.adopt)
                 for note in note_table_order(planned.tables):
                     log.warning(note)
                 op.log_event(new_planned_event(app))
                 stack.enter_context(register_tables(op.lake, app, by=run))
+            if lasts is not None:  # what came since their assets advanced them, and startpoints on their streams
+                refresh()
             for dataset in app.datasets:
                 if dataset.is_owned_by(app.name):  # others have assets of their own, which advance them
                     advance_unit(runtime, [dataset])
@@ -227,23 +242,26 @@ def _run_batches(
 
         following = None
         if lasts is not None:
-            following = follow_application(runtime, app, lasts, lease.asked_by, refresh, log.info, reports.flush)
+            following = follow_application(runtime, app, lasts, lease.asked_by, refresh, log.info, flush)
         report = run_steps(following, begin)
-    assert planned is not None
-    return report, planned
+    assert basis is not None
+    return report, basis.plan
 
 
-class Bundled:
+T = TypeVar("T")
+
+
+class Bundled(Generic[T]):
     """Reports of a run that stays: the newest one is passed on, at most once a minute."""
 
     def __init__(
-        self, report: Callable[[StepReport], None], clock: Callable[[], float] = time.monotonic, every: float = 60.0
+        self, report: Callable[[T], None], clock: Callable[[], float] = time.monotonic, every: float = 60.0
     ) -> None:
         self._report, self._clock, self._every = report, clock, every
         self._due = clock() + every
-        self._waiting: StepReport | None = None
+        self._waiting: T | None = None
 
-    def add(self, report: StepReport) -> None:
+    def add(self, report: T) -> None:
         """Pass on the report of a batch, or keep it until it is time."""
         self._waiting = report
         self.flush()

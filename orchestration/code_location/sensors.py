@@ -149,10 +149,10 @@ def new_records_sensor(
         lake = tick.lake
         if active := tick.active_runs():
             running = [run for run in active if is_run_of(run, job.name, outputs) and _selects(run, outputs)]
-            who = "another run in Dagster" if len(running) > 1 else ""
+            who = "another run in Dagster" if rule.stay is not None and len(running) > 1 else ""
             if any(run.tags.get(_LOADED_TAG, _LOADED) != _LOADED for run in running):
                 who = "the code location, which was loaded again,"
-            if rule.stay is None or not who:
+            if not who:
                 return Skip("A run is already in progress.")
             ask_to_end(lake.store, asked_key(lake, app.name), who)
             return Skip(f"A run is already in progress; it was asked to end: {who} asks for the application.")
@@ -324,6 +324,7 @@ def restart_sensor(
             asset_selection=sorted(failed.asset_selection & own) if failed.asset_selection else None,
             tags={
                 **{key: value for key, value in failed.tags.items() if key.startswith("adjunct/")},
+                **({_LOADED_TAG: _LOADED} if _LOADED_TAG in failed.tags else {}),
                 "adjunct/restart_of": decision.first,
                 "adjunct/attempt": str(decision.number),
             },

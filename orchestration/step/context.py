@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -166,7 +166,7 @@ class BatchVersions:
             if version is None or is_transient(version):
                 continue
             held, wanted = self._leases.get(name), {version, *over_time.get(name, ())}
-            if held is not None and wanted <= set(held.versions):
+            if held is not None and wanted <= set(held.versions) and not held.lost:
                 continue
             try:
                 self._leases[name] = Lease.acquire(self._runtime.lake, name, sorted(wanted), holder=self._runtime.by)
@@ -177,7 +177,13 @@ class BatchVersions:
                 continue
             if held is not None:
                 held.release()
+                self._forget_readers(name, wanted)
         return left
+
+    def _forget_readers(self, name: str, wanted: Collection[str]) -> None:
+        """Drop the readers of versions that the batch does not read: a run that stays sees thousands of versions."""
+        for key in [key for key in self._readers if key[0] == name and key[1] not in wanted]:
+            del self._readers[key]
 
     def check_leases(self) -> None:
         """Raise LeaseLostError if a lease on a version in use was lost."""
@@ -203,8 +209,9 @@ class StepContext:
     for a run without a lease: a commit by another run then ends it, even if it has committed nothing. `credits`
     rate-limit the step's tables. `open_tables` caches lookup tables between batches. `writes_as` is the application's
     former name, which outputs and state tables keep after a rename. `wait` is called when there is nothing to read: it
-    waits, and returns whether the step goes on. `on_report` receives the report after each batch; `earlier` is that of
-    the run's steps before this one, which this one adds to.
+    waits, and returns whether the step goes on. `go_on` is called after each batch and returns the same, without
+    waiting. `on_report` receives the report after each batch; `earlier` is that of the run's steps before this one,
+    which this one adds to.
     """
 
     runtime: Runtime
@@ -219,6 +226,7 @@ class StepContext:
     open_tables: OpenTables = field(default_factory=OpenTables)
     writes_as: str | None = None
     wait: Callable[[], bool] = lambda: False
+    go_on: Callable[[], bool] = lambda: True
     on_report: Callable[[StepReport], None] = lambda report: None
     earlier: StepReport | None = None
 

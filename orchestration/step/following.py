@@ -6,6 +6,8 @@ asks for the application. What it has opened stays open meanwhile.
     new records, markers, changes           the step goes on with its next batch
     startpoints, other partition counts     the step ends and begins again, as in a new run
     its end, memory, another run            the step ends, and the run with it
+
+A run that has always something to read never waits: it looks between batches.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from dagster_adjunct.orchestration.step.context import StepContext
 from dagster_adjunct.orchestration.step.progress import StepReport
 from dagster_adjunct.orchestration.step.step import run_step
 from dagster_adjunct.resources.common import split_stream_name
-from dagster_adjunct.resources.errors import ConfigurationError, TransientError
+from dagster_adjunct.resources.errors import ConfigurationError, RunLeaseLostError, TransientError
 
 # Seconds between two requests of a run that waits.
 _PAUSE = 0.5
@@ -37,6 +39,10 @@ _PAUSE = 0.5
 _TURNS = 4
 # Seconds between two looks at datasets that are read from files or queries, which take several requests.
 _SOURCES_EVERY = 30.0
+# Seconds after which a run that does not wait advances its datasets again.
+_BUSY_EVERY = 10.0
+# Seconds for which the datasets may fail to advance because a store does not answer.
+_PATIENCE = 120.0
 MAX_MEMORY = 4 * 1024**3
 """The bytes of memory of the Python process at which a staying run ends, so that the next one begins afresh."""
 _log = logging.getLogger("adjunct.run")
@@ -77,6 +83,8 @@ class Following:
         self._clock, self._sleep, self._memory = clock, sleep, memory or memory_in_use
         self._end = clock() + lasts.total_seconds()
         self._next = self._next_sources = clock()
+        self._next_busy = clock() + _BUSY_EVERY
+        self._failing_since: float | None = None
         self._seen: dict[str, object] = {}
         self._said = False
         self._turns = self._take_turns()
@@ -85,6 +93,7 @@ class Following:
         """Note what is there, before anything of it is read: what comes later is new."""
         self._seen |= {name: self._look(name) for name in self._looks}
         self._next_sources = self._clock() + _SOURCES_EVERY
+        self._next_busy = self._clock() + _BUSY_EVERY
 
     def wait(self) -> bool:
         """Wait for something new.
@@ -103,16 +112,50 @@ class Following:
             self._next = self._clock() + _PAUSE
             if self._sources and self._clock() >= self._next_sources:
                 self._next_sources = self._clock() + _SOURCES_EVERY
-                return self._refresh()
+                if (holds := self._try_refresh()) is not None:
+                    return holds
+                continue
             name = next(self._turns)
             if name is None:
-                if who := self._ask():
-                    self.ended = f"{who} asks for the application"
-            elif (found := self._look(name)) != self._seen[name]:
-                self._seen[name] = found
-                return name in self._streams and self._refresh()
+                self._ask()
+            elif self._has_changed(name):
+                if name not in self._streams:
+                    return False
+                if (holds := self._try_refresh()) is not None:
+                    return holds
+                self._seen.pop(name)  # it is looked at again
         self._say(f"this run ends: {self.ended}")
         return False
+
+    def go_on(self) -> bool:
+        """Look around after a batch, without waiting; return whether the step goes on, as `wait` does.
+
+        While there is always something to read, nothing else would see the end, startpoints, or who asks.
+        """
+        self._tick()
+        if not self._is_over():
+            self._ask()
+        if self.ended:
+            self._say(f"this run ends: {self.ended}")
+            return False
+        if self._has_changed("startpoints"):
+            return False
+        if self._clock() < self._next_busy:
+            return True
+        return self._try_refresh() is not False
+
+    def _try_refresh(self) -> bool | None:
+        """Return what `refresh` does; None if a store does not answer, which ends the run only if that lasts."""
+        try:
+            holds = self._refresh()
+        except TransientError as error:
+            since = self._failing_since = self._clock() if self._failing_since is None else self._failing_since
+            if isinstance(error, RunLeaseLostError) or self._clock() - since >= _PATIENCE:
+                raise
+            _log.warning("%s; it is tried again.", error.problem)
+            return None
+        self._failing_since, self._next_busy = None, self._clock() + _BUSY_EVERY
+        return holds
 
     def _is_over(self) -> bool:
         if not self.ended and self._clock() >= self._end:
@@ -120,6 +163,10 @@ class Following:
         if not self.ended and (used := self._memory()) > MAX_MEMORY:
             self.ended = f"its process uses {used / 1024**3:.1f} GiB of memory, over {MAX_MEMORY / 1024**3:.0f}"
         return bool(self.ended)
+
+    def _has_changed(self, name: str) -> bool:
+        before, self._seen[name] = self._seen.get(name), self._look(name)
+        return self._seen[name] != before
 
     def _look(self, name: str) -> object:
         """Return what is there now; what was seen last if the store does not answer."""
@@ -129,10 +176,17 @@ class Following:
             _log.warning("%s; it is looked at again.", error.problem)
             return self._seen.get(name)
 
-    def _ask(self) -> str:
-        with suppress(TransientError):
-            return self._asked()
-        return ""
+    def _ask(self) -> None:
+        """End for another run that asks; raise RunLeaseLostError if there is one already."""
+        who = ""
+        try:
+            who = self._asked()
+        except RunLeaseLostError:
+            raise
+        except TransientError as error:
+            _log.warning("%s; it is looked at again.", error.problem)
+        if who:
+            self.ended = f"{who} asks for the application"
 
     def _take_turns(self) -> Iterator[str | None]:
         """Yield what to look at next, None for who asks: mostly streams, in turn."""
@@ -183,8 +237,10 @@ def run_steps(following: Following | None, begin: Callable[[], StepContext]) -> 
     report: StepReport | None = None
     while True:
         following.begin()
-        report = run_step(replace(begin(), wait=following.wait, earlier=report))
-        if following.ended or not report.caught_up:
+        context = replace(begin(), wait=following.wait, go_on=following.go_on, earlier=report)
+        report = run_step(context)
+        is_at_limit = context.max_batches is not None and report.batches >= context.max_batches
+        if following.ended or is_at_limit:
             return report
 
 

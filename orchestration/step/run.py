@@ -39,7 +39,7 @@ from dagster_adjunct.orchestration.startpoints.store import open_startpoints
 from dagster_adjunct.orchestration.step.context import StepContext
 from dagster_adjunct.orchestration.step.following import follow_application, run_steps, validate_follow
 from dagster_adjunct.orchestration.step.progress import StepEvent, StepReport, new_planned_event
-from dagster_adjunct.resources.common import Report, subtract_span
+from dagster_adjunct.resources.common import Report, split_stream_name, subtract_span
 from dagster_adjunct.resources.errors import CommitConflictError, raise_first
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
@@ -197,28 +197,54 @@ def advance_datasets(
     return replace(applied, reports=(*applied.reports, *reports))
 
 
+@dataclass(frozen=True, slots=True)
+class Basis:
+    """What a step was planned over: if it differs, the step begins again.
+
+    `identities` has those of the streams of inputs and datasets, which change where a stream is recreated.
+    """
+
+    plan: ExecutionPlan
+    identities: Mapping[str, str | None]
+
+
+def plan_basis(app: Application, systems: Mapping[str, StreamSystem]) -> Basis:
+    """Return the plan over the streams as they are now."""
+    plan = plan_application(app, systems=systems)
+    read = {*app.inputs, *(dataset.stream for dataset in app.datasets if dataset.stream is not None)}
+    names = {stream: split_stream_name(stream) for stream in read}
+    return Basis(plan, {stream: systems[system].info(name).identity for stream, (system, name) in names.items()})
+
+
+# How often datasets are advanced while other processes advance them too.
+_MAX_ADVANCES = 3
+
+
 def refresh_datasets(
     runtime: Runtime,
     app: Application,
-    planned: Callable[[], ExecutionPlan | None],
+    planned: Callable[[], Basis | None],
     *,
     on_report: Callable[[AdvanceReport], None],
     on_stage: OnStage = ignore_stage,
 ) -> bool:
     """Advance the datasets of a run that stays; return whether its plan still holds, and change nothing if not.
 
-    Nothing is reported where nothing changed, or where another process advances a dataset at the same time.
+    Nothing is reported where nothing changed. Where another process advances a dataset at the same time, it is
+    advanced again: that process may not have seen what this run looks for.
     """
-    plan = plan_application(app, systems=runtime.systems)
-    if plan != planned():
+    basis = plan_basis(app, runtime.systems)
+    if basis != planned():
         return False
 
     def report_changed(report: AdvanceReport) -> None:
         if report.changed:
             on_report(report)
 
-    with suppress(CommitConflictError):
-        advance_datasets(runtime, app, plan, on_report=report_changed, on_stage=on_stage)
+    for _ in range(_MAX_ADVANCES):
+        with suppress(CommitConflictError):
+            advance_datasets(runtime, app, basis.plan, on_report=report_changed, on_stage=on_stage)
+            break
     return True
 
 
@@ -281,16 +307,17 @@ def run_application(
         on_event(report)
         datasets.append(report)
 
-    plan: ExecutionPlan | None = None
+    basis: Basis | None = None
 
     with ExitStack() as stack:
         runtime = stack.enter_context(open_runtime((), lake=lake, systems=systems, spark=spark, by=run))
         lease = stack.enter_context(RunLease(lake, app.name, run, claim))
 
         def begin() -> StepContext:
-            nonlocal plan
+            nonlocal basis
             # Over the streams as they are now, not before a wait.
-            is_first, plan = plan is None, plan_application(app, systems=systems)
+            is_first, basis = basis is None, plan_basis(app, systems)
+            plan = basis.plan
             if is_first:
                 check_first_run(lake, app, adopt=adopt)
                 for note in note_table_order(plan.tables):
@@ -306,7 +333,7 @@ def run_application(
         advance_followed = partial(advance_followed_datasets, runtime, app, on_report=record_report, on_stage=on_stage)
         following = None
         if lasts is not None:
-            refresh = partial(refresh_datasets, runtime, app, lambda: plan, on_report=record_report, on_stage=on_stage)
+            refresh = partial(refresh_datasets, runtime, app, lambda: basis, on_report=record_report, on_stage=on_stage)
             following = follow_application(runtime, app, lasts, lease.asked_by, refresh, report_following)
         step = run_steps(following, begin)
     return RunReport(tuple(datasets), step)

@@ -121,6 +121,8 @@ def run_step(given: StepContext, engine: BatchEngine = SPARK_ENGINE) -> StepRepo
                         continue  # retention was faster: resume it as a batch that was left open
                     run = _close_batch(context, run, inputs, outputs, seconds)
                     context.on_report(replace(run.report, state=run.logged.state))
+                    if not context.go_on():
+                        break
                 return run.finish(context, caught_up=False)
             except errors.CommitConflictError as conflict:
                 if run.logged.commit is not begun.logged.commit or context.still_ours is None or attempt == _MAX_STARTS:

@@ -6,24 +6,39 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+from unittest.mock import patch
 
+import pyarrow as pa
 import pytest
 
-from dagster_adjunct import Application, LakeStreams, Schema, bounded_dataset, open_lake, run_application
+from dagster_adjunct import Application, Lake, LakeStreams, Schema, bounded_dataset, open_lake, run_application
 from dagster_adjunct.assets.versions.reports import AdvanceReport
-from dagster_adjunct.errors import ApplicationBusyError, ConfigurationError, StoreUnavailableError, StreamNotFoundError
-from dagster_adjunct.orchestration.batch_log.run_lease import describe_runner
+from dagster_adjunct.errors import (
+    ApplicationBusyError,
+    CommitConflictError,
+    ConfigurationError,
+    RunLeaseLostError,
+    StoreUnavailableError,
+    StreamNotFoundError,
+)
+from dagster_adjunct.maintenance import delete_stream
+from dagster_adjunct.orchestration.batch_log.run_lease import asked_key, describe_runner
+from dagster_adjunct.orchestration.step import following as module
+from dagster_adjunct.orchestration.step import run as running
+from dagster_adjunct.orchestration.step.batch import BatchMetrics
+from dagster_adjunct.orchestration.step.context import BatchInputs, BatchVersions, StepContext
 from dagster_adjunct.orchestration.step.following import MAX_MEMORY, Following
 from dagster_adjunct.orchestration.step.progress import StepEvent
 from dagster_adjunct.orchestration.step.run import RunReport
+from dagster_adjunct.orchestration.step.step import run_step
+from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from dagster_adjunct.startpoints import StartpointOldest, Startpoints
 from tests.orchestration.step_world import StepWorld
-
-if TYPE_CHECKING:
-    pass
+from tests.orchestration.stub_engine import StubEngine
 
 HOUR = timedelta(hours=1)
 
@@ -34,7 +49,8 @@ class World:
 
     now: float = 0.0
     texts: dict[str, object] = field(default_factory=lambda: {"lake.a": "1", "lake.b": "1", "startpoints": None})
-    who: str = ""
+    who: str | Exception = ""
+    failure: Exception | None = None
     memory: int = 1
     asked: list[tuple[float, str]] = field(default_factory=list)
     due: dict[float, Callable[[], None]] = field(default_factory=dict)
@@ -56,10 +72,14 @@ class World:
 
     def refresh(self) -> bool:
         self.refreshed.append(self.now)
+        if self.failure is not None:
+            raise self.failure
         return self.holds
 
     def ask(self) -> str:
         self.asked.append((self.now, "who"))
+        if isinstance(self.who, Exception):
+            raise self.who
         return self.who
 
     def following(self, lasts: timedelta = HOUR, **more: Any) -> Following:
@@ -150,6 +170,59 @@ def test_a_store_that_fails_for_a_while_is_looked_at_again_and_a_missing_stream_
     assert world.now >= 40
 
 
+def test_a_lease_that_was_lost_while_nothing_came_ends_the_run() -> None:
+    world = World()
+    following = world.following()
+    world.who = StoreUnavailableError("no answer.", "")
+    world.due[10] = lambda: setattr(world, "who", RunLeaseLostError("it was lost.", ""))
+    with pytest.raises(RunLeaseLostError):
+        following.wait()
+    assert 10 <= world.now <= 14
+
+
+def test_datasets_that_a_store_keeps_from_advancing_are_tried_again_for_two_minutes() -> None:
+    world = World(failure=StoreUnavailableError("no answer.", ""))
+    following = world.following()
+    world.put("lake.a", "2")
+    world.due[60] = lambda: setattr(world, "failure", None)
+    assert following.wait(), "what had come is not forgotten"
+    assert world.now == pytest.approx(60, abs=2)
+    world.failure = StoreUnavailableError("no answer.", "")
+    world.put("lake.a", "3")
+    with pytest.raises(StoreUnavailableError):
+        following.wait()
+    assert world.now == pytest.approx(180, abs=5)
+
+
+@pytest.mark.parametrize("what", ["its end", "another run", "memory"])
+def test_a_run_that_never_waits_ends_as_one_that_does(what: str) -> None:
+    world, told = World(), list[str]()
+    following = world.following(timedelta(minutes=5), say=told.append)
+    assert following.go_on()
+    world.now = 300 if what == "its end" else 20
+    world.who = "run x" if what == "another run" else ""
+    world.memory = MAX_MEMORY + 1 if what == "memory" else 1
+    assert not following.go_on()
+    assert following.ended
+    assert told == [f"this run ends: {following.ended}"]
+
+
+def test_a_run_that_never_waits_takes_startpoints_and_advances_its_datasets() -> None:
+    world = World()
+    following = world.following()
+    for second in range(60):
+        world.now = second
+        assert following.go_on()
+    assert world.refreshed == [10, 20, 30, 40, 50]
+    world.put("startpoints", "new")
+    assert not following.go_on()
+    assert not following.ended
+    following.begin()
+    world.now, world.holds = 80, False
+    assert not following.go_on(), "its plan no longer holds"
+    assert not following.ended
+
+
 def test_files_and_queries_are_looked_at_twice_a_minute() -> None:
     world = World()
     following = world.following(sources=True)
@@ -217,6 +290,154 @@ def test_a_run_that_asks_for_the_application_gets_it_from_one_that_stays(tmp_pat
     assert "it has stayed for 0:00:03" in told[-2]
 
 
+def send(lake: Lake, stream: str, sequence: int, marker: str | None = None) -> None:
+    schema = Schema.of(k="string", n="int").to_arrow()
+    table = pa.Table.from_pylist([{"k": "a", "n": sequence}], schema)
+    LakeStreams(lake).append(stream, table, producer="test", sequence=sequence, end_of_dataset=marker)
+
+
+class Copies(StubEngine):
+    """Writes nothing; `during` is called in each batch."""
+
+    def __init__(self, during: Callable[[StepContext, BatchInputs], object]) -> None:
+        self.during = during
+
+    def run(self, context: StepContext, inputs: BatchInputs, before_output: Callable[[str], None]) -> BatchMetrics:
+        before_output("lake.copies")
+        self.during(context, inputs)
+        return BatchMetrics({}, {})
+
+
+def stay(
+    lake: Lake,
+    app: Application,
+    *waits: Callable[[], object],
+    during: Callable[[StepContext, BatchInputs], object] = lambda context, inputs: None,
+    follow: timedelta = HOUR,
+) -> RunReport:
+    """Run the application without Spark; each time that it waits the next of `waits` is called, and then it ends."""
+    due = iter(waits)
+
+    class Waiting(Following):
+        def wait(self) -> bool:
+            act = next(due, None)
+            if act is None:
+                self._end = self._clock()
+            else:
+                act()
+            return super().wait()
+
+    step = partial(run_step, engine=Copies(during))
+    with (
+        patch.object(module, "run_step", step),
+        patch.object(module, "Following", Waiting),
+        patch.object(module, "_PAUSE", 0.0),
+    ):
+        return run_application(app, lake=lake, spark=IN_PROCESS, follow=follow)
+
+
+def test_a_run_with_always_something_to_read_ends_at_its_end(tmp_path: Path) -> None:
+    lake, numbers = empty_streams(tmp_path).lake, iter(range(2, 1000))
+    send(lake, "orders", 1)
+    more = lambda context, inputs: send(lake, "orders", next(numbers))  # noqa: E731
+    report = stay(lake, copy_app(), during=more, follow=timedelta(seconds=2))
+    assert report.step.batches > 0
+    assert not report.step.caught_up
+
+
+def test_a_stream_that_is_recreated_is_taken_as_a_new_run_takes_it(tmp_path: Path) -> None:
+    streams = empty_streams(tmp_path)
+    lake, app = streams.lake, Application("copies")
+    orders = app.input_stream("lake.orders", default_offset="oldest", reset_offset=True)
+    orders.send_to(app.output_stream("lake.copies", partitions=2, key="k"))
+    send(lake, "orders", 1)
+
+    def recreate() -> None:
+        delete_stream(lake, "orders", reason="again", by="test", force=True)
+        empty_streams(tmp_path)
+        send(lake, "orders", 1)
+
+    report = stay(lake, app, recreate)
+    assert (report.step.batches, report.step.caught_up) == (2, True)
+
+
+def joined_app(streams: LakeStreams) -> Application:
+    streams.create("rates", schema=Schema.of(k="string", n="int"), key=["k"], partitions=2)
+    app = Application("copies")
+    rates = app.table(bounded_dataset("rates", input="lake.rates", key="k", partitions=2))
+    orders = app.input_stream("lake.orders", default_offset="oldest").join(rates, on="k", select=["n as rate"])
+    orders.send_to(app.output_stream("lake.copies", partitions=2, key="k"))
+    return app
+
+
+def test_a_lease_of_a_version_that_was_lost_while_nothing_came_is_taken_again(tmp_path: Path) -> None:
+    streams = empty_streams(tmp_path)
+    lake, app, held = streams.lake, joined_app(streams), list[BatchVersions]()
+    send(lake, "rates", 1, "v1")
+    send(lake, "orders", 1)
+
+    def lose() -> None:
+        held[0]._leases["rates"]._heartbeat._failure = "the machine slept"
+        send(lake, "orders", 2)
+
+    assert stay(lake, app, lose, during=lambda context, inputs: held.append(context.versions)).step.batches == 2
+
+
+def test_readers_of_former_versions_are_not_kept(tmp_path: Path) -> None:
+    streams = empty_streams(tmp_path)
+    lake, app, kept = streams.lake, joined_app(streams), list[int]()
+    send(lake, "rates", 1, "v1")
+    send(lake, "orders", 1)
+
+    def deliver(number: int) -> None:
+        send(lake, "rates", number, f"v{number}")
+        send(lake, "orders", number)
+
+    def count(context: StepContext, inputs: BatchInputs) -> None:
+        kept.append(len(context.versions._readers))
+
+    report = stay(lake, app, *(partial(deliver, number) for number in range(2, 6)), during=count)
+    assert len(report.step.versions["rates"]) == 5
+    assert kept == [1] * 5
+
+
+def test_a_dataset_that_another_process_advances_at_the_same_time_is_advanced_again(tmp_path: Path) -> None:
+    streams = empty_streams(tmp_path)
+    lake, app, failing = streams.lake, joined_app(streams), list[bool]()
+    send(lake, "rates", 1, "v1")
+    send(lake, "orders", 1)
+    advance = running.advance_datasets
+
+    def conflict(*given: Any, **options: Any) -> Any:
+        if failing:
+            failing.pop()
+            raise CommitConflictError("another one was faster.", "")
+        return advance(*given, **options)
+
+    def deliver() -> None:
+        send(lake, "rates", 2, "v2")
+        send(lake, "orders", 2)
+        failing.append(True)
+
+    with patch.object(running, "advance_datasets", conflict):
+        report = stay(lake, app, deliver)
+    assert len(report.step.versions["rates"]) == 2
+
+
+def test_a_run_that_asked_and_gave_up_leaves_nothing_behind(tmp_path: Path) -> None:
+    lake, refused = empty_streams(tmp_path).lake, list[Exception]()
+    send(lake, "orders", 1)
+
+    def ask(context: StepContext, inputs: BatchInputs) -> None:
+        with pytest.raises(ApplicationBusyError) as caught:
+            run_application(copy_app(), lake=lake, spark=IN_PROCESS, wait=0.5)
+        refused.append(caught.value)
+        assert lake.store.head(asked_key(lake, "copies")) is None
+
+    assert stay(lake, copy_app(), during=ask).step.batches == 1
+    assert len(refused) == 1
+
+
 @pytest.mark.spark
 def test_it_takes_records_versions_and_startpoints_as_new_runs_do(step_world: StepWorld) -> None:
     world = step_world
@@ -251,7 +472,8 @@ def test_it_takes_records_versions_and_startpoints_as_new_runs_do(step_world: St
         *[("b", 2, 20), ("b", 2, 21), ("b", 4, 21)],
     ]
     assert report.step.counters["lake.priced"]["rows"] == 7
-    assert len(report.datasets) == 3, "sealed, sealed, and up to date where the step began again"
+    kinds = [one.action for one in report.datasets]
+    assert kinds == ["sealed", "sealed", "up-to-date", "up-to-date"], "the last are of the steps that began again"
     assert sum("planned" in text for text in told) == 1
     # As a new run: nothing is left to do.
     assert run_application(app, lake=world.lake, spark=world.spark).step.batches == 0

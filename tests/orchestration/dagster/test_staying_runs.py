@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -12,7 +13,16 @@ import dagster as dg
 import pyarrow as pa
 import pytest
 
-from dagster_adjunct import Application, Lake, LakeStreams, Schema, bounded_dataset, build_definitions, open_lake
+from dagster_adjunct import (
+    Application,
+    Lake,
+    LakeStreams,
+    Schema,
+    bounded_dataset,
+    build_definitions,
+    open_lake,
+    unbounded_dataset,
+)
 from dagster_adjunct.code_location import LaunchWhen
 from dagster_adjunct.errors import ConfigurationError
 from dagster_adjunct.orchestration.batch_log.run_lease import asked_key
@@ -23,6 +33,7 @@ from dagster_adjunct.orchestration.step.batch import BatchMetrics
 from dagster_adjunct.orchestration.step.context import BatchInputs, StepContext
 from dagster_adjunct.orchestration.step.progress import StepReport
 from dagster_adjunct.orchestration.step.step import run_step
+from dagster_adjunct.startpoints import StartpointOldest, Startpoints
 from tests.orchestration.dagster.lab import APPLES, NO_SPARK, FinishedRun, Lab, running_lab
 from tests.orchestration.dagster.ticking import Ticker
 from tests.orchestration.stub_engine import StubEngine
@@ -84,6 +95,24 @@ def test_a_run_of_code_that_was_loaded_before_is_asked_to_end(lake_with_orders: 
         instance.add_run(dg.DagsterRun("shop", status=dg.DagsterRunStatus.STARTED, tags=tags))
         assert "asked to end" in sensor.skipped()
         assert b"loaded again" in lake.store.get(asked_key(lake, "shop")).data
+        # Also by code whose runs no longer stay.
+        lake.store.delete(asked_key(lake, "shop"))
+        assert "asked to end" in Ticker(lake, shop(), instance, "shop_new_records").skipped()
+        assert lake.store.head(asked_key(lake, "shop")) is not None
+
+
+def test_a_restart_by_code_that_was_loaded_again_is_let_be(lake_with_orders: Lake) -> None:
+    lake = lake_with_orders
+    tags = {sensors._LOADED_TAG: "by another process"}
+    with dg.DagsterInstance.ephemeral() as instance:
+        run = dg.DagsterRun("shop", tags=tags)
+        instance.add_run(run)
+        instance.report_run_failed(run)
+        with patch.object(sensors, "backoff_seconds", lambda attempt: -1e6):
+            request = Ticker(lake, shop(), instance, "shop_restart", launch_when=STAYING).asked()
+        instance.add_run(dg.DagsterRun("shop", status=dg.DagsterRunStatus.STARTED, tags=dict(request.tags)))
+        sensor = Ticker(lake, shop(), instance, "shop_new_records", launch_when=STAYING)
+        assert sensor.skipped() == "A run is already in progress."
 
 
 @pytest.mark.parametrize("wrong", [timedelta(0), timedelta(minutes=-1), 60])
@@ -105,7 +134,12 @@ def test_batches_and_versions_of_a_run_that_stays_are_reported_before_it_ends(tm
         lab.deliver("items", APPLES, "v1")
         lab.deliver("orders", APPLES, None)
         defs = build_definitions(shop(), lake=lab.lake.url, spark=NO_SPARK)
-        finished = stay(lab, defs)
+
+        def deliver() -> None:
+            lab.deliver("items", [("a", "Apple", 3)], "v2")
+            lab.deliver("orders", APPLES, None)
+
+        finished = stay(lab, defs, deliver, every=0.0)
         assert finished.success, finished.log
         made = [
             event.step_materialization_data.materialization
@@ -120,32 +154,91 @@ def test_batches_and_versions_of_a_run_that_stays_are_reported_before_it_ends(tm
         assert "it has stayed for 0:10:00" in finished.log
 
 
-def stay(lab: Lab, defs: dg.Definitions) -> FinishedRun:
-    """Run the job; a version and records come when it waits first, and its end when it waits again."""
-    waited = list[bool]()
+def stay(
+    lab: Lab,
+    defs: dg.Definitions,
+    *waits: Callable[[], object],
+    begun: Callable[[], object] = lambda: None,
+    every: float = 60.0,
+) -> FinishedRun:
+    """Run the job; each time that it waits the next of `waits` is called, and then it ends.
+
+    `begun` is called once, after the assets of datasets and before the run looks first; `every` is how often it
+    reports.
+    """
+    due, begins = iter(waits), iter([begun])
 
     class Waiting(following.Following):
+        def begin(self) -> None:
+            next(begins, lambda: None)()
+            super().begin()
+
         def wait(self) -> bool:
-            if not waited:
-                lab.deliver("items", [("a", "Apple", 3)], "v2")
-                lab.deliver("orders", APPLES, None)
-            else:
+            act = next(due, None)
+            if act is None:
                 self._end = self._clock()
-            waited.append(True)
+            else:
+                act()
             return super().wait()
 
     step = partial(run_step, engine=Copies())
-    bundled = partial(Bundled, every=0.0)
+    bundled = partial(Bundled, every=every)
     module = "dagster_adjunct.orchestration.code_location.output_assets"
     with (
         patch.object(following, "run_step", step),
         patch.object(following, "Following", Waiting),
+        patch.object(following, "_PAUSE", 0.0),
         patch(f"{module}.Bundled", bundled),
     ):
         job = defs.resolve_job_def("shop")
         config = {"ops": {"shop_step": {"config": {"follow_seconds": 600}}}}
         result = job.execute_in_process(instance=lab.instance, run_config=config, raise_on_error=False)
     return FinishedRun(result, lab.instance)
+
+
+def versions_of_items(finished: FinishedRun) -> list[str]:
+    """Return the versions of the dataset that a run reported, by their names."""
+    made = [one.step_materialization_data.materialization for one in finished.events if one.is_step_materialization]
+    return [str(one.metadata["adjunct/name"].value) for one in made if one.asset_key.path[-1] == "items_dataset"]
+
+
+def test_a_version_that_comes_after_its_asset_and_before_the_first_look_is_published(tmp_path: Path) -> None:
+    with running_lab(tmp_path) as lab:
+        lab.deliver("items", APPLES, "v1")
+        lab.deliver("orders", APPLES, None)
+        defs = build_definitions(shop(), lake=lab.lake.url, spark=NO_SPARK)
+        finished = stay(lab, defs, begun=lambda: lab.deliver("items", [("a", "Apple", 3)], "v2"))
+        assert finished.success, finished.log
+        assert versions_of_items(finished) == ["v1", "v2"]
+
+
+def test_versions_are_reported_at_most_once_a_minute_and_at_the_end(tmp_path: Path) -> None:
+    with running_lab(tmp_path) as lab:
+        lab.deliver("items", APPLES, "v1")
+        lab.deliver("orders", APPLES, None)
+        defs = build_definitions(shop(), lake=lab.lake.url, spark=NO_SPARK)
+        more = [partial(lab.deliver, "items", [("a", "Apple", number)], f"v{number}") for number in (2, 3)]
+        finished = stay(lab, defs, *more)
+        assert finished.success, finished.log
+        assert versions_of_items(finished) == ["v1", "v3"]
+
+
+def test_a_startpoint_of_a_dataset_is_applied_by_a_run_that_stays(tmp_path: Path) -> None:
+    app = Application("shop")
+    app.input_stream("lake.orders", default_offset="oldest").send_to(app.output_stream("lake.copy", partitions=1))
+    app.table(unbounded_dataset("items", input="lake.items", key="item", partitions=2))
+    with running_lab(tmp_path) as lab:
+        lab.deliver("items", APPLES, None)
+        lab.deliver("orders", APPLES, None)
+
+        def ask() -> None:
+            startpoints = Startpoints(app, lake=lab.lake)
+            startpoints.request("lake.items", StartpointOldest(), reason="again", by="test", force=True)
+
+        defs = build_definitions(app, lake=lab.lake.url, spark=NO_SPARK)
+        finished = stay(lab, defs, ask)
+        assert finished.success, finished.log
+        assert any("again" in entry.reason for entry in lab.store("items").history()), finished.log
 
 
 def test_reports_are_bundled_to_one_a_minute_and_none_is_lost() -> None:
