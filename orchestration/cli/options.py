@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial, wraps
 from pathlib import Path
@@ -97,7 +98,9 @@ def parse_duration(option: str, text: str, example: str) -> timedelta:
 
 def _read_duration(text: str) -> timedelta | None:
     written = _DURATION.fullmatch(text.strip())
-    return timedelta(**{_UNITS[written[2]]: int(written[1])}) if written else None
+    with suppress(OverflowError):
+        return timedelta(**{_UNITS[written[2]]: int(written[1])}) if written else None
+    return None
 
 
 def parse_expiry(text: str, now: datetime) -> datetime:
