@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
@@ -16,6 +18,7 @@ import pyarrow as pa
 import pytest
 
 from dagster_adjunct import Application, Lake, LakeStreams, Schema, bounded_dataset, open_lake, run_application
+from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.versions.reports import AdvanceReport
 from dagster_adjunct.errors import (
     ApplicationBusyError,
@@ -26,7 +29,8 @@ from dagster_adjunct.errors import (
     StreamNotFoundError,
 )
 from dagster_adjunct.maintenance import delete_stream
-from dagster_adjunct.orchestration.batch_log.run_lease import asked_key, describe_runner
+from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog
+from dagster_adjunct.orchestration.batch_log.run_lease import ask_to_end, asked_key, describe_runner
 from dagster_adjunct.orchestration.step import following as module
 from dagster_adjunct.orchestration.step import run as running
 from dagster_adjunct.orchestration.step.batch import BatchMetrics
@@ -36,9 +40,12 @@ from dagster_adjunct.orchestration.step.progress import StepEvent
 from dagster_adjunct.orchestration.step.run import RunReport
 from dagster_adjunct.orchestration.step.step import run_step
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
+from dagster_adjunct.resources.streams.system import SystemStreamPartition
 from dagster_adjunct.startpoints import StartpointOldest, Startpoints
+from tests.faulty_store import Crash, Fault, FaultyStore, deaths
 from tests.orchestration.step_world import StepWorld
 from tests.orchestration.stub_engine import StubEngine
+from tests.rounds import rounds
 
 HOUR = timedelta(hours=1)
 
@@ -436,6 +443,84 @@ def test_a_run_that_asked_and_gave_up_leaves_nothing_behind(tmp_path: Path) -> N
 
     assert stay(lake, copy_app(), during=ask).step.batches == 1
     assert len(refused) == 1
+
+
+def run_once(lake: Lake, app: Application) -> RunReport:
+    """Run the application as a new run, without Spark."""
+    step = partial(run_step, engine=Copies(lambda context, inputs: None))
+    with patch.object(module, "run_step", step):
+        return run_application(app, lake=lake, spark=IN_PROCESS, wait=0)
+
+
+def what_comes(lake: Lake, app: Application) -> list[Callable[[], object]]:
+    """Return what comes while a run waits, in order; the last is another run that asks."""
+
+    def deliver() -> None:
+        send(lake, "rates", 2, "v2")
+        send(lake, "orders", 3)
+
+    def request() -> None:
+        Startpoints(app, lake=lake).request("lake.orders", StartpointOldest(), reason="again", by="test")
+
+    return [
+        partial(send, lake, "orders", 2),
+        deliver,
+        request,
+        partial(send, lake, "orders", 4),
+        partial(send, lake, "rates", 3, "v3"),
+        partial(ask_to_end, lake.store, asked_key(lake, "copies"), "another run"),
+    ]
+
+
+def offsets_read(lake: Lake) -> Counter[tuple[SystemStreamPartition, int, int]]:
+    """Return how often each offset was read in each epoch, by the batches that were closed."""
+    states = (state for _, state in BatchLog(lake, "copies").history(None))
+    intents = {state.last.intent.batch: state.last.intent for state in states if state.last is not None}
+    return Counter(
+        (ssp, offset, intent.epochs.get(ssp, 0))
+        for intent in intents.values()
+        for ssp, span in intent.ranges.items()
+        for offset in range(int(span.start), int(span.end))
+    )
+
+
+def test_a_run_that_stays_and_is_killed_at_any_write_is_taken_over_by_the_next(tmp_path: Path) -> None:
+    def prepare(folder: Path) -> tuple[Lake, Application]:
+        streams = empty_streams(folder)
+        app = joined_app(streams)
+        send(streams.lake, "rates", 1, "v1")
+        send(streams.lake, "orders", 1)
+        return streams.lake, app
+
+    lake, app = prepare(tmp_path / "whole")
+    counted = FaultyStore(lake.store)
+    assert stay(Lake(counted, lake.id), app, *what_comes(lake, app)).step.batches == 4
+    written = deaths(counted.requests)
+    for nth in rounds(written[::4], written):
+        lake, app = prepare(tmp_path / str(nth))
+        coming = iter(what_comes(lake, app))
+        waits = [lambda coming=coming: next(coming, lambda: None)()] * 6
+        with suppress(Crash):
+            stay(Lake(FaultyStore(lake.store, [Fault("*", nth, "crash-before")]), lake.id), app, *waits)
+        for act in coming:
+            act()
+        run_once(lake, app)
+        state, read, killed = (
+            BatchLog(lake, "copies").read().state,
+            offsets_read(lake),
+            (nth, counted.requests[nth - 1]),
+        )
+        ends = LakeStreams(lake).upcoming(state.checkpoint)
+        assert (state.open, state.checkpoint) == (None, ends), killed
+        assert set(read.values()) == {1}, killed
+        again = {(ssp, offset) for ssp, offset, epoch in read if epoch == 1}
+        assert again == {(ssp, offset) for ssp, end in ends.items() for offset in range(int(end))}, killed
+        listed = Startpoints(app, lake=lake).list()
+        assert (listed["waiting"], listed["handed"]) == ([], []), killed
+        manifest = StoredVersions(lake, "rates").manifest()
+        assert manifest is not None
+        assert manifest.version is not None
+        assert (manifest.version.name, describe_runner(lake, "copies")) == ("v3", ""), killed
 
 
 @pytest.mark.spark
