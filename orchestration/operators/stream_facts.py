@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from functools import cached_property
 from itertools import chain
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
@@ -51,7 +52,7 @@ class ColumnFacts:
     fields: Mapping[str, ColumnFacts] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Columns:
     """The columns of records in order, as far as they are known: all of them if `complete`.
 
@@ -80,26 +81,30 @@ class Columns:
     def names(self) -> Names:
         return tuple(self.known) if self.complete else None
 
-    @property
+    @cached_property
     def types(self) -> Types:
         """The types by name, those of fields as "update.seats"; None if they are unknown."""
         if not (self.complete and self.typed):
             return None
-        return {name: column.type for name, column in self._flat()}
+        return {name: column.type for name, column in self._flat.items()}
 
-    @property
+    @cached_property
     def sources(self) -> ColumnSources:
         """The sources by name, those of fields as "update.seats"."""
-        return {name: column.sources for name, column in self._flat()}
+        return {name: column.sources for name, column in self._flat.items()}
 
     def add(self, more: Mapping[str, ColumnFacts], *, typed: bool = True) -> Columns:
         """Return these columns and `more`, which replace those of the same names."""
         return replace(self, known={**self.known, **more}, typed=self.typed and typed)
 
-    def _flat(self) -> Iterator[tuple[str, ColumnFacts]]:
+    @cached_property
+    def _flat(self) -> Mapping[str, ColumnFacts]:
+        flat: dict[str, ColumnFacts] = {}
         for name, column in self.known.items():
-            yield name, column
-            yield from ((f"{name}.{field}", made) for field, made in column.fields.items())
+            flat[name] = column
+            if column.fields:
+                flat |= {f"{name}.{field}": made for field, made in column.fields.items()}
+        return flat
 
 
 def identity_sources(node: LineageNode, columns: Iterable[str]) -> ColumnSources:

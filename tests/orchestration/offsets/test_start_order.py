@@ -237,7 +237,7 @@ def test_an_open_batch_of_a_stream_that_was_made_anew_is_not_run_again(world: Of
     world.output.batches.clear()
     stream_of_two(world)
     with pytest.raises(
-        OffsetOutOfRangeError, match=r"fake\.s was deleted and recreated .* batch 1 .* is open"
+        OffsetOutOfRangeError, match=r"fake\.s was deleted and recreated .* the open batch 1 "
     ) as refused:
         world.run(app)
     assert "adjunct checkpoint abandon app --reason" in refused.value.next_step
