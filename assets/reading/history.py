@@ -17,13 +17,9 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
+from dagster_adjunct.assets.reading import version_reader
 from dagster_adjunct.assets.reading.key_lookup import FileCache
-from dagster_adjunct.assets.reading.version_reader import (
-    Validity,
-    VersionReader,
-    merge_equal_neighbours,
-    no_history_error,
-)
+from dagster_adjunct.assets.reading.version_reader import Validity, VersionReader
 from dagster_adjunct.assets.versions.version import TOMBSTONE, SealedVersion, datetime_from_micros
 from dagster_adjunct.resources.bucketing.files import GENERATION_COLUMN, IS_FIRST, VALID_FROM, VALID_TO, bucketed_frame
 from dagster_adjunct.resources.common import to_microseconds
@@ -93,7 +89,7 @@ class VersionsOverTime:
             entry = None if held is None else {name: held.get(name) for name in self.schema.names}
             if entry is not None or parts:
                 parts.append(Validity(span.start, span.end, entry))
-        return list(merge_equal_neighbours(parts))
+        return list(version_reader.merge_equal_neighbours(parts))
 
     @translate_spark_errors()
     def history_frame(self, spark: SparkSession | Callable[[], SparkSession]) -> DataFrame:
@@ -159,7 +155,7 @@ class _Entries:
 
     def __post_init__(self) -> None:
         if isinstance(self.reader, VersionReader) and self.reader.sealed.history is None:
-            raise no_history_error(self.reader.dataset)
+            raise version_reader.no_history_error(self.reader.dataset)
 
     @property
     def dataset(self) -> str:

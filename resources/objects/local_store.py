@@ -18,18 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
 from dagster_adjunct.resources import errors
-from dagster_adjunct.resources.objects.store import (
-    LAKE_DOCUMENT,
-    PROBE_PREFIX,
-    ObjectInfo,
-    ObjectStore,
-    StoredObject,
-    check_key,
-    check_prefix,
-    etag_error,
-    object_exists_error,
-    object_missing_error,
-)
+from dagster_adjunct.resources.objects import store
+from dagster_adjunct.resources.objects.store import LAKE_DOCUMENT, PROBE_PREFIX, ObjectInfo, ObjectStore, StoredObject
 
 if TYPE_CHECKING:
     from io import BufferedReader
@@ -98,7 +88,7 @@ class LocalStore(ObjectStore):
         return _object_info(key, self._path(key))
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
-        infos = map(self._object_info, self._keys(check_prefix(prefix)))
+        infos = map(self._object_info, self._keys(store.check_prefix(prefix)))
         yield from (info for info in infos if info is not None)
 
     @_translates_os_errors
@@ -143,7 +133,7 @@ class LocalStore(ObjectStore):
         with self._temporary_file(key, data) as temporary, self._lock(key):
             there = _object_info(key, path)
             if there is None or there.etag != etag:
-                raise etag_error(self.url, key, there, etag)
+                raise store.etag_error(self.url, key, there, etag)
             return self._replace(temporary, path, key)
 
     @_translates_os_errors
@@ -196,7 +186,7 @@ class LocalStore(ObjectStore):
         return self._staging
 
     def _path(self, key: str) -> Path:
-        return self._root / check_key(key)
+        return self._root / store.check_key(key)
 
     def _raise_unless_missing(self, error: OSError) -> None:
         """Raise for a folder that can't be listed, whose objects would be left out silently."""
@@ -222,7 +212,7 @@ class LocalStore(ObjectStore):
         except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
             if self._root.is_file():
                 raise
-            raise object_missing_error(self.url, key) from None
+            raise store.object_missing_error(self.url, key) from None
 
     def _prepare(self, key: str) -> None:
         if self._ready and self._staging.is_dir():
@@ -284,7 +274,7 @@ class LocalStore(ObjectStore):
                 continue  # a delete removed the empty folder that we had just created
             except FileExistsError:
                 self._raise_if_folder(path, key)
-                raise object_exists_error(self.url, key) from None
+                raise store.object_exists_error(self.url, key) from None
             except OSError as error:
                 if error.errno in (*errors.DISK_FULL_ERRNOS, errno.EIO, errno.EROFS, errno.EACCES):
                     raise

@@ -19,18 +19,8 @@ from botocore.exceptions import ConnectionError as EndpointError
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
 from dagster_adjunct.resources import errors
-from dagster_adjunct.resources.objects.store import (
-    ObjectInfo,
-    ObjectStore,
-    S3Options,
-    StoreDescriptor,
-    StoredObject,
-    check_endpoint,
-    check_key,
-    check_prefix,
-    etag_error,
-    object_exists_error,
-)
+from dagster_adjunct.resources.objects import store
+from dagster_adjunct.resources.objects.store import ObjectInfo, ObjectStore, S3Options, StoreDescriptor, StoredObject
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -223,7 +213,7 @@ class S3Store(ObjectStore):
             problem = f"lake {url!r} names no bucket: expected s3://BUCKET/PREFIX."
             raise errors.ConfigurationError(problem, argument="url")
         self._bucket = bucket
-        self._prefix = f"{check_key(prefix)}/" if prefix else ""
+        self._prefix = f"{store.check_key(prefix)}/" if prefix else ""
         self._options = options or S3Options()
         self._lock = threading.Lock()
         self._connected: tuple[int, S3Client] | None = None
@@ -264,7 +254,7 @@ class S3Store(ObjectStore):
         return ObjectInfo(key, answer["ContentLength"], answer["ETag"], answer["LastModified"])
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
-        check_prefix(prefix)
+        store.check_prefix(prefix)
         send = partial(self._send, "LIST", prefix)
         for entry in list_objects(self._client(), self._bucket, self._prefix + prefix, send):
             key = entry["Key"].removeprefix(self._prefix)
@@ -300,12 +290,12 @@ class S3Store(ObjectStore):
                 what, partial(self._put, key, data, IfMatch=etag), self._options.attempts, StoreBusyError
             )
         except errors.ObjectNotFoundError:
-            raise etag_error(self.url, key, None, etag) from None
+            raise store.etag_error(self.url, key, None, etag) from None
 
     def upload(self, path: Path, key: str) -> str:
         token = uuid.uuid4().hex
         if path.stat().st_size >= self._options.multipart_threshold and self.head(key) is not None:
-            raise object_exists_error(self.url, key)  # saves a useless upload; the race is decided at its end
+            raise store.object_exists_error(self.url, key)  # saves a useless upload; the race is decided at its end
 
         def send() -> str:
             if path.stat().st_size >= self._options.multipart_threshold:
@@ -329,7 +319,7 @@ class S3Store(ObjectStore):
             retry_request(what, partial(self._delete_objects, what, objects), self._options.attempts)
 
     def spark_uri(self, key: str) -> str:
-        return f"s3a://{self._bucket}/{self._prefix}{check_key(key)}"
+        return f"s3a://{self._bucket}/{self._prefix}{store.check_key(key)}"
 
     def staging_dir(self) -> Path:
         folder = Path(tempfile.gettempdir()) / f"adjunct-staging-{os.getuid()}"
@@ -354,7 +344,7 @@ class S3Store(ObjectStore):
                 if head is not None:
                     if head["Metadata"].get(_TOKEN) == token:
                         return str(head["ETag"])
-                    raise object_exists_error(self.url, key) from None
+                    raise store.object_exists_error(self.url, key) from None
                 if isinstance(error, errors.PreconditionFailedError):  # deleted between the two requests
                     raise StoreBusyError(error.problem, error.next_step, url=self.url, key=key) from error
                 raise
@@ -386,7 +376,7 @@ class S3Store(ObjectStore):
         return {name: value for name, value in settings.items() if value}
 
     def _at(self, key: str) -> Any:
-        return {"Bucket": self._bucket, "Key": self._prefix + check_key(key)}
+        return {"Bucket": self._bucket, "Key": self._prefix + store.check_key(key)}
 
     def _send(self, request: str, key: str, send: Callable[[], T], attempts: int | None = None) -> T:
         return retry_request(S3Request(request, self.url, key), send, attempts or self._options.attempts)
@@ -426,5 +416,5 @@ def create_s3_client(options: S3Options, what: S3Request) -> S3Client:
         step = "Write it like https://s3.example.com:9000 (AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, boto3's "
         step += "configuration)."
         raise errors.ConfigurationError(problem, step, setting="AWS_ENDPOINT_URL_S3", url=what.url) from None
-    check_endpoint(client.meta.endpoint_url)
+    store.check_endpoint(client.meta.endpoint_url)
     return client
