@@ -91,6 +91,7 @@ class DynamoDbServer:
         server = java.org.eclipse.jetty.server.Server(java.java.net.InetSocketAddress("127.0.0.1", self.port))
         server.setHandler(local.LocalDynamoDBServerHandler(requests, "*"))
         server.start()
+        self.port = server.getConnectors()[0].getLocalPort()
         self._running = gateway, process
 
     def stop(self) -> None:
@@ -133,7 +134,8 @@ def start_dynamodb(*, on_disk: bool = False) -> Iterator[DynamoDbServer]:
     # It waits for the disk after every write; what it has to outlive is its own end, not the machine's.
     memory = "/dev/shm" if Path("/dev/shm").is_dir() else None
     folder = Path(tempfile.mkdtemp(prefix="adjunct-dynamodb-", dir=memory)) if on_disk else None
-    server = DynamoDbServer(free_port(), folder)
+    # One that is started again needs its port again; another one takes a port that nobody else can take meanwhile.
+    server = DynamoDbServer(free_port() if on_disk else 0, folder)
     server.start()
     try:
         yield server
