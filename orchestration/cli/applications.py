@@ -186,6 +186,8 @@ def run(lake: Lake, reference: str, master: str | None, wait: str, follow: str |
 
     max_wait = options.parse_duration("--wait", wait, "for example 5m or 1h; 0m does not wait")
     stay = None if follow is None else options.parse_duration("--follow", follow, "for example 30m or 8h")
+    if stay is not None and not stay:
+        raise ConfigurationError("--follow is 0: expected a time.", "Give for example 30m.", setting="--follow")
     app = load_application(reference)
     systems, run = systems_for(app, lake=lake), f"cli-{uuid.uuid4().hex[:12]}"
     partitioned = [dataset for dataset in app.datasets if is_advanced_by_partition(dataset)]

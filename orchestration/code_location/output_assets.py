@@ -3,8 +3,6 @@
 import hashlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import replace
 from functools import partial
 from typing import Any, Generic, TypeVar
 
@@ -19,9 +17,8 @@ from dagster_adjunct.orchestration.application.graph import (
     is_advanced_by_partition,
     to_dagster_name,
 )
-from dagster_adjunct.orchestration.application.table_registry import register_tables
 from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog
-from dagster_adjunct.orchestration.batch_log.run_lease import Claim, RunLease, validate_wait
+from dagster_adjunct.orchestration.batch_log.run_lease import Claim, validate_wait
 from dagster_adjunct.orchestration.code_location import metadata
 from dagster_adjunct.orchestration.code_location.checks import (
     OpRun,
@@ -40,26 +37,16 @@ from dagster_adjunct.orchestration.code_location.dataset_assets import (
 from dagster_adjunct.orchestration.code_location.nodes import NODE_KINDS, VERSION_KEY, RunOutputs
 from dagster_adjunct.orchestration.code_location.resources import LakeResource, SparkResource
 from dagster_adjunct.orchestration.operators.stream_facts import LineageNode
-from dagster_adjunct.orchestration.planner.notes import note_table_order
 from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
 from dagster_adjunct.orchestration.planner.planner import systems_for
-from dagster_adjunct.orchestration.startpoints.coordinator import check_first_run, fan_out_for_run
-from dagster_adjunct.orchestration.step.context import StepContext
-from dagster_adjunct.orchestration.step.following import follow_application, run_steps, validate_follow
+from dagster_adjunct.orchestration.step.following import validate_follow
 from dagster_adjunct.orchestration.step.progress import (
     InputTimes,
     StepReport,
     find_delivered_version,
     measure_input_times,
-    new_planned_event,
 )
-from dagster_adjunct.orchestration.step.run import (
-    Basis,
-    advance_followed_datasets,
-    advance_unit,
-    plan_basis,
-    refresh_datasets,
-)
+from dagster_adjunct.orchestration.step.run import advance_changed, advance_unit, run_batches
 from dagster_adjunct.resources.spark.in_process import session_factory
 
 _WAIT_SECONDS = 300.0
@@ -128,18 +115,11 @@ def outputs_asset(
             return
 
         def report_batches(report: StepReport) -> None:
-            if not config.follow_seconds:
-                return
             shared = metadata.step_metadata(report) | metadata.lookup_metadata(report, tables)
-            version = _data_version(app, report)
+            description, tags = _describe_batches(app, report), {metadata.DATA_VERSION_TAG: _data_version(app, report)}
             for node, spec in outputs.items():
                 facts = shared | metadata.output_metadata(report, node.name)
-                tags = {metadata.DATA_VERSION_TAG: version}
-                context.log_event(
-                    dg.AssetMaterialization(
-                        spec.key, description=_describe_batches(app, report), metadata=facts, tags=tags
-                    )
-                )
+                context.log_event(dg.AssetMaterialization(spec.key, description, facts, tags=tags))
 
         with metadata.translate_errors(context):
             lake = adjunct_lake.open()
@@ -195,7 +175,6 @@ def _run_batches(
     run, log = op.context.run.run_id, op.context.log
     lasts = validate_follow(config.follow_seconds or None)
     runtime = Runtime(op.lake, op.systems, session_factory(spark.starter), by=run)
-    advance = partial(advance_followed_datasets, runtime, app, on_report=lambda done: log.info(done.summary()))
     claim = Claim(
         wait=validate_wait(config.wait_seconds),
         take_over=config.take_over,
@@ -206,46 +185,38 @@ def _run_batches(
     )
     reports: Bundled[StepReport] = Bundled(report_batches)
     versions: Bundled[AdvanceReport] = Bundled(lambda changed: report_datasets())
-    basis: Basis | None = None
 
     def report_advance(done: AdvanceReport) -> None:
         log.info(done.summary())
-        versions.add(done)
+        if lasts is not None:
+            versions.add(done)
+
+    def advance(plan: ExecutionPlan) -> None:
+        if lasts is not None:  # what came since their assets advanced them, and startpoints on their streams
+            advance_changed(runtime, app, plan, on_report=report_advance)
+            return
+        for dataset in app.datasets:
+            if dataset.is_owned_by(app.name):  # others have assets of their own, which advance them
+                advance_unit(runtime, [dataset])
 
     def flush() -> None:
         reports.flush()
         versions.flush()
 
-    refresh = partial(refresh_datasets, runtime, app, lambda: basis, on_report=report_advance)
-
-    with ExitStack() as stack:
-        lease = stack.enter_context(RunLease(op.lake, app.name, run, claim))
-
-        def begin() -> StepContext:
-            nonlocal basis
-            is_first, basis = basis is None, plan_basis(app, op.systems)
-            planned = basis.plan
-            if is_first:
-                check_first_run(op.lake, app, adopt=config.adopt)
-                for note in note_table_order(planned.tables):
-                    log.warning(note)
-                op.log_event(new_planned_event(app))
-                stack.enter_context(register_tables(op.lake, app, by=run))
-            if lasts is not None:  # what came since their assets advanced them, and startpoints on their streams
-                refresh()
-            for dataset in app.datasets:
-                if dataset.is_owned_by(app.name):  # others have assets of their own, which advance them
-                    advance_unit(runtime, [dataset])
-            handed = fan_out_for_run(runtime, app, planned)
-            step = StepContext(runtime, app, planned, handed, op.log_event, between_batches=advance)
-            return replace(step, still_ours=lease.check, on_report=reports.add)
-
-        following = None
-        if lasts is not None:
-            following = follow_application(runtime, app, lasts, lease.asked_by, refresh, log.info, flush)
-        report = run_steps(following, begin)
-    assert basis is not None
-    return report, basis.plan
+    return run_batches(
+        runtime,
+        app,
+        claim,
+        advance,
+        lasts=lasts,
+        adopt=config.adopt,
+        on_event=op.log_event,
+        on_advance=report_advance,
+        warn=log.warning,
+        say=log.info,
+        tick=flush,
+        on_report=(lambda report: None) if lasts is None else reports.add,
+    )
 
 
 T = TypeVar("T")

@@ -152,7 +152,7 @@ class Following:
             since = self._failing_since = self._clock() if self._failing_since is None else self._failing_since
             if isinstance(error, RunLeaseLostError) or self._clock() - since >= _PATIENCE:
                 raise
-            _log.warning("%s; it is tried again.", error.problem)
+            _log.warning("%s It is tried again.", error.problem)
             return None
         self._failing_since, self._next_busy = None, self._clock() + _BUSY_EVERY
         return holds
@@ -173,7 +173,7 @@ class Following:
         try:
             return self._looks[name]()
         except TransientError as error:
-            _log.warning("%s; it is looked at again.", error.problem)
+            _log.warning("%s It is looked at again.", error.problem)
             return self._seen.get(name)
 
     def _ask(self) -> None:
@@ -184,7 +184,7 @@ class Following:
         except RunLeaseLostError:
             raise
         except TransientError as error:
-            _log.warning("%s; it is looked at again.", error.problem)
+            _log.warning("%s It is looked at again.", error.problem)
         if who:
             self.ended = f"{who} asks for the application"
 

@@ -34,6 +34,7 @@ from dagster_adjunct.orchestration.startpoints.coordinator import (
     check_first_run,
     fan_out_for_run,
 )
+from dagster_adjunct.orchestration.startpoints.fan_out import FanOut
 from dagster_adjunct.orchestration.startpoints.request import list_rewindable_datasets
 from dagster_adjunct.orchestration.startpoints.store import open_startpoints
 from dagster_adjunct.orchestration.step.context import StepContext
@@ -197,45 +198,23 @@ def advance_datasets(
     return replace(applied, reports=(*applied.reports, *reports))
 
 
-@dataclass(frozen=True, slots=True)
-class Basis:
-    """What a step was planned over: if it differs, the step begins again.
-
-    `identities` has those of the streams of inputs and datasets, which change where a stream is recreated.
-    """
-
-    plan: ExecutionPlan
-    identities: Mapping[str, str | None]
-
-
-def plan_basis(app: Application, systems: Mapping[str, StreamSystem]) -> Basis:
-    """Return the plan over the streams as they are now."""
-    plan = plan_application(app, systems=systems)
-    read = {*app.inputs, *(dataset.stream for dataset in app.datasets if dataset.stream is not None)}
-    names = {stream: split_stream_name(stream) for stream in read}
-    return Basis(plan, {stream: systems[system].info(name).identity for stream, (system, name) in names.items()})
-
-
 # How often datasets are advanced while other processes advance them too.
 _MAX_ADVANCES = 3
 
 
-def refresh_datasets(
+def advance_changed(
     runtime: Runtime,
     app: Application,
-    planned: Callable[[], Basis | None],
+    plan: ExecutionPlan,
     *,
     on_report: Callable[[AdvanceReport], None],
     on_stage: OnStage = ignore_stage,
-) -> bool:
-    """Advance the datasets of a run that stays; return whether its plan still holds, and change nothing if not.
+) -> None:
+    """Advance the datasets of a run that stays; report those that changed.
 
-    Nothing is reported where nothing changed. Where another process advances a dataset at the same time, it is
-    advanced again: that process may not have seen what this run looks for.
+    Where another process advances a dataset at the same time, it is advanced again: that process may not have seen what
+    this run looks for.
     """
-    basis = plan_basis(app, runtime.systems)
-    if basis != planned():
-        return False
 
     def report_changed(report: AdvanceReport) -> None:
         if report.changed:
@@ -243,9 +222,81 @@ def refresh_datasets(
 
     for _ in range(_MAX_ADVANCES):
         with suppress(CommitConflictError):
-            advance_datasets(runtime, app, basis.plan, on_report=report_changed, on_stage=on_stage)
+            advance_datasets(runtime, app, plan, on_report=report_changed, on_stage=on_stage)
             break
-    return True
+
+
+def _stream_identities(app: Application, systems: Mapping[str, StreamSystem]) -> dict[str, str | None]:
+    """Return the identities of the streams that a run reads, which change where one is recreated."""
+    read = {*app.inputs, *(dataset.stream for dataset in app.datasets if dataset.stream is not None)}
+    names = {stream: split_stream_name(stream) for stream in read}
+    return {stream: systems[system].info(name).identity for stream, (system, name) in names.items()}
+
+
+def run_batches(
+    runtime: Runtime,
+    app: Application,
+    claim: Claim,
+    advance: Callable[[ExecutionPlan], FanOut | None],
+    *,
+    lasts: timedelta | None,
+    adopt: bool,
+    on_event: Callable[[StepEvent], None],
+    on_advance: Callable[[AdvanceReport], None],
+    on_stage: OnStage = ignore_stage,
+    warn: Callable[[str], None],
+    say: Callable[[str], None],
+    tick: Callable[[], None] = lambda: None,
+    on_report: Callable[[StepReport], None] = lambda report: None,
+    max_batches: int | None = None,
+) -> tuple[StepReport, ExecutionPlan]:
+    """Run the step of an application under its run lease: once, or again and again for as long as the run `lasts`.
+
+    `advance` advances the datasets before a step and returns the fan-out, if it has made one; `on_advance` receives the
+    reports of datasets that advance later, `on_report` the step's report after each batch, and `warn` the plan's notes.
+    `say` and `tick` are for a run that stays (see `Following`). Returns the report and the latest plan.
+    """
+    lake, systems = runtime.lake, runtime.systems
+    planned: tuple[ExecutionPlan, dict[str, str | None]] | None = None
+
+    def plan_step() -> tuple[ExecutionPlan, dict[str, str | None]]:
+        """Return the plan over the streams as they are now and, for a run that stays, their identities."""
+        plan = plan_application(app, systems=systems)
+        return plan, {} if lasts is None else _stream_identities(app, systems)
+
+    def refresh() -> bool:
+        """Advance the datasets; return whether the plan still holds, and change nothing if not."""
+        now = plan_step()
+        if now == planned:
+            advance_changed(runtime, app, now[0], on_report=on_advance, on_stage=on_stage)
+        return now == planned
+
+    with ExitStack() as stack:
+        lease = stack.enter_context(RunLease(lake, app.name, runtime.by, claim))
+
+        def begin() -> StepContext:
+            nonlocal planned
+            is_first, planned = planned is None, plan_step()  # after the wait for the lease
+            plan = planned[0]
+            if is_first:
+                check_first_run(lake, app, adopt=adopt)
+                for note in note_table_order(plan.tables):
+                    warn(note)
+                on_event(new_planned_event(app))
+                stack.enter_context(register_tables(lake, app, by=runtime.by))
+            handed = advance(plan)
+            # Once a step: rewinding datasets may have fanned out already.
+            fan_out = fan_out_for_run(runtime, app, plan) if handed is None else handed
+            context = StepContext(runtime, app, plan, fan_out, on_event, max_batches, follow, lease.check)
+            return replace(context, on_report=on_report)
+
+        follow = partial(advance_followed_datasets, runtime, app, on_report=on_advance, on_stage=on_stage)
+        following = None
+        if lasts is not None:
+            following = follow_application(runtime, app, lasts, lease.asked_by, refresh, say, tick)
+        report = run_steps(following, begin)
+    assert planned is not None
+    return report, planned[0]
 
 
 @validated
@@ -297,9 +348,6 @@ def run_application(
         _log.warning(text)
         on_event(StepEvent("lease", 0, {"text": text}))
 
-    claim = Claim(wait=validate_wait(wait), take_over=take_over, stays=lasts is not None, say=report_lease)
-    datasets: list[AdvanceReport] = []
-
     def report_following(text: str) -> None:
         on_event(StepEvent("follow", 0, {"text": text}))
 
@@ -307,33 +355,27 @@ def run_application(
         on_event(report)
         datasets.append(report)
 
-    basis: Basis | None = None
+    claim = Claim(wait=validate_wait(wait), take_over=take_over, stays=lasts is not None, say=report_lease)
+    datasets: list[AdvanceReport] = []
+    with open_runtime((), lake=lake, systems=systems, spark=spark, by=run) as runtime:
 
-    with ExitStack() as stack:
-        runtime = stack.enter_context(open_runtime((), lake=lake, systems=systems, spark=spark, by=run))
-        lease = stack.enter_context(RunLease(lake, app.name, run, claim))
-
-        def begin() -> StepContext:
-            nonlocal basis
-            # Over the streams as they are now, not before a wait.
-            is_first, basis = basis is None, plan_basis(app, systems)
-            plan = basis.plan
-            if is_first:
-                check_first_run(lake, app, adopt=adopt)
-                for note in note_table_order(plan.tables):
-                    _log.warning("application %s: %s", app.name, note)
-                on_event(new_planned_event(app))
-                stack.enter_context(register_tables(lake, app, by=run))
+        def advance(plan: ExecutionPlan) -> FanOut | None:
             advanced = advance_datasets(runtime, app, plan, on_report=on_event, on_stage=on_stage)
             datasets.extend(advanced.reports)
-            # Once a step: rewinding datasets may have fanned out already.
-            fan_out = fan_out_for_run(runtime, app, plan) if advanced.fan_out is None else advanced.fan_out
-            return StepContext(runtime, app, plan, fan_out, on_event, max_batches, advance_followed, lease.check)
+            return advanced.fan_out
 
-        advance_followed = partial(advance_followed_datasets, runtime, app, on_report=record_report, on_stage=on_stage)
-        following = None
-        if lasts is not None:
-            refresh = partial(refresh_datasets, runtime, app, lambda: basis, on_report=record_report, on_stage=on_stage)
-            following = follow_application(runtime, app, lasts, lease.asked_by, refresh, report_following)
-        step = run_steps(following, begin)
+        step, _ = run_batches(
+            runtime,
+            app,
+            claim,
+            advance,
+            lasts=lasts,
+            adopt=adopt,
+            on_event=on_event,
+            on_advance=record_report,
+            on_stage=on_stage,
+            warn=partial(_log.warning, "application %s: %s", app.name),
+            say=report_following,
+            max_batches=max_batches,
+        )
     return RunReport(tuple(datasets), step)

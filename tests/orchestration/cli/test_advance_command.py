@@ -132,9 +132,10 @@ def test_a_run_of_an_application_with_datasets_only_advances_them(world: World) 
     assert "dataset stock: up-to-date" in text
     assert "adjunct dataset advance daily shop:alone --partition VERSION" in text
     assert "declares only datasets" in text
-    refused = invoke(world, "run", "shop:alone", "--follow", "30m")
-    assert isinstance(refused.exception, ConfigurationError)
-    assert refused.exception.setting == "--follow"
+    for time in ("30m", "0m"):
+        refused = invoke(world, "run", "shop:alone", "--follow", time)
+        assert isinstance(refused.exception, ConfigurationError)
+        assert refused.exception.setting == "--follow"
 
 
 @pytest.mark.lengthy
