@@ -2,7 +2,7 @@
 
 A GenerationWriter writes the rows into one file for each bucket: by Spark tasks, or in this process from an Arrow
 table. Both write the same files for the same rows: names, content, order, digests and facts. The Arrow writer holds all
-rows in memory and hashes them one by one, so it suits small datasets; it needs no session.
+rows in memory, so it suits small datasets; it needs no session.
 """
 
 from __future__ import annotations
@@ -59,12 +59,11 @@ def write_arrow_table(
 
     present = set(rows.schema.names)
     stored = rows.select([name for name in layout.columns if name in present])
-    # Before the digests, which need values that Python can represent.
     check_readable(stored, layout.schema, options.what, layout.key)
     if order_by:
         rows = rows.sort_by([(name, "ascending") for name in order_by])
     if options.completion is None:
-        rows = rows.append_column(DIGEST, row_digests(rows, layout.schema))
+        rows = rows.append_column(DIGEST, row_digests(rows, layout.schema.names))
     return write_arrow_buckets(rows, store, folder, layout, options)
 
 

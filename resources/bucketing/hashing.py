@@ -12,16 +12,14 @@ arrays with one element; tests compare the two.
 
 from __future__ import annotations
 
-import math
 import re
 import struct
 from collections.abc import Callable, Iterable, Sequence
-from decimal import Context
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
 from dagster_adjunct.resources.errors import SchemaMismatchError
-from dagster_adjunct.resources.lazy_modules import F, np, pa, pc
+from dagster_adjunct.resources.lazy_modules import F, np, pa, pc, pt
 from dagster_adjunct.resources.schemas.schema import Plain, Schema, decimal_digits, plain_converter, quote_name
 from dagster_adjunct.resources.spark.tasks import translate_spark_errors
 from dagster_adjunct.resources.validation import validated
@@ -31,6 +29,9 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
     UInt32 = npt.NDArray[np.uint32]
+    UInt64 = npt.NDArray[np.uint64]
+    Int64 = npt.NDArray[np.int64]
+    Bytes = npt.NDArray[np.uint8]
 
 SEED = 42
 
@@ -82,19 +83,53 @@ def spark_hash(columns: Sequence[pa.Array | pa.ChunkedArray]) -> npt.NDArray[np.
 
 
 def _hash_array(array: pa.Array, seeds: UInt32) -> UInt32:
+    if (ranges := _byte_ranges(array)) is not None:
+        return _hash_bytes(*ranges, seeds)
+    if (numbers := _numbers(array)) is None:
+        raise _unhashable_error(f"a column of type {array.type}")
+    return _hash_long(numbers, seeds) if numbers.itemsize == 8 else _hash_int(numbers, seeds)
+
+
+def _byte_ranges(array: pa.Array) -> tuple[Bytes, Int64, Int64] | None:
+    """Return the bytes that Spark hashes for values of this type, where each value starts, and its length.
+
+    They are UTF-8, or the shortest big-endian bytes of a decimal of more than 18 digits. None for other types.
+    """
+    kind, end = array.type, array.offset + len(array)
+    if pt.is_string(kind) or pt.is_binary(kind):
+        _, offset_buffer, data_buffer = array.buffers()
+        offsets = np.frombuffer(offset_buffer, dtype=np.int32)[array.offset : end + 1].astype(np.int64)
+        return np.frombuffer(data_buffer or b"", dtype=np.uint8), offsets[:-1], np.diff(offsets)
+    if not pt.is_decimal128(kind) or kind.precision <= 18:
+        return None
+    big_endian = np.frombuffer(array.buffers()[1], dtype=np.uint8).reshape(-1, 16)[array.offset : end, ::-1]
+    magnitudes = big_endian ^ np.where(big_endian[:, :1] >= 128, np.uint8(255), np.uint8(0))
+    # A leading byte is left out if it only repeats the sign, which the next byte shows too.
+    repeats = (magnitudes[:, :-1] == 0) & (magnitudes[:, 1:] < 128)
+    skipped = np.logical_and.accumulate(repeats, axis=1).sum(axis=1)
+    return big_endian.ravel(), np.arange(len(array)) * 16 + skipped, 16 - skipped
+
+
+def _numbers(array: pa.Array) -> npt.NDArray[np.int32] | Int64 | None:
+    """Return the numbers that Spark hashes for values of this type, of 32 or 64 bits. None for other types."""
     kind = array.type
-    if pa.types.is_string(kind) or pa.types.is_binary(kind):
-        return _hash_bytes(array, seeds)
-    if pa.types.is_decimal(kind):
-        return _hash_decimal(array, seeds)
-    if pa.types.is_timestamp(kind):
+    if pt.is_decimal128(kind) and kind.precision <= 18:
+        words = np.frombuffer(array.buffers()[1], dtype="<i8").reshape(-1, 2)
+        return words[array.offset : array.offset + len(array), 0]
+    if pt.is_timestamp(kind):
         array = array.cast(pa.timestamp("us", tz=kind.tz)).cast(pa.int64())
-    elif pa.types.is_boolean(kind) or pa.types.is_date32(kind):
+    elif pt.is_boolean(kind) or pt.is_date32(kind) or (pt.is_signed_integer(kind) and kind.bit_width < 64):
         array = array.cast(pa.int32())
-    if pa.types.is_integer(array.type):
-        values = pc.fill_null(array, 0).to_numpy(zero_copy_only=False)
-        return _hash_long(values, seeds) if pa.types.is_int64(array.type) else _hash_int(values, seeds)
-    raise _unhashable_error(f"a column of type {kind}")
+    elif not pt.is_int64(kind):
+        return None
+    numbers: npt.NDArray[np.int32] | Int64 = pc.fill_null(array, 0).to_numpy(zero_copy_only=False)
+    return numbers
+
+
+def _read(data: Bytes, at: Int64, size: int) -> npt.NDArray[np.void]:
+    """Return the `size` bytes that begin at each of these places, aligned or not."""
+    windows: npt.NDArray[np.void] = np.ndarray((max(0, data.size - size + 1),), f"V{size}", data, strides=(1,))
+    return windows[at]
 
 
 def _unhashable_error(what: str) -> SchemaMismatchError:
@@ -134,25 +169,13 @@ def _hash_long(values: Any, seeds: UInt32) -> UInt32:
     return _final_mix(_mix_h1(_mix_h1(seeds, _mix_k1(low)), _mix_k1(high)), np.uint32(8))
 
 
-def _hash_bytes(array: pa.Array, seeds: UInt32) -> UInt32:
+def _hash_bytes(data: Bytes, starts: Int64, lengths: Int64, seeds: UInt32) -> UInt32:
     """Mix aligned little-endian words, then each trailing byte as a signed word, row by row in lockstep."""
-    _, offset_buffer, data_buffer = array.buffers()
-    offsets = np.frombuffer(offset_buffer, dtype=np.int32)[array.offset : array.offset + len(array) + 1]
-    starts = offsets[:-1].astype(np.int64)
-    lengths = offsets[1:].astype(np.int64) - starts
-    data = np.frombuffer(data_buffer, dtype=np.uint8) if data_buffer is not None else np.zeros(0, np.uint8)
-    data = np.concatenate([data, np.zeros(4, np.uint8)])
     hashes = seeds.copy()
     words = lengths // 4
     for index in range(int(words.max(initial=0))):
         rows = np.nonzero(words > index)[0]
-        at = starts[rows] + 4 * index
-        word = (
-            data[at].astype(np.uint32)
-            | (data[at + 1].astype(np.uint32) << np.uint32(8))
-            | (data[at + 2].astype(np.uint32) << np.uint32(16))
-            | (data[at + 3].astype(np.uint32) << np.uint32(24))
-        )
+        word = _read(data, starts[rows] + 4 * index, 4).view("<u4")
         hashes[rows] = _mix_h1(hashes[rows], _mix_k1(word))
     for index in range(3):
         rows = np.nonzero(lengths % 4 > index)[0]
@@ -160,16 +183,6 @@ def _hash_bytes(array: pa.Array, seeds: UInt32) -> UInt32:
             byte = data[starts[rows] + 4 * words[rows] + index].view(np.int8).astype(np.int32).view(np.uint32)
             hashes[rows] = _mix_h1(hashes[rows], _mix_k1(byte))
     return _final_mix(hashes, lengths.astype(np.uint32))
-
-
-def _hash_decimal(array: pa.Array, seeds: UInt32) -> UInt32:
-    """Hash the unscaled value: as a long up to 18 digits, else as its shortest big-endian bytes."""
-    scale, precision = array.type.scale, array.type.precision
-    exact = Context(prec=76)
-    unscaled = [0 if v is None else int(v.scaleb(scale, exact)) for v in array.to_pylist()]
-    if precision <= 18:
-        return _hash_long(np.array(unscaled, dtype=np.int64), seeds)
-    return _hash_bytes(pa.array([_java_bytes(v) for v in unscaled], pa.binary()), seeds)
 
 
 Width = Literal["int", "long", "bytes", "large"]
@@ -213,15 +226,22 @@ _HASHERS: dict[Width, Callable[[Any, int], int]] = {
 }
 
 
-# The digest of rows that Spark's `xxhash64` gives, for rows in Arrow: 64-bit xxHash, seed 42, chained over the values.
+def _java_bytes(unscaled: int) -> bytes:
+    """Return an integer as Java's BigInteger encodes it: big-endian, signed, in as few bytes as possible."""
+    magnitude = unscaled if unscaled >= 0 else ~unscaled
+    return unscaled.to_bytes(magnitude.bit_length() // 8 + 1, "big", signed=True)
+
+
+# The digest of rows that Spark's `xxhash64` gives: 64-bit xxHash, seed 42, chained over the values.
 #
-# `row_hash` is its column in Spark, `row_digests` the same row by row in plain Python, for tables that fit in memory.
+# `row_hash` is its column in Spark. `row_digests` computes the same with NumPy, for tables that fit in memory.
 
 
 _P1, _P2, _P3, _P4, _P5 = (
     0x9E3779B185EBCA87, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0x85EBCA77C2B2AE63, 0x27D4EB2F165667C5,
 )  # fmt: skip
 _ALL = 0xFFFFFFFFFFFFFFFF
+_ROWS = 32_768  # at once, so that their hashes stay in the processor's cache
 
 
 def row_hash(names: Iterable[str]) -> Column:
@@ -238,101 +258,117 @@ def row_hash(names: Iterable[str]) -> Column:
     return F.expr(f"xxhash64({', '.join(pairs)})")  # one request to Spark's JVM instead of four per column
 
 
-def row_digests(table: pa.Table, schema: Schema) -> pa.Array:
-    """Return for each row the hash of (position, value) of all columns that are not null, as signed 64-bit integers."""
-    hashes = [SEED] * table.num_rows
-    for place, field in enumerate(schema.fields):
-        hashed = _xxhash_hasher(field.type)
-        for row, value in enumerate(table.column(field.name).to_pylist()):
-            if value is not None:
-                hashes[row] = hashed(value, _xxhash_int(place, hashes[row]))
-    return pa.array([number - ((number >> 63) << 64) for number in hashes], pa.int64())
+def row_digests(table: pa.Table, names: Iterable[str]) -> pa.ChunkedArray:
+    """Return what `row_hash(names)` computes in Spark for each row of the table, as int64.
+
+    Values are hashed as their Arrow types, also structs and lists. Raises SchemaMismatchError for a type that Spark
+    can't hash, such as a map, or does not have.
+    """
+    digests = []
+    for batch in table.select(list(names)).combine_chunks().to_batches(max_chunksize=_ROWS):
+        hashes = np.full(batch.num_rows, SEED, dtype=np.uint64)
+        for place, column in enumerate(batch.columns):
+            hashes = _digest(column, hashes, place)
+        digests.append(pa.array(hashes.view(np.int64)))
+    return pa.chunked_array(digests, pa.int64())
 
 
-def _xxhash_hasher(kind: str) -> Callable[[Any, int], int]:
-    """Return a function that hashes a value of this Spark type as Spark's xxhash64 does."""
-    if kind == "float":
-        return lambda value, seed: _xxhash_int(_float_bits("<f", "<i", value), seed)
-    if kind == "double":
-        return lambda value, seed: _xxhash_long(_float_bits("<d", "<q", value), seed)
-    plain, hashed = plain_converter(kind), _XXHASHERS[_width(kind)]
-    return lambda value, seed: hashed(plain(value), seed)
+def _digest(array: pa.Array, seeds: UInt64, place: int | None = None) -> UInt64:
+    """Return the hash of each value, or of (place, value), with its seed; for a null, the seed."""
+    if array.null_count:
+        hashes, valid = seeds.copy(), np.asarray(array.is_valid())
+        hashes[valid] = _digest(array.drop_null(), seeds[valid], place)
+        return hashes
+    kind = array.type
+    if place is not None:
+        seeds = _xxhash_int(np.array([place], dtype=np.int32), seeds)
+    if pt.is_struct(kind):
+        for field in array.flatten():
+            seeds = _digest(field, seeds)
+        return seeds
+    if pt.is_list(kind):
+        offsets = array.offsets.to_numpy()
+        lengths, hashes = np.diff(offsets), seeds.copy()
+        for index in range(int(lengths.max(initial=0))):
+            rows = np.nonzero(lengths > index)[0]
+            hashes[rows] = _digest(array.values.take(pa.array(offsets[rows] + index)), hashes[rows])
+        return hashes
+    if pt.is_float32(kind) or pt.is_float64(kind):
+        numbers = array.to_numpy() + 0.0  # -0.0 counts as 0.0
+        numbers[np.isnan(numbers)] = np.nan  # all NaN are equal
+        return _xxhash_long(numbers, seeds) if pt.is_float64(kind) else _xxhash_int(numbers, seeds)
+    if (ranges := _byte_ranges(array)) is not None:
+        return _xxhash_bytes(*ranges, seeds)
+    if (values := _numbers(array)) is None:
+        problem = f"values of type {kind} can't be hashed into digests: Spark hashes all of its types but maps."
+        raise SchemaMismatchError(problem, "Cast the column, a map for example to a list of structs.")
+    return _xxhash_long(values, seeds) if values.itemsize == 8 else _xxhash_int(values, seeds)
 
 
-def _float_bits(number: str, bits: str, value: float) -> int:
-    """Return the bits of a float as an integer; -0.0 counts as 0.0, and all NaN are equal."""
-    value = math.nan if math.isnan(value) else value + 0.0
-    as_bits: int = struct.unpack(bits, struct.pack(number, value))[0]
-    return as_bits
+def _xxhash_int(values: npt.NDArray[Any], seeds: UInt64) -> UInt64:
+    return _xxhash_final(_mix_int(seeds + (_P5 + 4), np.ascontiguousarray(values).view(np.uint32)))
 
 
-def _java_bytes(unscaled: int) -> bytes:
-    """Return an integer as Java's BigInteger encodes it: big-endian, signed, in as few bytes as possible."""
-    magnitude = unscaled if unscaled >= 0 else ~unscaled
-    return unscaled.to_bytes(magnitude.bit_length() // 8 + 1, "big", signed=True)
+def _xxhash_long(values: npt.NDArray[Any], seeds: UInt64) -> UInt64:
+    return _xxhash_final(_mix_long(seeds + (_P5 + 8), np.ascontiguousarray(values).view(np.uint64)))
 
 
-def _xxhash_int(value: int, seed: int) -> int:
-    return _xxhash_final(_mix_int(seed + _P5 + 4 & _ALL, value & 0xFFFFFFFF))
+def _xxhash_bytes(data: Bytes, starts: Int64, lengths: Int64, seeds: UInt64) -> UInt64:
+    """Mix stripes of 32 bytes, then up to three words of 8 bytes, one of 4, and three bytes, all rows in lockstep."""
+    stripes, left = np.divmod(lengths, 32)
+    hashes = seeds + _P5
+    rows = np.nonzero(stripes)[0]
+    if rows.size:
+        rows = rows[np.argsort(-stripes[rows])]
+        hashes[rows] = _xxhash_stripes(data, starts[rows], stripes[rows], seeds[rows])
+    hashes += lengths.astype(np.uint64)
+    at = starts + 32 * stripes
+    for index in range(3):
+        rows = np.nonzero(left >= 8 * (index + 1))[0]
+        hashes[rows] = _mix_long(hashes[rows], _read(data, at[rows] + 8 * index, 8).view("<u8"))
+    at += left & 24
+    rows = np.nonzero(left & 4)[0]
+    hashes[rows] = _mix_int(hashes[rows], _read(data, at[rows], 4).view("<u4"))
+    at += left & 4
+    for index in range(3):
+        rows = np.nonzero(left % 4 > index)[0]
+        hashes[rows] = _rotate_left(hashes[rows] ^ data[at[rows] + index] * np.uint64(_P5), 11) * _P1
+    return _xxhash_final(hashes)
 
 
-def _xxhash_long(value: int, seed: int) -> int:
-    return _xxhash_final(_mix_long(seed + _P5 + 8 & _ALL, value & _ALL))
+def _xxhash_stripes(data: Bytes, starts: Int64, stripes: Int64, seeds: UInt64) -> UInt64:
+    """Mix the stripes of rows, of which those with the most come first."""
+    lanes = np.stack([seeds + (_P1 + _P2 & _ALL), seeds + _P2, seeds, seeds - _P1], axis=1)
+    for index, count in enumerate(np.searchsorted(-stripes, -np.arange(stripes[0]))):  # rows with another stripe
+        words = _read(data, starts[:count] + 32 * index, 32).view("<u8").reshape(-1, 4)
+        lanes[:count] = _xxhash_round(lanes[:count], words)
+    first, second, third, fourth = lanes.T
+    mixed = _rotate_left(first, 1) + _rotate_left(second, 7) + _rotate_left(third, 12) + _rotate_left(fourth, 18)
+    for lane in lanes.T:
+        mixed = (mixed ^ _xxhash_round(0, lane)) * _P1 + _P4
+    return mixed
 
 
-def _xxhash_bytes(data: bytes, seed: int) -> int:
-    size, at = len(data), 0
-    if size >= 32:
-        lanes = [seed + _P1 + _P2 & _ALL, seed + _P2 & _ALL, seed, seed - _P1 & _ALL]
-        while at + 32 <= size:
-            words = struct.unpack_from("<4Q", data, at)
-            lanes = [_xxhash_round(lane, word) for lane, word in zip(lanes, words, strict=True)]
-            at += 32
-        mixed = sum(_rotate_left(lane, by) for lane, by in zip(lanes, (1, 7, 12, 18), strict=True)) & _ALL
-        for lane in lanes:
-            mixed = (mixed ^ _xxhash_round(0, lane)) * _P1 + _P4 & _ALL
-    else:
-        mixed = seed + _P5 & _ALL
-    mixed = mixed + size & _ALL
-    while at + 8 <= size:
-        mixed = _mix_long(mixed, struct.unpack_from("<Q", data, at)[0])
-        at += 8
-    if at + 4 <= size:
-        mixed = _mix_int(mixed, struct.unpack_from("<I", data, at)[0])
-        at += 4
-    for byte in data[at:]:
-        mixed = _rotate_left(mixed ^ (byte * _P5 & _ALL), 11) * _P1 & _ALL
-    return _xxhash_final(mixed)
+def _xxhash_round(lanes: UInt64 | int, words: UInt64) -> UInt64:
+    return _rotate_left(lanes + words * _P2, 31) * _P1
 
 
-_XXHASHERS: dict[Width, Callable[[Any, int], int]] = {
-    "int": _xxhash_int,
-    "long": _xxhash_long,
-    "bytes": _xxhash_bytes,
-    "large": lambda value, seed: _xxhash_bytes(_java_bytes(value), seed),
-}
+def _mix_long(mixed: UInt64, words: UInt64) -> UInt64:
+    return _rotate_left(mixed ^ _xxhash_round(0, words), 27) * _P1 + _P4
 
 
-def _xxhash_round(lane: int, word: int) -> int:
-    return _rotate_left(lane + word * _P2 & _ALL, 31) * _P1 & _ALL
+def _mix_int(mixed: UInt64, words: UInt32) -> UInt64:
+    return _rotate_left(mixed ^ words * np.uint64(_P1), 23) * _P2 + _P3
 
 
-def _mix_long(mixed: int, word: int) -> int:
-    return _rotate_left(mixed ^ _xxhash_round(0, word), 27) * _P1 + _P4 & _ALL
+def _rotate_left(numbers: UInt64, by: int) -> UInt64:
+    return numbers << np.uint64(by) | numbers >> np.uint64(64 - by)
 
 
-def _mix_int(mixed: int, word: int) -> int:
-    return _rotate_left(mixed ^ (word * _P1 & _ALL), 23) * _P2 + _P3 & _ALL
-
-
-def _rotate_left(number: int, by: int) -> int:
-    return (number << by | number >> (64 - by)) & _ALL
-
-
-def _xxhash_final(mixed: int) -> int:
-    mixed = (mixed ^ mixed >> 33) * _P2 & _ALL
-    mixed = (mixed ^ mixed >> 29) * _P3 & _ALL
-    return mixed ^ mixed >> 32
+def _xxhash_final(mixed: UInt64) -> UInt64:
+    mixed = (mixed ^ mixed >> np.uint64(33)) * _P2
+    mixed = (mixed ^ mixed >> np.uint64(29)) * _P3
+    return mixed ^ mixed >> np.uint64(32)
 
 
 # A checksum of records that does not depend on their order, so that a producer can put it into a marker.
@@ -364,16 +400,15 @@ def checksums_by(number: str, df: DataFrame, schema: Schema) -> dict[int, str]:
 
 def arrow_checksums_by(number: str, table: pa.Table, schema: Schema) -> dict[int, str]:
     """Return the checksum of the records with each number in this column of an Arrow table."""
-    sums: dict[int, int] = {}
-    digests = row_digests(table, schema).to_pylist()
-    for group, digest in zip(table.column(number).to_pylist(), digests, strict=True):
-        sums[group] = sums.get(group, 0) + digest
-    return {group: _format_checksum(0, total) for group, total in sums.items()}
+    digests = row_digests(table, schema.names).cast(pa.uint64(), safe=False)  # whose sums wrap around
+    numbered = pa.table([table.column(number), digests], ["number", "digest"])
+    sums = numbered.group_by("number").aggregate([("digest", "sum")]).to_pylist()
+    return {row["number"]: _format_checksum(0, row["digest_sum"]) for row in sums}
 
 
 def arrow_checksum(table: pa.Table, schema: Schema) -> str:
     """Return the checksum of the records in an Arrow table."""
-    return _format_checksum(0, sum(row_digests(table, schema).to_pylist()))
+    return _format_checksum(0, pc.sum(row_digests(table, schema.names).cast(pa.uint64(), safe=False)).as_py())
 
 
 def parse_records_checksum(text: str | None) -> str | None:
