@@ -446,18 +446,18 @@ def write_buckets(
     order_by: Sequence[str],
     partitioned: bool = False,
     one_task: bool = False,
-    digest_also: Sequence[str] = (),
+    digested: Sequence[str] | None = None,
 ) -> list[BucketFile]:
     """Run one Spark job that writes `df` into one file per bucket, and return the files' facts by bucket.
 
     `folder` belongs to the attempt, whose id is its last segment. `df` has the layout's columns (without `__row`, which
     the writer adds) and may have more for `order_by`. `partitioned=True` claims that partition i of `df` already holds
     exactly bucket i, so that no exchange is needed; each row is checked, so a wrong claim raises an error. With
-    `one_task`, a single task writes all buckets, for frames of few rows. The rows' digest covers the schema's columns
-    and `digest_also`, of which the last may be left out where it is null. With `drop_tombstones`, `df` has
+    `one_task`, a single task writes all buckets, for frames of few rows. The rows' digest covers the columns
+    `digested`, by default the schema's; the last may be left out where it is null. With `drop_tombstones`, `df` has
     `__tombstone`, and a bucket whose keys were all deleted is returned with stats but without a name.
     """
-    digest = row_hash((*layout.schema.names, *digest_also))
+    digest = row_hash(layout.schema.names if digested is None else digested)
     one_task = one_task and bool(layout.bucket_by)
     if layout.bucket_by:
         keys = [F.col(quote_name(name)) for name in layout.bucket_by]

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from dagster_adjunct.resources.bucketing.writer import WriteOptions, write_arrow_buckets, write_buckets
+from dagster_adjunct.resources.bucketing.hashing import row_digests
+from dagster_adjunct.resources.bucketing.writer import DIGEST, WriteOptions, write_arrow_buckets, write_buckets
 from dagster_adjunct.resources.errors import CommitConflictError, ProducerConflictError, SchemaMismatchError
 from dagster_adjunct.resources.lazy_modules import F, pa, pc
 from dagster_adjunct.resources.objects.commit_log import Commit
@@ -362,6 +363,11 @@ def _select_positions(data: Any, sources: Sources | None, what: str) -> Any:
     return data.drop_columns(names) if hasattr(data, "drop_columns") else data.drop(*names)
 
 
+def _digested_columns(declaration: LakeStreamDeclaration, there: Sequence[str]) -> list[str]:
+    """Return the columns in the digest of each record, so that a retry in another form or order has the same."""
+    return [*declaration.columns.names, *(name for name in (TIMESTAMP, TOMBSTONE, EPOCH) if name in there)]
+
+
 COMMIT_ATTEMPTS = 100
 
 
@@ -396,9 +402,9 @@ class LakeAppends(StreamStates):
         `sources` are the ranges that the records were made of; then each has the columns of POSITION, which are
         dropped otherwise. With `one_task`, one task writes all partitions of a small frame.
 
-        A retry with the same records returns the first result. It must be a table or a Spark frame as before, since
-        their digests differ. Raises SchemaMismatchError, ProducerConflictError, and CommitConflictError or
-        CommitStateUnknownError, after which the same call may be repeated.
+        A retry with the same records, in any form, returns the first result. Raises SchemaMismatchError,
+        ProducerConflictError, and CommitConflictError or CommitStateUnknownError, after which the same call may be
+        repeated.
         """
         valid_micros = check_append(producer, sequence, end_of_dataset, valid_from)
         _, state = self.state(stream)
@@ -447,9 +453,9 @@ class LakeAppends(StreamStates):
             if _is_table(data):
                 check_table_options(what, order_by, partitioned)
                 data = conform_table(data, declaration, what)
-                files = write_arrow_buckets(
-                    data, self.lake.store, folder, declaration.layout_of(data.column_names), options
-                )
+                layout = declaration.layout_of(data.column_names)
+                data = data.append_column(DIGEST, row_digests(data, _digested_columns(declaration, data.column_names)))
+                files = write_arrow_buckets(data, self.lake.store, folder, layout, options)
             else:
                 data = conform_frame(data, declaration, order_by, what)
                 files = write_buckets(
@@ -461,7 +467,7 @@ class LakeAppends(StreamStates):
                     order_by=tuple(order_by),
                     partitioned=partitioned,
                     one_task=one_task,
-                    digest_also=[name for name in (TIMESTAMP, TOMBSTONE, EPOCH) if name in data.columns],
+                    digested=_digested_columns(declaration, data.columns),
                 )
         except SchemaMismatchError as error:
             error.stream = f"lake.{append.stream}"
