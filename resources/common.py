@@ -214,7 +214,7 @@ class ClassRegistry(Generic[T]):
 class StoredDocument(BaseModel):
     """A stored document, or a part of one: frozen, and rejecting fields that this release does not know."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
 
 class Report:

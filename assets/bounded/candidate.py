@@ -216,13 +216,13 @@ def reject_revoked_content(candidates: Sequence[CandidateVersion]) -> list[Candi
 
 def _build_version(member: Member, delivery: Delivery, attempt: Attempt) -> SealedVersion:
     source, spec, manifest = member.source, member.spec, member.manifest
-    spark = member.context.spark
     what = f"dataset {spec.name!r}, version {delivery.version!r}"
     valid_from = None
     if spec.valid_from is not None:
         valid_from = parse_valid_from(spec.name, spec.valid_from, delivery.version, delivery.valid_from)
     generation = attempt.generation(manifest.next_generation)
-    records = source.check(delivery, spark)
+    records = source.check(delivery, member.context.spark)
+    spark = member.context.spark_for(records, source.list_spark_needs())
     counters: dict[str, int] = {"read": records or 0}
     if records != 0:
         schema = source.schema.with_sensitive(*(name for name in spec.sensitive if name in source.schema))

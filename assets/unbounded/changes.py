@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any
 from dagster_adjunct.assets.declaration.change_values import Samples
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.declaration.policies import DeadLetters
-from dagster_adjunct.assets.sources.entries import Ranges, offsets_to_json, resolve_stream
+from dagster_adjunct.assets.sources.entries import Ranges, list_spark_needs, offsets_to_json, resolve_stream
 from dagster_adjunct.assets.unbounded import commit
 from dagster_adjunct.assets.unbounded.commit import Advance
 from dagster_adjunct.assets.unbounded.complete_rows import RowCompletion
-from dagster_adjunct.assets.unbounded.engine import DEAD_LETTERS, select_engine
+from dagster_adjunct.assets.unbounded.engine import DEAD_LETTERS, SparkEngine, select_engine
 from dagster_adjunct.assets.unbounded.progress import bootstrap_progress
 from dagster_adjunct.assets.versions.dataset_log import Attempt
 from dagster_adjunct.assets.versions.leases import lease_served, record_build
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 
 def write_changes(
-    advance: Advance, attempt: Attempt, ranges: Ranges, rewinding: ActiveRewind | None
+    advance: Advance, attempt: Attempt, ranges: Ranges, rewinding: ActiveRewind | None, engine: SparkEngine
 ) -> tuple[Advance, Generation, dict[str, int], Samples | None]:
     """Write the changes of these ranges as one generation; return the advance, the generation, counters and samples.
 
@@ -55,7 +55,6 @@ def write_changes(
     """
     source, spec, manifest, lake = advance.source, advance.spec, advance.manifest, advance.context.lake
     following, late = spec.following, None
-    engine = select_engine(advance.context.spark)
     changes, samples = engine.read_changes(source, ranges, manifest.positions_from, manifest.first_ordered)
     if rewinding is None or following.history is not None:
         # A table that is being built has dropped no tombstones yet.
@@ -238,10 +237,13 @@ def apply_ranges(
         ):
             # With history, or in a rewind, stored rows are read too.
             alone = advance.spec.following.history is None and rewinding is None
-            with advance.stages("build"), interpret_small_plans(context.spark, records if records and alone else None):
+            spark = context.spark_for(records if alone else None, list_spark_needs(advance.source))
+            with advance.stages("build"), interpret_small_plans(spark, records if records and alone else None):
                 if records:
                     advance.stages.begin_build()
-                    advance, generation, counted, samples = write_changes(advance, attempt, ranges, rewinding)
+                    advance, generation, counted, samples = write_changes(
+                        advance, attempt, ranges, rewinding, select_engine(spark)
+                    )
                     counted["deleted"] += count_deletions(generation)
                     counted.pop("conflicting", None)  # normal in a change stream
                     counters |= counted if bootstrapping else {"changes": generation.rows, **counted}

@@ -184,7 +184,8 @@ def merge_generations(
     history, a base stores where each row ends and drops those that ended before the edge; tombstones older than twice
     the history are dropped where nothing else is left of their key.
     """
-    version, engine, major = manifest.version, select_engine(context.spark), plan.level == "major"
+    spark = context.spark_for(sum(generation.rows for generation in plan.generations))
+    version, engine, major = manifest.version, select_engine(spark), plan.level == "major"
     assert version is not None
     what, history = f"dataset {manifest.name!r}, {plan.level} compaction", version.history
     rows = engine.stored_rows(context.lake.store, what, version.layout, plan.generations)
@@ -357,7 +358,8 @@ def _has_late_deltas(context: Runtime, fresh: UnboundedManifest, known: set[str]
         return any(span[0] <= horizon for span in ranges if span)
     if not appended:
         return False
-    what, engine = f"dataset {fresh.name!r}, deltas committed meanwhile", select_engine(context.spark)
+    engine = select_engine(context.spark_for(sum(generation.rows for generation in appended)))
+    what = f"dataset {fresh.name!r}, deltas committed meanwhile"
     lowest, _ = engine.position_bounds(engine.stored_rows(context.lake.store, what, version.layout, appended))
     return lowest is not None and lowest <= horizon
 

@@ -30,8 +30,9 @@ from dagster_adjunct.resources.lazy_modules import pa, pc
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
 from dagster_adjunct.resources.objects.store import ObjectStore
 from dagster_adjunct.resources.schemas.schema import named_column
-from dagster_adjunct.resources.spark.in_process import session_factory
+from dagster_adjunct.resources.spark.in_process import IN_PROCESS, session_factory
 from dagster_adjunct.resources.spark.session import session_scope
+from dagster_adjunct.resources.spark.tuning import FEW_ROWS
 from dagster_adjunct.resources.streams.lake.streams import open_systems
 from dagster_adjunct.resources.streams.system import OFFSET, PARTITION, StreamSystem
 
@@ -89,13 +90,19 @@ class Runtime:
     """What an advance works with: the lake, the stream systems by name, and Spark.
 
     `spark` is called only when there are rows to process. With IN_PROCESS all rows are processed in memory, without a
-    session. `by` is the run or person named in commits.
+    session; with `few_in_process`, few are. `by` is the run or person named in commits.
     """
 
     lake: Lake
     systems: Mapping[str, StreamSystem]
     spark: Callable[[], SparkSession]
     by: str
+    few_in_process: bool = False
+
+    def spark_for(self, rows: int | None, needs_spark: Sequence[str] = ()) -> Callable[[], SparkSession]:
+        """Return what processes this many rows: IN_PROCESS for few that need nothing of Spark."""
+        few = self.few_in_process and rows is not None and rows <= FEW_ROWS and not needs_spark
+        return IN_PROCESS if few else self.spark
 
     def now(self) -> datetime:
         """Return the time by the lake's clock."""

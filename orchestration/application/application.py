@@ -7,6 +7,7 @@ compiles later.
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 import traceback
 from collections.abc import Collection, Mapping, Sequence
@@ -15,7 +16,7 @@ from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Literal, TypeVar, Unpack, overload
 
 from pydantic import SkipValidation
 
@@ -45,6 +46,14 @@ from dagster_adjunct.resources.validation import validated_methods
 T = TypeVar("T")
 
 
+def _choose_engine(engine: str | None, application: str) -> str:
+    chosen = engine or os.environ.get("ADJUNCT_ENGINE") or "spark"
+    if chosen not in ("spark", "auto"):
+        problem = f"application {application!r}: ADJUNCT_ENGINE is {chosen!r}: expected spark or auto."
+        raise ConfigurationError(problem, "Set it to one of them, or unset it (spark).", setting="ADJUNCT_ENGINE")
+    return chosen
+
+
 @validated_methods
 class Application:
     """One job: its inputs, outputs, tables and operators.
@@ -53,7 +62,9 @@ class Application:
     `intermediate_partitions` is the default partition count of intermediate streams; -1 means None.
     `tasks` limits the number of tasks, so that a task owns several partitions; by default each partition has its own.
     `max_batch_records` limits how many input records one batch reads, over all inputs. A batch of at most
-    `few_records` over small datasets uses one Spark task per stage; its result is the same.
+    `few_records` over small datasets uses one Spark task per stage; its result is the same. With the `engine` "auto",
+    such a batch is computed in the run's process, without Spark, if the plan says that nothing of the application needs
+    Spark; with "spark", none is. By default it is ADJUNCT_ENGINE, else "spark".
     Startpoint requests that no run has applied within `startpoints_expire_after` are ignored. With
     `startpoints=False`, requests are rejected, and runs ignore and report stored ones.
     A `strict` application turns these notes of the plan into errors: the order of a remote table's records holds per
@@ -73,6 +84,7 @@ class Application:
         tasks: int | None = None,
         max_batch_records: int = 100_000,
         few_records: int = 5_000,
+        engine: Literal["spark", "auto"] | None = None,
         startpoints: bool = True,
         startpoints_expire_after: timedelta = timedelta(hours=12),
         strict: bool = False,
@@ -94,6 +106,7 @@ class Application:
         self.max_batch_records = max_batch_records
         self.tasks = tasks
         self.few_records = few_records
+        self.engine = _choose_engine(engine, name)
         self.startpoints = startpoints
         if strict and auto_repartition:
             problem = (

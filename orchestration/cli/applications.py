@@ -197,7 +197,7 @@ def run(lake: Lake, reference: str, master: str | None, wait: str, follow: str |
                 problem = f"application {app.name!r} declares only datasets: there are no batches to stay for."
                 step = "Leave out --follow, and repeat the command, or let the datasets' sensors in Dagster do so."
                 raise ConfigurationError(problem, step, setting="--follow")
-            runtime = Runtime(lake, systems, session_factory(spark), run)
+            runtime = Runtime(lake, systems, session_factory(spark), run, few_in_process=app.engine == "auto")
             reports = advance_datasets(runtime, app, on_report=show_event, on_stage=show_stage).reports
             output.show_json({"datasets": [report.to_json() for report in reports], "step": None})
             for dataset in partitioned:

@@ -222,6 +222,7 @@ def step_metadata(report: StepReport) -> dict[str, Any]:
         {
             "adjunct/batches": report.batches,
             "adjunct/few_batches": report.few_batches,
+            "adjunct/in_process_batches": report.in_process_batches,
             "adjunct/last_batch": state.batch,
             "adjunct/caught_up": report.caught_up,
             "adjunct/versions": json(report.versions),

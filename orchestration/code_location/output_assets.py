@@ -174,7 +174,7 @@ def _run_batches(
     """
     run, log = op.context.run.run_id, op.context.log
     lasts = validate_follow(config.follow_seconds or None)
-    runtime = Runtime(op.lake, op.systems, session_factory(spark.starter), by=run)
+    runtime = Runtime(op.lake, op.systems, session_factory(spark.starter), run, few_in_process=app.engine == "auto")
     claim = Claim(
         wait=validate_wait(config.wait_seconds),
         take_over=config.take_over,

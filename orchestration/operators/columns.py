@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -55,9 +55,9 @@ _DIGITS = 10
 _OPTIONAL = (*POSITION, TASK, BRANCH, ORDINAL, ORIGIN, EVENT_TIME, BEHIND, REPLAYED)
 
 
-def list_hidden_columns(frame: DataFrame) -> list[str]:
-    """Return the hidden columns of records, which an operator must pass on."""
-    return [*RECORD_META, *(name for name in _OPTIONAL if name in frame.columns)]
+def list_hidden_columns(names: Collection[str]) -> list[str]:
+    """Return the hidden columns of records with these columns, which an operator must pass on."""
+    return [*RECORD_META, *(name for name in _OPTIONAL if name in names)]
 
 
 def tie_breakers(frame: DataFrame) -> tuple[str, ...]:

@@ -372,7 +372,7 @@ class FlatMap(Spec):
         (frame,) = frames
         stream, sensitive = batch.stream_of(operator), batch.sensitive(operator)
         call = RecordCall(operator, self.function, self.schema, several=True, stream=stream, sensitive=sensitive)
-        return call_in_tasks(frame, call, list_hidden_columns(frame))
+        return call_in_tasks(frame, call, list_hidden_columns(frame.columns))
 
 
 def build_flat_map(

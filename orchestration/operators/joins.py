@@ -47,9 +47,14 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
     from dagster_adjunct.orchestration.application.application import Application
+    from dagster_adjunct.orchestration.step.arrow_batch import ArrowBatch
     from dagster_adjunct.orchestration.step.batch import BatchContext
 
 
+# Types of keys that are equal for Arrow exactly where they are for Spark.
+_EXACT = frozenset(
+    {"string", "tinyint", "smallint", "int", "bigint", "boolean", "date", "timestamp", "decimal", "binary"}
+)
 MATCHED = "__matched"
 """True if a joined record has an entry, else null."""
 BEFORE_HISTORY, NO_TIME = "__before_history", "__no_time"
@@ -246,6 +251,20 @@ class Join(PassThroughSpec):
         counted = batch.count_matches(operator, self.dataset, frame.join(side, reduce(and_, equal), "left"))
         kept = counted.filter("__matched") if self.how == "inner" else counted
         return kept.drop(*keys, "__matched")
+
+    def spark_need(self, context: PlanContext, arriving: Sequence[Columns]) -> str:
+        if type(self) is not Join:
+            return "as_of=" if isinstance(self, AsOfJoin) else "a function of record and entry"
+        if context.app.dataset(self.dataset).is_local:
+            return f"local table {self.dataset}"
+        kinds = {name: (arriving[0].types or {}).get(name) or "unknown" for name, _ in self.on}
+        other = next((name for name, kind in kinds.items() if kind.partition("(")[0] not in _EXACT), None)
+        return "" if other is None else f"the key {other}, whose type is {kinds[other]}"
+
+    def compute(self, operator: str, tables: Sequence[Any], batch: ArrowBatch) -> Any:
+        chosen = self.selection(batch.columns_of(self.dataset))
+        joined, matched = batch.join(operator, tables[0], self.dataset, self.on, chosen)
+        return joined.filter(matched) if self.how == "inner" else joined
 
     def _check_frame(self, operator: str, frame: DataFrame, schema: Schema, batch: BatchContext) -> None:
         """Check the records and the entries of the batch's version, before Spark does."""

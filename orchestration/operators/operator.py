@@ -7,15 +7,16 @@ is imported inside functions, because specs are created wherever an application 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from dagster_adjunct.orchestration.operators.stream_facts import UNKNOWN, Catalog, Columns, LineageNode, Partitioner
 from dagster_adjunct.resources.common import CodeLine
 from dagster_adjunct.resources.errors import PlanningError
 from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.sql.arrow_evaluation import compile_expression
 from dagster_adjunct.resources.sql.types import types_differ
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application
     from dagster_adjunct.orchestration.operators.event_time import EventTime
     from dagster_adjunct.orchestration.operators.remote_tables import ChangedColumns, TableSend
+    from dagster_adjunct.orchestration.step.arrow_batch import ArrowBatch
     from dagster_adjunct.orchestration.step.batch import BatchContext
 
 
@@ -117,6 +119,17 @@ class Spec(ABC):
 
         They keep their hidden columns (`list_hidden_columns`). Analysis errors of Spark are reported with the id.
         """
+
+    def spark_need(self, context: PlanContext, arriving: Sequence[Columns]) -> str:
+        """Return what of it needs Spark, as a noun phrase; "" if `compute` certainly gives the same records."""
+        return f"operator {self.kind}"
+
+    def compute(self, operator: str, tables: Sequence[Any], batch: ArrowBatch) -> Any:
+        """Return the records that leave the operator, as Arrow tables like those that arrive, in this process.
+
+        Called only if nothing of it needs Spark. By default `compile`, for operators that leave all to the batch.
+        """
+        return self.compile(operator, tables, batch)
 
     @property
     def role(self) -> Role | None:
@@ -258,6 +271,15 @@ class Spec(ABC):
     def check_frames(self, operator: str, frames: Sequence[DataFrame], app: Application) -> Columns:
         """Check the records that arrive, whose types Spark knows, as planning does; return the columns that leave."""
         return self.derive_columns(PlanContext(operator, app, {}), [Columns.of_frame(frame) for frame in frames])
+
+
+def expressions_need(texts: Iterable[str], arriving: Columns) -> str:
+    """Return what of these Spark SQL expressions needs Spark, given the columns that they read; "" for nothing."""
+    if arriving.types is None or None in arriving.types.values():
+        return "columns whose types are not known before it runs"
+    types = {name: kind for name, kind in arriving.types.items() if kind is not None}
+    compiled = (compile_expression(text, types) for text in texts)
+    return next((why for why in compiled if isinstance(why, str)), "")
 
 
 class PassThroughSpec(Spec):

@@ -24,7 +24,15 @@ from dagster_adjunct.orchestration.operators.columns import (
     validate_partition_count,
 )
 from dagster_adjunct.orchestration.operators.event_time import EventTime
-from dagster_adjunct.orchestration.operators.operator import Flow, PassThroughSpec, PlanContext, Role, Spec, merge_flows
+from dagster_adjunct.orchestration.operators.operator import (
+    Flow,
+    PassThroughSpec,
+    PlanContext,
+    Role,
+    Spec,
+    expressions_need,
+    merge_flows,
+)
 from dagster_adjunct.orchestration.operators.stream_facts import (
     SPARK,
     TASK_NUMBER,
@@ -108,6 +116,11 @@ class Input(Spec):
         # A broadcast input has a partition per task, which other streams decide: see `add_broadcast_counts`.
         facts = require_facts(context.catalog, self.stream, context.operator)
         return facts.partitions if self.broadcast is None else None, "input"
+
+    def spark_need(self, context: PlanContext, arriving: Sequence[Columns]) -> str:
+        if not require_facts(context.catalog, self.stream, context.operator).in_arrow:
+            return f"reading stream {self.stream}"
+        return "event_time=" if self.event_time is not None else "broadcast=" if self.broadcast is not None else ""
 
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
         records = batch.read(self.stream)
@@ -196,10 +209,13 @@ class Filter(PassThroughSpec):
         (flow,) = arriving
         return flow if isinstance(self.condition, str) or self.keeps_partitioning else flow.lose(context.operator)
 
+    def spark_need(self, context: PlanContext, arriving: Sequence[Columns]) -> str:
+        return expressions_need(self.sql, arriving[0]) if isinstance(self.condition, str) else "a DataFrame function"
+
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
         (frame,) = frames
         if isinstance(self.condition, str):
-            return frame.filter(self.condition)
+            return batch.filter(frame, self.condition)
         passed = batch.call(operator, self.condition, frame)
         _check_columns_unchanged(operator, self.condition, dict(frame.dtypes), dict(passed.dtypes))
         return passed
@@ -309,13 +325,19 @@ class Map(Spec):
         kept = tuple(name for name in names if name is not None)
         return kept if len(kept) == len(partitioned_by) else None
 
+    def spark_need(self, context: PlanContext, arriving: Sequence[Columns]) -> str:
+        if self.function is not None:
+            return "a DataFrame function"
+        read = [(text, parse_expression(text)) for text in self.expressions]
+        return expressions_need([text for text, each in read if not each.star], arriving[0])
+
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
         (frame,) = frames
         if self.function is not None:
             return batch.call(operator, self.function, frame)
         has_star = any(parse_expression(text).star for text in self.expressions)
-        hidden = [] if has_star else [f"`{name}`" for name in list_hidden_columns(frame)]
-        return frame.selectExpr(*hidden, *self.expressions)
+        hidden = [] if has_star else [f"`{name}`" for name in list_hidden_columns(batch.names(frame))]
+        return batch.select(frame, (*hidden, *self.expressions))
 
 
 def build_map(after: str, expressions: Sequence[str | DataFrameFunction], keeps_partitioning: bool) -> Map:
@@ -441,9 +463,11 @@ class PartitionBy(PassThroughSpec):
     def declared_count(self, context: PlanContext) -> tuple[int | None, str]:
         return self.partitions, "" if self.partitions is None else f"partition_by(partitions={self.partitions})"
 
+    def spark_need(self, context: PlanContext, arriving: Sequence[Columns]) -> str:
+        return ""
+
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
-        partitions = batch.partitions_at(operator)
-        return batch.gather_small(frames[0]).repartition(partitions, *map(named_column, self.columns))
+        return batch.repartition(frames[0], batch.partitions_at(operator), self.columns)
 
 
 def build_partition_by(after: str, stream: str, columns: Sequence[str], partitions: int | None) -> PartitionBy:
@@ -526,8 +550,11 @@ class WithColumns(Spec):
                 return name if (plain_column(expression) or "").lower() == column.lower() else None
         return column
 
+    def spark_need(self, context: PlanContext, arriving: Sequence[Columns]) -> str:
+        return expressions_need(self.sql, arriving[0])
+
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
-        return frames[0].withColumns({name: F.expr(expression) for name, expression in self.columns})
+        return batch.with_columns(frames[0], self.columns)
 
 
 def build_with_columns(after: str, columns: Mapping[str, str]) -> WithColumns:

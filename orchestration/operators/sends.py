@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, OwnedBy
 from dagster_adjunct.orchestration.operators.columns import OnNullKey, Types, function_label, require_columns
@@ -36,7 +36,7 @@ from dagster_adjunct.resources.common import argument_error, split_stream_name
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.sql.checking import check_condition
-from dagster_adjunct.resources.streams.system import OffsetRange, SystemStreamPartition, require_writer
+from dagster_adjunct.resources.streams.system import require_writer
 from dagster_adjunct.resources.user_code import check_plain_function
 
 if TYPE_CHECKING:
@@ -285,6 +285,9 @@ class SendToStream(OutputStreamSpec):
             columns, known={name: replace(it, sources=((node, name),)) for name, it in columns.known.items()}
         )
 
+    def spark_need(self, context: PlanContext, arriving: Sequence[Columns]) -> str:
+        return "" if output_partitioner(context.catalog, self.stream) == SPARK else f"stream {self.stream}"
+
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
         """Append to the output stream and return what was appended, read back if the system allows it."""
         (frame,) = frames
@@ -297,14 +300,7 @@ class SendToStream(OutputStreamSpec):
         result = batch.send(operator, frame, self.stream, key=output.key, partitions=output.partitions)
         if result is None or not goes_on or not system.appends_alone:
             return frame
-        system_name, stream = split_stream_name(self.stream)
-        ranges = {
-            SystemStreamPartition(system_name, stream, partition): OffsetRange(start, result.next[partition])
-            for partition, start in result.first.items()
-        }
-        # Records keep their positions in the input instead of the new ones.
-        more: dict[str, Any] = {"positions": True} if system.accepts("sources") else {}
-        return system.read(frame.sparkSession, ranges, **more)
+        return batch.read_appended(self.stream, result)
 
 
 @dataclass(frozen=True, slots=True)

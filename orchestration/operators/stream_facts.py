@@ -160,7 +160,8 @@ class StreamFacts:
     """An existing stream: `name` is "system.stream", `key` are its partitioning columns.
 
     `schema` is None where the columns are unknown. `evolves` says that writers may add and widen columns, `numbered`
-    that offsets are numbers. `size` is in bytes, None where unknown.
+    that offsets are numbers, and `in_arrow` that its records can be read without Spark. `size` is in bytes, None where
+    unknown.
     """
 
     name: str
@@ -170,6 +171,7 @@ class StreamFacts:
     schema: Schema | None = None
     evolves: bool = False
     numbered: bool = True
+    in_arrow: bool = True
     size: int | None = None
 
     def __post_init__(self) -> None:

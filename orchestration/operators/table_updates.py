@@ -21,6 +21,7 @@ from dagster_adjunct.orchestration.operators.operator import (
     PassThroughSpec,
     PlanContext,
     Requirement,
+    expressions_need,
 )
 from dagster_adjunct.orchestration.operators.remote_tables import (
     AnyTable,
@@ -550,6 +551,15 @@ class SendToTable(PassThroughSpec):
             frozenset(name for name, _ in update.if_missing or ()) - frozenset(app.table_key(self.send.table)),
         )
 
+    def spark_need(self, context: PlanContext, arriving: Sequence[Columns]) -> str:
+        if self.send.dead_letters is not None:
+            return "dead letters"
+        if self.send.contract is not None and self.send.update is None:
+            return "updates in records"
+        if self._update.append:
+            return "append="
+        return expressions_need(self.sql, arriving[0]) if self.sql else ""
+
     def _sink(self, app: Application) -> TableSink:
         return TableSink(app.tables[self.send.table], self.send)
 
@@ -580,8 +590,8 @@ class SendToTable(PassThroughSpec):
         if self.send.update is not None:
             key = [quote_name(name) for name in batch.app.table_key(self.send.table)]
             update = self._with_lists(frame)
-            hidden = [quote_name(name) for name in list_hidden_columns(frame)]
-            written = frame.selectExpr(*hidden, *key, *update.expressions())
+            hidden = [quote_name(name) for name in list_hidden_columns(batch.names(frame))]
+            written = batch.select_update(frame, (*hidden, *key), update)
         batch.write(operator, written, self.send)
         return frame
 

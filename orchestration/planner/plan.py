@@ -147,6 +147,14 @@ class Task:
     broadcast: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class SparkNeed:
+    """What of an operator needs Spark, as a noun phrase."""
+
+    operator: str
+    what: str
+
+
 T = TypeVar("T")
 
 
@@ -155,7 +163,8 @@ T = TypeVar("T")
 class ExecutionPlan:
     """A proven application. Equal applications and catalogs give equal plans.
 
-    `columns` are those after each operator; documents of plans have only their names.
+    `columns` are those after each operator; documents of plans have only their names. With the `engine` "auto",
+    `needs_spark` says why no batch is computed without Spark; it is empty where small ones are.
     """
 
     application: str
@@ -172,6 +181,8 @@ class ExecutionPlan:
     fed_joins: tuple[FedJoin, ...]
     by_time: tuple[JoinByTime, ...]
     columns: Mapping[str, Columns] = field(default_factory=dict, compare=False, repr=False)
+    engine: str = "spark"
+    needs_spark: tuple[SparkNeed, ...] = ()
 
     def stream(self, name: str) -> StreamEdge:
         """Return the edge of an input, output or intermediate stream, else of a side input."""

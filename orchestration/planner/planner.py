@@ -31,7 +31,7 @@ from dagster_adjunct.orchestration.planner.columns import (
     trace_flows,
 )
 from dagster_adjunct.orchestration.planner.conflicts import apply_insertions, check_co_partitioning, plan_repartitioning
-from dagster_adjunct.orchestration.planner.plan import ExecutionPlan, FedDataset, JoinGroup, PlannedOperator
+from dagster_adjunct.orchestration.planner.plan import ExecutionPlan, FedDataset, JoinGroup, PlannedOperator, SparkNeed
 from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError, StreamNotFoundError
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
@@ -80,7 +80,8 @@ def plan_application(
             continue
         evolves = isinstance(system, StreamWriter) and system.evolves
         numbered = isinstance(system, NumberedOffsets)
-        facts[name] = StreamFacts(name, info.partitions, info.key, info.partitioner, info.schema, evolves, numbered)
+        known = (info.partitions, info.key, info.partitioner, info.schema)
+        facts[name] = StreamFacts(name, *known, evolves, numbered, system.implements("read_arrow"))
 
     def size_of(stream: str) -> int | None:
         system, name = split_stream_name(stream)
@@ -153,7 +154,17 @@ def build_plan(app: Application, catalog: Catalog) -> ExecutionPlan:
         fed_joins=notes.plan_fed_joins(app),
         by_time=notes.plan_joins_by_time(app),
         columns=columns,
+        engine=app.engine,
+        needs_spark=tuple(_iter_spark_needs(app, catalog, columns)) if app.engine == "auto" else (),
     )
+
+
+def _iter_spark_needs(app: Application, catalog: Catalog, columns: Mapping[str, Columns]) -> Iterator[SparkNeed]:
+    for operator in app.operators:
+        arriving = [columns[source] for source in operator.inputs]
+        what = operator.spec.spark_need(PlanContext(operator.id, app, catalog), arriving)
+        if what:
+            yield SparkNeed(operator.id, what)
 
 
 def _iter_exchanges(draft: partition_counts.Draft) -> Iterator[Exchange]:

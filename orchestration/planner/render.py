@@ -359,6 +359,10 @@ def render_text(plan: ExecutionPlan) -> str:
         [f"  {AS_OF_NOTE}"] if plan.by_time else (),
     )
     lines += ["", "Tasks", *_describe_tasks(plan.tasks)]
+    if plan.engine == "auto" and not plan.needs_spark:
+        section("Engine", (), (), ["  Small batches are computed without Spark."])
+    needs = [f"  - {need.operator}: {need.what}" for need in plan.needs_spark]
+    section("Engine: all batches need Spark", (), (), needs)
     section("Notes", (), (), [f"  - {note}" for note in plan.notes])
     return "\n".join(lines) + "\n"
 

@@ -41,7 +41,7 @@ from dagster_adjunct.orchestration.operators.event_time import Watermarks
 from dagster_adjunct.orchestration.operators.functions import pickle_function
 from dagster_adjunct.orchestration.operators.joins import BEFORE_HISTORY, MATCHED, NO_TIME, TimedRows
 from dagster_adjunct.orchestration.operators.operator import Exchange, Operator
-from dagster_adjunct.orchestration.operators.remote_tables import SinkFunction, TableLookup, TableSend
+from dagster_adjunct.orchestration.operators.remote_tables import AnyTable, SinkFunction, TableLookup, TableSend
 from dagster_adjunct.orchestration.operators.stream_facts import RECORDED
 from dagster_adjunct.orchestration.planner.notes import name_writers
 from dagster_adjunct.orchestration.step import batch_outputs, recorded_answers
@@ -65,26 +65,34 @@ from dagster_adjunct.resources.streams.system import (
     POSITION,
     TOMBSTONE,
     AppendResult,
+    OffsetRange,
     Sources,
     StreamSystem,
+    SystemStreamPartition,
     require_writer,
 )
 from dagster_adjunct.resources.tables.metrics import TableMetrics
-from dagster_adjunct.resources.tables.spark import TableWrite, write_table
+from dagster_adjunct.resources.tables.spark import TableWrite, WriteResult, write_table
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, Observation, Row, SparkSession
+
+    from dagster_adjunct.orchestration.operators.table_updates import Update
 
 _TIME_COUNTS = {BEFORE_HISTORY: "before_history", NO_TIME: "null_times"}
 
 
 @dataclass(frozen=True, slots=True)
 class BatchMetrics:
-    """The counters of a batch by output or join, its table metrics, and the event times of its inputs after it."""
+    """The counters of a batch by output or join, its table metrics, and the event times of its inputs after it.
+
+    `in_process` says that it was computed without Spark.
+    """
 
     counters: Counters
     measured: Mapping[str, TableMetrics]
     times: TimeState | None = None
+    in_process: bool = False
 
 
 def run_batch(context: StepContext, inputs: BatchInputs, before_output: Callable[[str], None]) -> BatchMetrics:
@@ -285,7 +293,7 @@ class BatchContext:
         joined = None if match is None or match.dataset is None else match.node
         names = frozenset(name for node, name in self.context.sensitive if node == joined)
         for source, frame in zip(compiled.inputs, self.arrived[operator], strict=True):
-            own = [name for name in frame.columns if not name.startswith("__")]
+            own = [name for name in self.names(frame) if not name.startswith("__")]
             names |= sensitive_columns(self.context, source, own)
         return names
 
@@ -294,6 +302,30 @@ class BatchContext:
     def read(self, stream: str) -> DataFrame:
         """Return the batch's records of an input stream."""
         return self._times.read(stream)
+
+    def names(self, frame: DataFrame) -> Sequence[str]:
+        """Return the names of the records' columns, hidden ones included."""
+        return frame.columns
+
+    def filter(self, frame: DataFrame, condition: str) -> DataFrame:
+        """Return the records that match a Spark SQL condition."""
+        return frame.filter(condition)
+
+    def select(self, frame: DataFrame, expressions: Sequence[str]) -> DataFrame:
+        """Return the records with the columns that these Spark SQL expressions give."""
+        return frame.selectExpr(*expressions)
+
+    def select_update(self, frame: DataFrame, names: Sequence[str], update: Update) -> DataFrame:
+        """Return the records with these columns, quoted, and the structs of an update."""
+        return frame.selectExpr(*names, *update.expressions())
+
+    def with_columns(self, frame: DataFrame, columns: Sequence[tuple[str, str]]) -> DataFrame:
+        """Return the records with these columns, pairs of a name and a Spark SQL expression, added or replaced."""
+        return frame.withColumns({name: F.expr(expression) for name, expression in columns})
+
+    def repartition(self, frame: DataFrame, partitions: int, by: Sequence[str]) -> DataFrame:
+        """Return the records in partitions by these columns."""
+        return self.gather_small(frame).repartition(partitions, *map(named_column, by))
 
     def call(self, operator: str, function: DataFrameFunction, frame: DataFrame) -> DataFrame:
         """Return the result of a user's DataFrame function, which must keep the hidden columns."""
@@ -448,7 +480,7 @@ class BatchContext:
         """
         self._before_output(stream)
         system, name = require_writer(self.system_of(stream)), split_stream_name(stream)[1]
-        create = partial(system.create, name, schema=batch_outputs.output_schema(frame), key=key, partitions=partitions)
+        create = partial(system.create, name, schema=self.output_schema(frame), key=key, partitions=partitions)
         cut = self.inputs.intent.cut
         sent = None
         if cut or system.evolves:
@@ -467,21 +499,41 @@ class BatchContext:
         return result
 
     def _append(self, operator: str, frame: DataFrame, stream: str) -> AppendResult:
-        system, producer = require_writer(self.system_of(stream)), self.producers[operator]
-        sources = self._sources(operator) if system.accepts("sources") else None
-        more: dict[str, Any] = {"sources": sources} if sources else {}
+        system, options = require_writer(self.system_of(stream)), self._append_options(operator, stream)
         if self.inputs.few and system.accepts("one_task"):
-            more["one_task"] = True
+            options["one_task"] = True
         return system.append(
             split_stream_name(stream)[1],
-            batch_outputs.add_positions(frame, sources).drop(*BATCH_ONLY),
-            producer=producer,
-            sequence=self.number,
-            order_by=("__partition", "__offset", *tie_breakers(frame)),
+            batch_outputs.add_positions(frame, options.get("sources")).drop(*BATCH_ONLY),
+            order_by=(PARTITION, OFFSET, *tie_breakers(frame)),
             partitioned=operator not in self.exchanges,
-            consumed=self.inputs.consumed if producer == self.context.writer else None,
-            **more,
+            **options,
         )
+
+    def _append_options(self, operator: str, stream: str) -> dict[str, Any]:
+        """Return who appends to a stream which batch, made of what."""
+        producer = self.producers[operator]
+        consumed = self.inputs.consumed if producer == self.context.writer else None
+        options: dict[str, Any] = {"producer": producer, "sequence": self.number, "consumed": consumed}
+        sources = self._sources(operator) if require_writer(self.system_of(stream)).accepts("sources") else None
+        return options | ({"sources": sources} if sources else {})
+
+    def output_schema(self, frame: DataFrame) -> Schema:
+        """Return the columns of records as an output stream gets them."""
+        return batch_outputs.output_schema(frame)
+
+    def read_appended(self, stream: str, result: AppendResult) -> DataFrame:
+        """Return the records of an append to a stream; they keep their positions in the input."""
+        return self.system_of(stream).read(self.spark, **self._appended(stream, result))
+
+    def _appended(self, stream: str, result: AppendResult) -> dict[str, Any]:
+        system, name = split_stream_name(stream)
+        ranges = {
+            SystemStreamPartition(system, name, partition): OffsetRange(start, result.next[partition])
+            for partition, start in result.first.items()
+        }
+        positions = require_writer(self.system_of(stream)).accepts("sources")
+        return {"ranges": ranges} | ({"positions": True} if positions else {})
 
     def _sources(self, operator: str) -> Sources | None:
         """Return what is read of the one stream that an operator's records come from; None if there are several."""
@@ -522,12 +574,12 @@ class BatchContext:
             self._letters[operator] = (send.table, ())
             self._count(send.table, {"skipped": frame.count()})
             return
-        credits, one_source = self.context.credits, self._sources(operator) is not None
+        columns, one_source = self.names(frame), self._sources(operator) is not None
         marking = batch_outputs.build_marking(
-            table, frame.columns, self.stream_of(operator), self.inputs, self.writers[operator], made_of_one=one_source
+            table, columns, self.stream_of(operator), self.inputs, self.writers[operator], made_of_one=one_source
         )
         write = TableWrite(
-            table if credits is None else credits.with_credits(table, self.spark),
+            self._with_credits(table),
             send.contract,
             send.on_null_key,
             self.partitions_at(operator),
@@ -539,11 +591,19 @@ class BatchContext:
             send.dead_letters,
             sensitive=bool(self.sensitive(operator)),
         )
-        exchange = operator in self.exchanges and not self.inputs.few
-        written = write_table(self.gather_small(frame), write, exchange=exchange, what=operator)
+        written = self._send_rows(operator, frame, write)
         self._letters[operator] = (send.table, written.letters)
         self.context.open_tables.forget(send.table)
         self._measure(send.table, written.metrics, written.counters)
+
+    def _with_credits(self, table: AnyTable) -> AnyTable:
+        """Return the table as this session's tasks may use it: within the part of its rate that the run has."""
+        credits = self.context.credits
+        return table if credits is None else credits.with_credits(table, self.spark)
+
+    def _send_rows(self, operator: str, frame: DataFrame, write: TableWrite) -> WriteResult:
+        exchange = operator in self.exchanges and not self.inputs.few
+        return write_table(self.gather_small(frame), write, exchange=exchange, what=operator)
 
     def refused_records(self, operator: str) -> DataFrame:
         """Return the records that the table of the operator before this one rejected (DEAD_LETTER_COLUMNS)."""

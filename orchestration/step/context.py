@@ -43,6 +43,8 @@ from dagster_adjunct.resources.tables.shared_rate import RunCredits
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from dagster_adjunct.orchestration.step.batch import BatchMetrics
+
 
 View = VersionReader | TransientVersion | None
 
@@ -311,9 +313,7 @@ class StepState:
             context.on_event(StepEvent("startpoint", self.logged.state.batch, {"text": text}))
         return replace(self, report=replace(self.report, startpoints=(*self.report.startpoints, *texts)))
 
-    def with_batch(
-        self, done: ClosedBatch, commit_seconds: float, measured: Mapping[str, TableMetrics], *, few: bool
-    ) -> StepState:
+    def with_batch(self, done: ClosedBatch, commit_seconds: float, outputs: BatchMetrics, *, few: bool) -> StepState:
         """Return the state after one more batch, with its counters and table metrics."""
         before, took = self.report, {**done.seconds, "commit": commit_seconds}
         versions = {name: before.versions.get(name, []) for name in {**before.versions, **done.intent.versions}}
@@ -324,11 +324,12 @@ class StepState:
             before,
             batches=before.batches + 1,
             few_batches=before.few_batches + few,
+            in_process_batches=before.in_process_batches + outputs.in_process,
             counters=add_counters(before.counters, done.counters),
             versions=versions,
             seconds=sum_counters(before.seconds, took),
             measured=before.measured
-            | {name: before.measured.get(name, TableMetrics()) + metrics for name, metrics in measured.items()},
+            | {name: before.measured.get(name, TableMetrics()) + metrics for name, metrics in outputs.measured.items()},
         )
         return replace(self, report=report)
 

@@ -470,7 +470,7 @@ def call_frame_function(operator: str, function: DataFrameFunction, frame: DataF
         problem = f"{operator}: {function_label(function)} returned {returned}: expected a DataFrame."
         step = "Return a DataFrame made from the given records, with other columns or fewer rows."
         raise errors.PlanningError(problem, step, operator=operator)
-    lost = [name for name in list_hidden_columns(frame) if name not in result.columns]
+    lost = [name for name in list_hidden_columns(frame.columns) if name not in result.columns]
     if lost:
         raise errors.PlanningError(
             f"{operator}: its function returned records without {', '.join(lost)}, which hold each record's "

@@ -202,8 +202,8 @@ class StepEvent:
     (report) when a dataset that lives for one run was built or has changed, "lost" (text) where retention was faster,
     "analysis" before the dry run, once a run and when columns change, "intent" (records, unit, versions, few: whether
     it takes one task a stage), "output" (output) before each output, "again" (text) when the batch is retried after a
-    store failure, "outputs" when all are written, "batch" (records so far, counters, watermarks) when its end is
-    committed, "follow" (text) when a run stays and when that ends.
+    store failure, "outputs" when all are written, "batch" (records so far, counters, watermarks, in_process: whether it
+    was computed without Spark) when its end is committed, "follow" (text) when a run stays and when that ends.
     """
 
     what: str
@@ -224,13 +224,14 @@ class StepEvent:
             return f"planned: {', '.join(parts)}"
         text = _EVENT_TEXTS[self.what].format(**{"unit": "records", **detail})
         few = "; one task a stage, as they are few" if detail.get("few") else ""
+        few = "; computed without Spark" if detail.get("in_process") else few
         times = "; ".join(input_times.describe() for input_times in detail.get("watermarks", ()))
         return f"batch {self.batch}: {text}{few}{f'; {times}' if times else ''}"
 
 
 _EVENT_TEXTS = {
     "again": "{text}",
-    "analysis": "checking all operators with Spark, over no records",
+    "analysis": "checking all operators, over no records",
     "intent": "{records:,} {unit}, dataset versions {versions}",
     "output": "writing {output}",
     "outputs": "all outputs written",
@@ -251,8 +252,8 @@ class StepReport(Report):
 
     `versions` are the dataset versions that its batches read. `startpoints` describes the startpoints that were
     resolved and applied, and the replays that began and ended. `measured` has the metrics of each remote table in this
-    run's tasks. `few_batches` took one task a stage. `watermarks` has the event times of each input that declares them,
-    `state_sizes` the size of each state table.
+    run's tasks. `few_batches` took one task a stage; `in_process_batches` of them were computed without Spark.
+    `watermarks` has the event times of each input that declares them, `state_sizes` the size of each state table.
     """
 
     batches: int
@@ -264,6 +265,7 @@ class StepReport(Report):
     startpoints: tuple[str, ...] = ()
     measured: dict[str, TableMetrics] = field(default_factory=dict)
     few_batches: int = 0
+    in_process_batches: int = 0
     watermarks: tuple[InputTimes, ...] = ()
     state_sizes: Mapping[str, StateSize] = field(default_factory=dict)
 

@@ -108,7 +108,7 @@ def _call_on_frame(frame: DataFrame, call: SinkCall) -> DataFrame:
     from pyspark.sql.types import IntegerType, StructField, StructType
 
     assert call.returns is not None
-    hidden, made = list_hidden_columns(frame), cast("StructType", StructType.fromDDL(call.returns.ddl()))
+    hidden, made = list_hidden_columns(frame.columns), cast("StructType", StructType.fromDDL(call.returns.ddl()))
     own = [StructField(PLACE, IntegerType()), StructField(_CALL, IntegerType())]
     schema = StructType([*(frame.schema[name] for name in hidden), *made.fields, *own])
     return map_in_arrow(_sort_records(frame), partial(_call_in_task, call, hidden), schema)

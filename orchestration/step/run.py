@@ -357,7 +357,8 @@ def run_application(
 
     claim = Claim(wait=validate_wait(wait), take_over=take_over, stays=lasts is not None, say=report_lease)
     datasets: list[AdvanceReport] = []
-    with open_runtime((), lake=lake, systems=systems, spark=spark, by=run) as runtime:
+    with open_runtime((), lake=lake, systems=systems, spark=spark, by=run) as opened:
+        runtime = replace(opened, few_in_process=app.engine == "auto")
 
         def advance(plan: ExecutionPlan) -> FanOut | None:
             advanced = advance_datasets(runtime, app, plan, on_report=on_event, on_stage=on_stage)

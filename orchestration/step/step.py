@@ -22,14 +22,15 @@ import time
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any
 
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.unbounded.local_table import create_state
 from dagster_adjunct.assets.unbounded.transient import TransientVersion
 from dagster_adjunct.orchestration.batch_log.batch_log import ClosedBatch, Counters, add_counters
-from dagster_adjunct.orchestration.step.batch import BatchMetrics, run_batch
+from dagster_adjunct.orchestration.step.batch import BatchMetrics
 from dagster_adjunct.orchestration.step.context import BatchInputs, StepContext, StepState, View
+from dagster_adjunct.orchestration.step.engines import BatchEngine, choose_engine
 from dagster_adjunct.orchestration.step.plan_batch import (
     NothingToRead,
     PlannedBatch,
@@ -44,12 +45,9 @@ from dagster_adjunct.orchestration.step.plan_batch import (
 )
 from dagster_adjunct.orchestration.step.progress import StepEvent, StepReport, measure_input_times, times_at_batch_start
 from dagster_adjunct.orchestration.step.recorded_answers import OpenTables, purge_answers
-from dagster_adjunct.orchestration.step.verify_plan import PhysicalProof, analyze_batch
 from dagster_adjunct.resources import errors
-from dagster_adjunct.resources.spark.in_process import resolve_session
 from dagster_adjunct.resources.spark.tasks import find_adjunct_error
-from dagster_adjunct.resources.spark.tuning import FEW_ROWS, prewarm_workers
-from dagster_adjunct.resources.streams.system import SystemStreamPartition
+from dagster_adjunct.resources.spark.tuning import FEW_ROWS
 from dagster_adjunct.resources.tables.shared_rate import RunCredits
 
 # How often a run begins: the run that it took over from may commit once more.
@@ -69,30 +67,12 @@ _APPLICATION_ERRORS = (
 )
 
 
-class BatchEngine:
-    """Checks and computes batches with Spark; the step decides and commits what they read. Tests replace it."""
-
-    def analyze(
-        self, context: StepContext, views: Mapping[str, View], starts: Mapping[SystemStreamPartition, str]
-    ) -> PhysicalProof:
-        """Return what is proven of a batch over these versions; raise for one that could not finish.
-
-        Nothing is read or written. Also starts the Python workers that the output tasks will need.
-        """
-        prewarm_workers(resolve_session(context.spark))
-        return analyze_batch(context, views, starts)
-
-    run = staticmethod(run_batch)
-
-
-SPARK_ENGINE: Final = BatchEngine()
-
-
-def run_step(given: StepContext, engine: BatchEngine = SPARK_ENGINE) -> StepReport:
+def run_step(given: StepContext, engine: BatchEngine | None = None) -> StepReport:
     """Run batches until the inputs are read to the offsets that were upcoming, or the limit is reached.
 
     A batch that a crash left open comes first. Then the startpoints that the tasks were handed are resolved, once a
-    run. Bounded replays take turns with the main input. `engine` computes what a batch does.
+    run. Bounded replays take turns with the main input. `engine` computes what a batch does, by default the one that
+    the application has chosen.
 
     Raises NoSealedVersionError before reading any input when a dataset marked for bootstrap has no version,
     StaleDatasetError when one is staler than its table allows, and CommitConflictError when another run takes the
@@ -101,7 +81,7 @@ def run_step(given: StepContext, engine: BatchEngine = SPARK_ENGINE) -> StepRepo
     """
     for attempt in range(1, _MAX_STARTS + 1):
         with _open_step(given) as (context, begun):
-            run = begun
+            run, engine = begun, engine or choose_engine(context)
             try:
                 while context.max_batches is None or run.report.batches < context.max_batches:
                     began = time.monotonic()
@@ -342,8 +322,9 @@ def _close_batch(
     texts = [f"{after.applied[ssp].describe(ssp)} applied in batch {intent.batch}" for ssp in intent.startpoints]
     texts += [f"{before.replays[key].describe()} has ended" for key in before.replays if key not in after.replays]
     run = replace(run, logged=logged).with_messages(context, texts)
-    run = run.with_batch(done, time.monotonic() - began, outputs.measured, few=inputs.few)
+    run = run.with_batch(done, time.monotonic() - began, outputs, few=inputs.few)
     detail: dict[str, Any] = {"records": state.records, "unit": context.unit, "counters": outputs.counters}
+    detail["in_process"] = outputs.in_process
     if marks := measure_input_times(context.app, state.times, done.closed_at):
         detail["watermarks"] = marks
     context.on_event(StepEvent("batch", intent.batch, detail))

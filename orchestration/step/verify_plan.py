@@ -37,7 +37,7 @@ from dagster_adjunct.orchestration.planner.columns import check_fed_datasets, it
 from dagster_adjunct.orchestration.planner.plan import ExecutionPlan, PlannedOperator
 from dagster_adjunct.orchestration.startpoints.fan_out import FanOut
 from dagster_adjunct.orchestration.step.batch import BatchContext
-from dagster_adjunct.orchestration.step.batch_outputs import StateTable, output_schema, prepare_table_rows
+from dagster_adjunct.orchestration.step.batch_outputs import StateTable, prepare_table_rows
 from dagster_adjunct.orchestration.step.context import BatchInputs, StepContext, View
 from dagster_adjunct.orchestration.step.recorded_answers import add_unknown_answers, plan_results
 from dagster_adjunct.resources.bucketing.files import GENERATION_COLUMN, BucketLayout, bucketed_frame
@@ -64,7 +64,7 @@ if TYPE_CHECKING:
 
 
 _log = logging.getLogger("adjunct.step")
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+DRY_RUN_CLOCK = datetime(1970, 1, 1, tzinfo=UTC)
 # Exchanges in DataFrames; those of other reasons happen when records are written.
 _IN_FRAMES = ("partition_by", "auto_repartition")
 
@@ -255,7 +255,7 @@ def analyze_batch(
     `starts` are existing offsets of the input streams; they are looked up where left out.
     """
     ranges = {ssp: OffsetRange(start, start) for ssp, start in (starts or {}).items()}
-    intent = Intent(batch=0, run=context.run, clock=_EPOCH, ranges=ranges, versions={})
+    intent = Intent(batch=0, run=context.run, clock=DRY_RUN_CLOCK, ranges=ranges, versions={})
     with closing(DryRun(context, BatchInputs(intent, views))) as batch:
         batch.run()
         return batch.proof()
@@ -403,7 +403,7 @@ class DryRun(BatchContext):
         self, operator: str, frame: DataFrame, stream: str, *, key: Sequence[str], partitions: int
     ) -> AppendResult | None:
         system, name = require_writer(self.system_of(stream)), split_stream_name(stream)[1]
-        sent = output_schema(frame)
+        sent = self.output_schema(frame)
         system.check_create(name, schema=sent, key=key, partitions=partitions)
         if system.evolves and any(dataset.stream == stream for dataset in self.app.datasets):
             stored = system.info(name).schema
@@ -420,7 +420,7 @@ class DryRun(BatchContext):
     ) -> None:
         name = split_stream_name(stream)[1]
         require_writer(self.system_of(stream)).check_create(
-            name, schema=output_schema(frame), key=key, partitions=partitions
+            name, schema=self.output_schema(frame), key=key, partitions=partitions
         )
 
     def write_local(
@@ -432,11 +432,16 @@ class DryRun(BatchContext):
     def write(self, operator: str, frame: DataFrame, send: TableSend) -> None:
         """Compare what Spark makes of the records with the table's columns, as its store has them."""
         table = self.app.tables[send.table]
-        check_record_columns(frame.columns, table.name, table.key, updates=send.contract is not None, what=operator)
+        names = self.names(frame)
+        check_record_columns(names, table.name, table.key, updates=send.contract is not None, what=operator)
         sink = TableSink(table, send)
         stored = sink.columns or self._read_stored(sink.table.name, sink.function)
-        check_sink_columns(operator, sink, _column_types(frame), stored)
+        check_sink_columns(operator, sink, self.column_types(frame), stored)
         self._inspect_written(operator, frame)
+
+    def column_types(self, frame: DataFrame) -> dict[str, str | None]:
+        """Return the types of the records' columns, and of those in the structs of an update, by "update.name"."""
+        return _column_types(frame)
 
     def _read_stored(self, table: str, function: TableFunction | None) -> dict[str, str] | None:
         if function is None or not hasattr(function, "stored_types"):
@@ -474,7 +479,6 @@ async def _read_stored_types(function: TableFunction) -> dict[str, str] | None:
 
 
 def _column_types(frame: DataFrame) -> dict[str, str | None]:
-    """Return the types of the records' columns, and of those in the structs of an update, by "update.name"."""
     from pyspark.sql.types import StructType
 
     types: dict[str, str | None] = {}

@@ -165,7 +165,7 @@ class Schema:
 
     @classmethod
     def from_arrow(cls, schema: pa.Schema) -> Schema:
-        return cls(tuple(Field(field.name, _type_from_arrow(field)) for field in schema))
+        return cls(tuple(Field(field.name, type_from_arrow(field)) for field in schema))
 
     @classmethod
     def from_spark(cls, schema: StructType) -> Schema:
@@ -253,7 +253,8 @@ def arrow_type(kind: str) -> Any:
     return pa.timestamp("us", tz="UTC") if kind == "timestamp" else getattr(pa, _ARROW_TYPES[kind])()
 
 
-def _type_from_arrow(field: pa.Field) -> str:
+def type_from_arrow(field: pa.Field) -> str:
+    """Return the Spark type of an Arrow column; Arrow's own name of a type that no schema may have."""
     kind = field.type.value_type if pt.is_dictionary(field.type) else field.type
     if pt.is_large_string(kind) or pt.is_string_view(kind):
         return "string"

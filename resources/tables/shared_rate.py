@@ -151,26 +151,26 @@ class RunCredits:
 
     def __init__(self, lake: Lake) -> None:
         self._lake, self._run = lake, uuid.uuid4().hex[:12]
-        self._server: CreditServer | None = None
+        self._servers: dict[str, CreditServer] = {}  # by the address at which tasks reach them
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self._server is not None:
-            self._server.stop()
+        for server in self._servers.values():
+            server.stop()
 
-    def with_credits(self, table: RemoteTable[Any, Any, Any], spark: SparkSession) -> RemoteTable[Any, Any, Any]:
-        """Return the table as this session's tasks may use it: its requests get their credits from here."""
+    def with_credits(self, table: RemoteTable[Any, Any, Any], spark: SparkSession | None) -> RemoteTable[Any, Any, Any]:
+        """Return the table as the tasks of this session, or this process, may use it: with credits from here."""
         budgets = table.rate_limit.budgets(table.name)
         if not budgets:
             return table
-        if self._server is None:
-            host = spark.conf.get("spark.driver.host", "127.0.0.1")
-            bind = spark.conf.get("spark.driver.bindAddress", host)
-            leases = partial(BudgetLeases, self._lake, run=self._run)
-            self._server = CreditServer(leases, host=host or "127.0.0.1", bind=bind)
-        return table.with_credit_source(CreditClient(self._server.serve(budgets)))
+        host = (None if spark is None else spark.conf.get("spark.driver.host")) or "127.0.0.1"
+        if host not in self._servers:
+            bind = host if spark is None else spark.conf.get("spark.driver.bindAddress", host)
+            leases = partial(BudgetLeases, self._lake, run=f"{self._run}-{len(self._servers)}")
+            self._servers[host] = CreditServer(leases, host=host, bind=bind)
+        return table.with_credit_source(CreditClient(self._servers[host].serve(budgets)))
 
 
 def list_budgets(tables: Iterable[object]) -> tuple[Budget, ...]:

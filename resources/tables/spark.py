@@ -319,7 +319,31 @@ def write_table(df: DataFrame, write: TableWrite, *, exchange: bool, what: str) 
     kept = {TOMBSTONE, *_LETTER, *(() if write.marking is None else write.marking.order)}
     hidden = [name for name in df.columns if name.startswith("__") and name not in kept]
     rows = map_in_arrow(df.drop(*hidden), _sending_task(write, what), "report string").collect()
-    reports = [json.loads(row.report) for row in rows]
+    return _sum_reports([json.loads(row.report) for row in rows], write, what)
+
+
+def write_rows(rows: pa.Table, write: TableWrite, *, what: str) -> WriteResult:
+    """Send every record of a table in memory as `write_table` does, from this process.
+
+    Each record has a position of its own.
+    """
+    check_record_columns(
+        rows.column_names, write.table.name, write.table.key, updates=write.contract is not None, what=what
+    )
+    marking = write.marking
+    first = () if marking is None else (*marking.order, *write.table.key)
+    names = [*dict.fromkeys((*first, *(name for name in _POSITION if name in rows.column_names)))]
+    kept = {TOMBSTONE, *_LETTER, *(() if marking is None else marking.order)}
+    hidden = [name for name in rows.column_names if name.startswith("__") and name not in kept]
+    batches = rows.sort_by([(name, "ascending") for name in names]).drop_columns(hidden).combine_chunks().to_batches()
+    own = copy.copy(write.table)  # as a task has it: with connections and metrics of its own
+    own.__setstate__(own.__getstate__())
+    (report,) = _sending_task(replace(write, table=own), what)(iter(batches))
+    return _sum_reports([json.loads(report.column(0)[0].as_py())], write, what)
+
+
+def _sum_reports(reports: Sequence[dict[str, Any]], write: TableWrite, what: str) -> WriteResult:
+    """Return the result of all tasks. Raises the first error, with the number of failed records in all of them."""
     total = sum((TableMetrics.from_document(report["metrics"]) for report in reports), TableMetrics())
     at_most = write.dead_letters
     metrics_hooks.report_metrics(write.table.name, total)
@@ -394,7 +418,7 @@ def check_record_columns(columns: Sequence[str], table: str, key: Sequence[str],
 def _sending_task(write: TableWrite, what: str) -> Callable[[Iterator[Any]], Iterator[Any]]:
     def send(batches: Iterator[Any]) -> Iterator[Any]:
         try:
-            report = asyncio.run(_Sending(write, what).send_all(batches))
+            report = run_blocking(_Sending(write, what).send_all(batches))
         except errors.AdjunctError as error:
             # As a result, not as an exception: the table's retries are over, and Spark would retry the task
             # and wrap the error.

@@ -1,0 +1,330 @@
+"""A small batch in this process, by Arrow: no session is started, and its outputs get the same as from Spark.
+
+That is for applications whose operators all say that they can be computed so (`Spec.spark_need`), and for batches that
+need nothing else of Spark (`needs_session`). Appends have the same digests and updates the same marks, so a batch that
+one engine has begun may be ended by the other.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from dagster_adjunct.assets.reading.diff import read_entries
+from dagster_adjunct.assets.reading.version_reader import VersionReader
+from dagster_adjunct.orchestration.batch_log.batch_log import Intent
+from dagster_adjunct.orchestration.operators.joins import SelectedColumn
+from dagster_adjunct.orchestration.operators.operator import Exchange, Operator
+from dagster_adjunct.orchestration.operators.remote_tables import AnyTable
+from dagster_adjunct.orchestration.step.batch import BatchContext, BatchMetrics
+from dagster_adjunct.orchestration.step.context import BatchInputs, StepContext, View
+from dagster_adjunct.orchestration.step.verify_plan import DRY_RUN_CLOCK, DryRun
+from dagster_adjunct.resources.common import split_stream_name
+from dagster_adjunct.resources.lazy_modules import np, pa, pc
+from dagster_adjunct.resources.schemas.schema import Schema, type_from_arrow
+from dagster_adjunct.resources.sql.arrow_evaluation import ArrowExpression, NeedsSpark, compile_expression
+from dagster_adjunct.resources.sql.expression import parse_expression
+from dagster_adjunct.resources.streams.system import (
+    EPOCH,
+    OFFSET,
+    PARTITION,
+    POSITION,
+    READER,
+    SOURCE,
+    SOURCE_EPOCH,
+    SOURCE_OFFSET,
+    AppendResult,
+    OffsetRange,
+    Sources,
+    SystemStreamPartition,
+    require_writer,
+)
+from dagster_adjunct.resources.tables.arrow import DEFAULT, UPDATE, to_struct_array
+from dagster_adjunct.resources.tables.spark import TableWrite, WriteResult, write_rows
+
+if TYPE_CHECKING:
+    from dagster_adjunct.orchestration.operators.table_updates import Update
+
+MAX_DATASET_ROWS = 300_000
+"""The most entries of a dataset that are kept in memory, as long as the version is served."""
+_MAX_KEPT = 32
+
+
+@dataclass(frozen=True, slots=True)
+class KeyedEntries:
+    """The entries of a version, and the row of each key."""
+
+    entries: pa.Table
+    key: tuple[str, ...]
+    rows: Mapping[tuple[Any, ...], int] | None  # None for a key of one column, which Arrow finds
+
+    @staticmethod
+    def of(entries: pa.Table, key: tuple[str, ...]) -> KeyedEntries:
+        """Return the entries by these columns, which are unique."""
+        entries = entries.combine_chunks()
+        if len(key) == 1:
+            return KeyedEntries(entries, key, None)
+        columns = [entries.column(name).to_pylist() for name in key]
+        return KeyedEntries(entries, key, {values: row for row, values in enumerate(zip(*columns, strict=True))})
+
+    def find(self, columns: Sequence[pa.ChunkedArray]) -> pa.Array:
+        """Return the row of the entry of each key, null where there is none; keys with a null have none."""
+        if self.rows is None:
+            found = pc.index_in(columns[0], value_set=self.entries.column(self.key[0]))
+            return found.combine_chunks() if isinstance(found, pa.ChunkedArray) else found
+        values = zip(*(column.to_pylist() for column in columns), strict=True)
+        return pa.array([self.rows.get(value) for value in values], pa.int32())
+
+
+class EntryCache:
+    """The entries of the versions that batches of a run have joined, the most recent ones."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[tuple[str, str, tuple[str, ...]], KeyedEntries] = OrderedDict()
+
+    def get(self, view: VersionReader, key: tuple[str, ...]) -> KeyedEntries:
+        """Return the entries of a version by its key."""
+        name = view.dataset, view.version, key
+        if name not in self._kept:
+            for older in [kept for kept in self._kept if kept[0] == view.dataset]:  # no longer served
+                del self._kept[older]
+            self._kept[name] = KeyedEntries.of(read_entries(view, None, threads=False), key)
+            while len(self._kept) > _MAX_KEPT:
+                self._kept.popitem(last=False)
+        self._kept.move_to_end(name)
+        return self._kept[name]
+
+
+def needs_session(context: StepContext, inputs: BatchInputs) -> bool:
+    """Whether a batch of an application that needs no Spark does: for its size, or for what it repeats or replays."""
+    views = inputs.views.values()
+    small = all(
+        view is None or (isinstance(view, VersionReader) and _count_rows(view) <= MAX_DATASET_ROWS) for view in views
+    )
+    return not (inputs.few and small and inputs.consumed is not None and not inputs.intent.cut)
+
+
+def _count_rows(view: VersionReader) -> int:
+    return sum(generation.rows for generation in view.sealed.generations)
+
+
+def run_in_process(
+    context: StepContext, inputs: BatchInputs, before_output: Callable[[str], None], cache: EntryCache
+) -> BatchMetrics:
+    """Write every output of the application once, as `run_batch` does, without Spark.
+
+    Raises NeedsSpark for values whose result is not certain to be Spark's. What is written by then is what Spark writes
+    too, so that it may go on with the batch.
+    """
+    with closing(ArrowBatch(context, inputs, before_output, cache)) as batch:
+        batch.run()
+        return replace(batch.commit(), in_process=True)
+
+
+def check_in_process(
+    context: StepContext, views: Mapping[str, View], starts: Mapping[SystemStreamPartition, str]
+) -> None:
+    """Raise the errors that creating an output stream, or writing a table, would raise; nothing is read or written."""
+    ranges = {ssp: OffsetRange(start, start) for ssp, start in starts.items()}
+    intent = Intent(batch=0, run=context.run, clock=DRY_RUN_CLOCK, ranges=ranges, versions={})
+    with closing(ArrowDryRun(context, BatchInputs(intent, views))) as batch:
+        batch.run()
+
+
+class ArrowBatch(BatchContext):
+    """A batch whose records are Arrow tables; what it does not override works on both, or is never called."""
+
+    def __init__(
+        self,
+        context: StepContext,
+        inputs: BatchInputs,
+        before_output: Callable[[str], None],
+        cache: EntryCache | None = None,
+    ) -> None:
+        super().__init__(context, inputs, before_output)
+        self._cache = EntryCache() if cache is None else cache
+
+    def compile_operator(self, operator: Operator, sources: Sequence[Any]) -> Any:
+        self.arrived[operator.id] = list(sources)
+        return operator.spec.compute(operator.id, sources, self)
+
+    def moves(self, operator: str) -> list[Exchange]:
+        return []  # all records are in one place
+
+    def materialize(self, operator: str, frame: Any) -> Any:
+        return frame
+
+    # -- records
+
+    def read(self, stream: str) -> Any:
+        system = self.system_of(stream)
+        ranges = {ssp: span for ssp, span in self.inputs.intent.ranges.items() if ssp.qualified_stream == stream}
+        if not ranges:  # the batch reads other streams
+            first = system.upcoming(system.partitions(split_stream_name(stream)[1])[:1])
+            ranges = {ssp: OffsetRange(end, end) for ssp, end in first.items()}
+        records = system.read_arrow(ranges)
+        epochs = {ssp.partition: epoch for ssp, epoch in self.inputs.intent.epochs.items() if ssp in ranges}
+        if not epochs:
+            return records
+        added = _by_partition(epochs, records.column(PARTITION))
+        return _set_column(records, EPOCH, pc.add(records.column(EPOCH), added).cast(pa.int32()))
+
+    def names(self, frame: Any) -> Sequence[str]:
+        names: list[str] = frame.column_names
+        return names
+
+    def filter(self, frame: Any, condition: str) -> Any:
+        return frame.filter(self._evaluate(frame, condition))
+
+    def select(self, frame: Any, expressions: Sequence[str]) -> Any:
+        columns: dict[str, Any] = {}
+        for text in expressions:
+            read = parse_expression(text)
+            if read.star:
+                excepted = set(map(str.lower, read.excepted))
+                columns |= {name: frame.column(name) for name in frame.column_names if name.lower() not in excepted}
+            else:
+                columns[str(read.name)] = self._evaluate(frame, text)
+        return pa.table(columns)
+
+    def select_update(self, frame: Any, names: Sequence[str], update: Update) -> Any:
+        def struct(pairs: Sequence[tuple[str, str]]) -> Any:
+            return to_struct_array({name: self._evaluate(frame, text) for name, text in pairs}, frame.num_rows)
+
+        selected, nothing = self.select(frame, names), pa.repeat(pa.scalar(True), frame.num_rows)
+        parts = {name: struct(pairs) for name, pairs in update.parts.items()}
+        selected = selected.append_column(UPDATE, to_struct_array(parts, frame.num_rows) if parts else nothing)
+        if update.if_missing is None:
+            return selected
+        return selected.append_column(DEFAULT, struct(update.if_missing) if update.if_missing else nothing)
+
+    def with_columns(self, frame: Any, columns: Sequence[tuple[str, str]]) -> Any:
+        made = [(name, self._evaluate(frame, text)) for name, text in columns]
+        for name, values in made:
+            there = {column.lower(): column for column in frame.column_names}
+            frame = _set_column(frame, name, values, there.get(name.lower()))
+        return frame
+
+    def repartition(self, frame: Any, partitions: int, by: Sequence[str]) -> Any:
+        return frame
+
+    def _evaluate(self, frame: Any, text: str) -> Any:
+        return self._compile(frame, text).evaluate(frame)
+
+    def _compile(self, frame: Any, text: str) -> ArrowExpression:
+        types = {field.name: type_from_arrow(field) for field in frame.schema}
+        compiled = compile_expression(text, types)
+        if isinstance(compiled, str):
+            raise NeedsSpark(compiled)
+        return compiled
+
+    # -- datasets
+
+    def join(
+        self, operator: str, frame: Any, dataset: str, on: Sequence[tuple[str, str]], chosen: Sequence[SelectedColumn]
+    ) -> tuple[Any, Any]:
+        """Return the records with the chosen columns of their entries, and which records have one; counts both."""
+        entries = self._entries(dataset, tuple(entry for _, entry in on))
+        places = entries.find([frame.column(stream) for stream, _ in on])
+        for item in chosen:
+            frame = frame.append_column(item.name, entries.entries.column(item.column).take(places))
+        self._count(operator, {"rows": frame.num_rows, "unmatched": places.null_count})
+        return frame, pc.is_valid(places)
+
+    def columns_of(self, dataset: str) -> Sequence[str]:
+        """Return the columns of a dataset's entries."""
+        view = self.inputs.views[dataset]
+        schema = self._declared_schema(self.app.dataset(dataset)) if view is None else view.schema
+        return schema.names
+
+    def _entries(self, dataset: str, key: tuple[str, ...]) -> KeyedEntries:
+        view = self.inputs.views[dataset]
+        if isinstance(view, VersionReader):
+            return self._cache.get(view, key)
+        return KeyedEntries.of(self._declared_schema(self.app.dataset(dataset)).to_arrow().empty_table(), key)
+
+    # -- outputs
+
+    def output_schema(self, frame: Any) -> Schema:
+        return Schema.from_arrow(frame.select([name for name in frame.column_names if name[:2] != "__"]).schema)
+
+    def _append(self, operator: str, frame: Any, stream: str) -> AppendResult:
+        options = self._append_options(operator, stream)
+        rows = add_positions(_in_order(frame), options.get("sources")).drop_columns([PARTITION, OFFSET])
+        return require_writer(self.system_of(stream)).append(split_stream_name(stream)[1], rows, **options)
+
+    def read_appended(self, stream: str, result: AppendResult) -> Any:
+        return self.system_of(stream).read_arrow(**self._appended(stream, result))
+
+    def _with_credits(self, table: AnyTable) -> AnyTable:
+        credits = self.context.credits
+        return table if credits is None else credits.with_credits(table, None)
+
+    def _send_rows(self, operator: str, frame: Any, write: TableWrite) -> WriteResult:
+        return write_rows(frame, write, what=operator)
+
+
+class ArrowDryRun(DryRun, ArrowBatch):
+    """A dry run without Spark: it checks what the outputs accept, and there are no physical plans to inspect."""
+
+    def hand_on(self, operator: Operator, frame: Any) -> Any:
+        return frame
+
+    def materialize(self, operator: str, frame: Any) -> Any:
+        return frame
+
+    def column_types(self, frame: Any) -> dict[str, str | None]:
+        types: dict[str, str | None] = {}
+        for field in [field for field in frame.schema if not field.name.startswith("__")]:
+            types[field.name] = type_from_arrow(field)
+            if field.name in (UPDATE, DEFAULT) and pa.types.is_struct(field.type):
+                parts = [part.type if pa.types.is_struct(part.type) else [part] for part in field.type]
+                types |= {f"{field.name}.{one.name}": type_from_arrow(one) for part in parts for one in part}
+        return types
+
+    def _inspect(self, operator: str, frame: Any) -> Any:
+        return None
+
+    def _inspect_written(self, operator: str, frame: Any) -> None:
+        pass
+
+    def _entries(self, dataset: str, key: tuple[str, ...]) -> KeyedEntries:
+        view = self.inputs.views[dataset]
+        schema = self._declared_schema(self.app.dataset(dataset)) if view is None else view.schema
+        return KeyedEntries.of(schema.to_arrow().empty_table(), key)
+
+
+def add_positions(records: pa.Table, sources: Sources | None) -> pa.Table:
+    """Return the records with the columns of their positions if their output keeps these, as from Spark."""
+    if sources is None:
+        return records.drop_columns([name for name in POSITION if name in records.column_names])
+    if SOURCE in records.column_names:
+        return records
+    numbers = {SystemStreamPartition.parse(span.source).partition: span.epoch for span in sources.ranges}
+    partitions = records.column(PARTITION)
+    names = pc.binary_join_element_wise(sources.stream, partitions.cast(pa.string()), ".")
+    return (
+        records.append_column(SOURCE, names)
+        .append_column(SOURCE_OFFSET, records.column(OFFSET))
+        .append_column(SOURCE_EPOCH, _by_partition(numbers, partitions))
+        .append_column(READER, pa.repeat(pa.scalar(sources.reader), records.num_rows))
+    )
+
+
+def _in_order(records: pa.Table) -> pa.Table:
+    return records.sort_by([(PARTITION, "ascending"), (OFFSET, "ascending")])
+
+
+def _by_partition(numbers: Mapping[int, int], partitions: pa.ChunkedArray) -> pa.Array:
+    """Return the number of each record's partition as int; 0 for partitions without one."""
+    known = np.zeros(max([*numbers, *pc.unique(partitions).to_pylist(), 0]) + 1, np.int32)
+    known[list(numbers)] = list(numbers.values())
+    return pa.array(known[partitions.to_numpy()])
+
+
+def _set_column(records: pa.Table, name: str, values: Any, replaced: str | None = None) -> pa.Table:
+    place = records.schema.get_field_index(replaced or name)
+    return records.append_column(name, values) if place < 0 else records.set_column(place, name, values)

@@ -1,0 +1,67 @@
+"""The engines that check and compute batches: Spark, or this process where that is certain to give the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from dagster_adjunct.orchestration.step.arrow_batch import EntryCache, check_in_process, needs_session, run_in_process
+from dagster_adjunct.orchestration.step.batch import BatchMetrics, run_batch
+from dagster_adjunct.orchestration.step.context import BatchInputs, StepContext, View
+from dagster_adjunct.orchestration.step.progress import StepEvent
+from dagster_adjunct.orchestration.step.verify_plan import PhysicalProof, analyze_batch
+from dagster_adjunct.resources.spark.in_process import resolve_session
+from dagster_adjunct.resources.spark.tuning import prewarm_workers
+from dagster_adjunct.resources.sql.arrow_evaluation import NeedsSpark
+from dagster_adjunct.resources.streams.system import SystemStreamPartition
+
+Starts = Mapping[SystemStreamPartition, str]
+
+
+class BatchEngine:
+    """Checks and computes batches with Spark; the step decides and commits what they read. Tests replace it."""
+
+    def analyze(self, context: StepContext, views: Mapping[str, View], starts: Starts) -> PhysicalProof:
+        """Return what is proven of a batch over these versions; raise for one that could not finish.
+
+        Nothing is read or written. Also starts the Python workers that the output tasks will need.
+        """
+        prewarm_workers(resolve_session(context.spark))
+        return analyze_batch(context, views, starts)
+
+    def run(self, context: StepContext, inputs: BatchInputs, before_output: Callable[[str], None]) -> BatchMetrics:
+        """Write every output of the batch once; return its metrics."""
+        return run_batch(context, inputs, before_output)
+
+
+class SmallBatchesInProcess(BatchEngine):
+    """Computes small batches in this process, and leaves all others to Spark, which is started for the first of them.
+
+    For applications whose plan says that nothing of them needs Spark.
+    """
+
+    def __init__(self) -> None:
+        self._cache = EntryCache()
+        self._unproven: tuple[Mapping[str, View], Starts] | None = None
+
+    def analyze(self, context: StepContext, views: Mapping[str, View], starts: Starts) -> PhysicalProof:
+        self._unproven = views, starts
+        check_in_process(context, views, starts)
+        return PhysicalProof((), (), (), ())
+
+    def run(self, context: StepContext, inputs: BatchInputs, before_output: Callable[[str], None]) -> BatchMetrics:
+        if not needs_session(context, inputs):
+            try:
+                return run_in_process(context, inputs, before_output, self._cache)
+            except NeedsSpark as reason:
+                text = f"Spark goes on with the batch, because of {reason}"
+                context.on_event(StepEvent("again", inputs.intent.batch, {"text": text}))
+        if self._unproven is not None:
+            super().analyze(context, *self._unproven).report_differences()
+            self._unproven = None
+        return super().run(context, inputs, before_output)
+
+
+def choose_engine(context: StepContext) -> BatchEngine:
+    """Return the engine of an application's batches."""
+    in_process = context.app.engine == "auto" and not context.plan.needs_spark
+    return SmallBatchesInProcess() if in_process else BatchEngine()
