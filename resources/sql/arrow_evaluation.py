@@ -30,7 +30,7 @@ from dagster_adjunct.resources.sql.types import (
 )
 
 __all__ = ["ArrowExpression", "NeedsSpark", "compile_expression"]
-Compute: TypeAlias = Callable[["pa.Table"], Any]
+Compute: TypeAlias = Callable[["_Batch"], Any]
 """Returns an array, or a scalar that stands for all rows."""
 Rule: TypeAlias = Callable[["_Compiler", "exp.Expr"], "_Value"]
 
@@ -46,9 +46,11 @@ class ArrowExpression:
     def evaluate(self, table: pa.Table) -> pa.Array:
         """Return one value for each row, of the Arrow type of `type`. Raises NeedsSpark."""
         try:
-            result = self._compute(table)
+            result = self._compute(_Batch(table))
             if isinstance(result, pa.Scalar):
                 result = pa.repeat(result, table.num_rows)
+        except RecursionError:
+            raise NeedsSpark("an expression nested this deeply") from None
         except pa.ArrowException:  # its text may contain values of sensitive columns
             raise NeedsSpark("an overflow, or a value that can't be cast") from None
         if not isinstance(result, pa.Array) or result.type != arrow_type(self.type):
@@ -60,7 +62,7 @@ def compile_expression(text: str, types: Mapping[str, str]) -> ArrowExpression |
     """Return the expression over columns of these types, or the reason why it needs Spark, as a noun phrase."""
     expression = parse_expression(text)
     if expression.star:
-        return "*"
+        return "all columns (*)"
     if expression.unread:
         return "a subquery" if "subquery" in expression.unread else UNSURE
     compiler, tree = _Compiler(types), expression.tree
@@ -74,6 +76,14 @@ def compile_expression(text: str, types: Mapping[str, str]) -> ArrowExpression |
     if doubt or value.type == "void":
         return doubt or "an untyped null"
     return ArrowExpression(value.type, tuple(compiler.columns), value.compute)
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """A table, and what was computed of it: a part that is used twice is computed once."""
+
+    table: pa.Table
+    results: dict[Compute, Any] = field(default_factory=dict)
 
 
 class _Untaken(Exception):
@@ -100,7 +110,7 @@ class _Compiler:
         found = [column for column in self._types if column.lower() == name.lower()]
         if len(found) != 1 or (found[0] != name and not name.isascii()):
             raise _Untaken(f"the {'ambiguous' if found else 'unknown'} column {name}")
-        column, kind = found[0], self._types[found[0]]
+        column, kind = found[0], self._types[found[0]].replace(" ", "")
         if not is_storable(kind):
             raise _Untaken(f"a column of type {kind}")
         self.columns[column] = None
@@ -112,7 +122,7 @@ class _Compiler:
                 raise NeedsSpark(f"a column of {kind} that is {array.type}")
             return array
 
-        return _Value(kind, read)
+        return _Value(kind, lambda batch: read(batch.table))
 
     def value(self, node: exp.Expr) -> _Value:
         """Return the compiled node. Raises _Untaken."""
@@ -122,28 +132,21 @@ class _Compiler:
             raise _Untaken(_describe(node))
         return rule(self, node)  # type: ignore[no-any-return]
 
-    def operands(self, node: exp.Expr) -> list[_Value]:
-        return [
-            self.value(part) for part in (node.this, node.expression, *node.expressions) if isinstance(part, exp.Expr)
-        ]
-
-    def arguments(self, node: exp.Expr, *names: str) -> list[_Value]:
+    def values(self, node: exp.Expr, *names: str) -> list[_Value]:
+        """Return the compiled arguments of these names."""
         parts = [part for name in names if (part := node.args.get(name)) is not None]
         if len(parts) < len(names):
             raise _Untaken(f"{_describe(node)} with fewer arguments")
         return [self.value(part) for part in parts]
+
+    def sides(self, node: exp.Expr) -> list[_Value]:
+        return self.values(node, "this", "expression")
 
     def condition(self, node: exp.Expr) -> _Value:
         value = self.value(node)
         if value.type != "boolean" and (value.type != "void" or type(node.parent).__name__ in ("If", "Case")):
             raise _Untaken(f"a condition of type {value.type}")
         return _cast(value, "boolean")
-
-    def texts(self, node: exp.Expr) -> list[_Value]:
-        values = self.operands(node)
-        if others := [value.type for value in values if value.type != "string"]:
-            raise _Untaken(f"a function of strings for {others[0]}")
-        return values
 
 
 def _describe(node: exp.Expr) -> str:
@@ -155,10 +158,15 @@ def _describe(node: exp.Expr) -> str:
 
 
 def _call(function: Function, kind: str, *values: _Value) -> _Value:
-    return _Value(kind, lambda table: function(*[value.compute(table) for value in values]))
+    def compute(batch: _Batch) -> Any:
+        if compute not in batch.results:
+            batch.results[compute] = function(*[value.compute(batch) for value in values])
+        return batch.results[compute]
+
+    return _Value(kind, compute)
 
 
-_NULL = _Value("void", lambda table: pa.scalar(None))
+_NULL = _Value("void", lambda batch: pa.scalar(None))
 
 
 def _constant(value: Any, kind: str) -> _Value:
@@ -166,7 +174,7 @@ def _constant(value: Any, kind: str) -> _Value:
         scalar = pa.scalar(value, arrow_type(kind))
     except (pa.ArrowInvalid, OverflowError):
         raise _Untaken(f"a literal that does not fit {kind}") from None
-    return _Value(kind, lambda table: scalar, value)
+    return _Value(kind, lambda batch: scalar, value)
 
 
 def _literal(compiler: _Compiler, node: exp.Expr, sign: str = "") -> _Value:
@@ -223,6 +231,8 @@ def _cast(value: _Value, kind: str) -> _Value:
         return _constant(None, kind)
     if isinstance(value.literal, str) and kind in ("date", "timestamp"):
         return _constant(_moment(value.literal, kind), kind)
+    if type(value.literal) is int and kind in INTEGERS:
+        return _constant(value.literal, kind)
     if type(value.literal) in (int, Decimal) and (kind == "double" or kind.startswith("decimal(")):
         return _constant(float(value.literal) if kind == "double" else Decimal(value.literal), kind)
     function = functions.cast_function(value.type, kind)
@@ -240,8 +250,8 @@ def _cast_node(compiler: _Compiler, node: exp.Expr) -> _Value:
     to = node.args["to"]
     name = {"TEXT": "string", "TIMESTAMPTZ": "timestamp"}.get(to.this.name, to.this.name.lower())
     if name == "decimal":
-        precision, scale, *_ = [*(item.name for item in to.expressions), *["10", "0"][len(to.expressions) :]]
-        name = f"decimal({precision},{scale})"
+        sizes = [item.name for item in to.expressions]
+        name = f"decimal({','.join(sizes + ['10', '0'][len(sizes) :])})"
     if not is_storable(name):
         raise _Untaken(f"a cast to {name}")
     value = _cast(compiler.value(node.this), name)
@@ -256,11 +266,11 @@ def _compared(function: Function, *values: _Value) -> _Value:
 
 
 def _comparison(name: str) -> Rule:
-    return lambda compiler, node: _compared(functions.comparison(name), *compiler.operands(node))
+    return lambda compiler, node: _compared(functions.comparison(name), *compiler.sides(node))
 
 
 def _null_safe(compiler: _Compiler, node: exp.Expr) -> _Value:
-    return _compared(functions.equal_or_both_null, *compiler.operands(node))
+    return _compared(functions.equal_or_both_null, *compiler.sides(node))
 
 
 def _logical(name: str) -> Rule:
@@ -278,19 +288,19 @@ def _is(compiler: _Compiler, node: exp.Expr) -> _Value:
 
 
 def _in(compiler: _Compiler, node: exp.Expr) -> _Value:
-    value, *choices = compiler.operands(node)
+    value, *choices = map(compiler.value, (node.this, *node.expressions))
     known = [choice for choice in choices if choice.type != "void"]
     if not choices or value.type == "void" or any(choice.literal is None for choice in known):
         raise _Untaken("IN with values that are not literals")
     kind, (value, *known) = _cast_together([value, *known], "a comparison")
     if kind in ("float", "double"):
         raise _Untaken(f"IN of {kind}")
-    chosen = pa.array([choice.compute(None).as_py() for choice in known], arrow_type(kind))
+    chosen = pa.array([choice.literal for choice in known], arrow_type(kind))
     return _call(functions.membership(chosen, or_null=len(known) < len(choices)), "boolean", value)
 
 
 def _between(compiler: _Compiler, node: exp.Expr) -> _Value:
-    value, low, high = compiler.arguments(node, "this", "low", "high")
+    value, low, high = compiler.values(node, "this", "low", "high")
     above = _compared(functions.comparison("greater_equal"), value, low)
     return _call(kernel("and_kleene"), "boolean", above, _compared(functions.comparison("less_equal"), value, high))
 
@@ -306,32 +316,34 @@ def _case(compiler: _Compiler, node: exp.Expr) -> _Value:
     if node.this is None:
         conditions = [compiler.condition(branch.this) for branch in node.args["ifs"]]
     else:
-        values = [(compiler.value(node.this), compiler.value(branch.this)) for branch in node.args["ifs"]]
-        conditions = [_compared(functions.comparison("equal"), *pair) for pair in values]
+        value = compiler.value(node.this)
+        others = [compiler.value(branch.this) for branch in node.args["ifs"]]
+        conditions = [_compared(functions.comparison("equal"), value, other) for other in others]
     results = [compiler.value(branch.args["true"]) for branch in node.args["ifs"]]
     default = node.args.get("default")
     return _first_true(conditions, results, _NULL if default is None else compiler.value(default))
 
 
 def _if(compiler: _Compiler, node: exp.Expr) -> _Value:
-    result, otherwise = compiler.arguments(node, "true", "false")
+    result, otherwise = compiler.values(node, "true", "false")
     return _first_true([compiler.condition(node.this)], [result], otherwise)
 
 
 def _nvl2(compiler: _Compiler, node: exp.Expr) -> _Value:
-    value, result, otherwise = compiler.arguments(node, "this", "true", "false")
+    value, result, otherwise = compiler.values(node, "this", "true", "false")
     return _first_true([_call(kernel("is_valid"), "boolean", value)], [result], otherwise)
 
 
 def _nullif(compiler: _Compiler, node: exp.Expr) -> _Value:
-    value, other = compiler.operands(node)
+    value, other = compiler.sides(node)
     if value.type == "void":
         raise _Untaken("an untyped null")
     return _first_true([_compared(functions.comparison("equal"), value, other)], [_NULL], value)
 
 
 def _coalesce(compiler: _Compiler, node: exp.Expr) -> _Value:
-    kind, values = _cast_together(compiler.operands(node), "a result")
+    values = [compiler.value(part) for part in (node.this, *node.expressions)]
+    kind, values = _cast_together(values, "a result")
     return _call(kernel("coalesce"), kind, *values)
 
 
@@ -348,7 +360,7 @@ def _arithmetic(function: Function, kind: str | None = None) -> Rule:
     """Return the rule of an operator whose result has the type of its operands, or else this type."""
 
     def compiled(compiler: _Compiler, node: exp.Expr) -> _Value:
-        values = compiler.operands(node)
+        values = compiler.sides(node)
         common = _common_type(values, "arithmetic")
         if any(value.type.startswith("decimal(") for value in values) and common not in NUMBERS:
             return _decimal_arithmetic(function, node, values)
@@ -382,50 +394,59 @@ def _is_cast_literal(node: exp.Expr) -> bool:
     return isinstance(node, exp.Cast) and isinstance(node.this, exp.Literal)
 
 
-def _of_texts(function: Function, kind: str = "string") -> Rule:
-    return lambda compiler, node: _call(function, kind, *compiler.texts(node))
+def _text_call(function: Function, kind: str, *values: _Value) -> _Value:
+    if others := [value.type for value in values if value.type != "string"]:
+        raise _Untaken(f"a function of strings for {others[0]}")
+    return _call(function, kind, *values)
+
+
+def _of_text(function: Function, kind: str = "string") -> Rule:
+    return lambda compiler, node: _text_call(function, kind, *compiler.values(node, "this"))
+
+
+def _concat(compiler: _Compiler, node: exp.Expr) -> _Value:
+    values = [compiler.value(part) for part in node.expressions] or compiler.sides(node)
+    return _text_call(functions.concatenate, "string", *values)
 
 
 def _trim(compiler: _Compiler, node: exp.Expr) -> _Value:
     name = {"LEADING": "utf8_ltrim", "TRAILING": "utf8_rtrim"}.get(node.args.get("position", ""), "utf8_trim")
-    (text, *others) = compiler.texts(node)
-    if others:
+    if node.args.get("expression") is not None:
         raise _Untaken("a trim of other characters")
-    return _call(kernel(name, characters=" "), "string", text)
+    return _text_call(kernel(name, characters=" "), "string", compiler.value(node.this))
 
 
-def _substring(compiler: _Compiler, node: exp.Expr) -> _Value:
-    numbers = [
-        compiler.value(node.args[name]).literal for name in ("start", "length", "expression") if node.args.get(name)
-    ]
-    start, *count = numbers if type(node).__name__ == "Substring" else [1, *numbers]
-    if not all(type(number) is int and 0 <= number < 2**31 for number in numbers):
-        raise _Untaken("a substring without literal positions")
-    first = max(start, 1) - 1
-    text = compiler.value(node.this)
-    if text.type != "string":
-        raise _Untaken(f"a function of strings for {text.type}")
-    return _call(kernel("utf8_slice_codeunits", first, *[first + number for number in count]), "string", text)
+def _substring(*names: str) -> Rule:
+    def compiled(compiler: _Compiler, node: exp.Expr) -> _Value:
+        required = [name for name in names if name != "length" or node.args.get(name) is not None]
+        numbers = [value.literal for value in compiler.values(node, *required)]
+        if not all(type(number) is int and 0 <= number < 2**31 for number in numbers):
+            raise _Untaken("a substring without literal positions")
+        start, *length = numbers if "start" in names else [1, *numbers]
+        bounds = [max(start, 1) - 1, *[max(start, 1) - 1 + number for number in length]]
+        return _text_call(kernel("utf8_slice_codeunits", *bounds), "string", compiler.value(node.this))
+
+    return compiled
 
 
 def _search(name: str) -> Rule:
     def compiled(compiler: _Compiler, node: exp.Expr) -> _Value:
-        text, pattern = compiler.texts(node)
-        if pattern.literal is None:
+        text, pattern = compiler.sides(node)
+        if not isinstance(pattern.literal, str):
             raise _Untaken("a search for a value that is not a literal")
-        return _call(kernel(name, pattern.literal), "boolean", text)
+        return _text_call(kernel(name, pattern.literal), "boolean", text)
 
     return compiled
 
 
 def _like(compiler: _Compiler, node: exp.Expr) -> _Value:
-    text, pattern = compiler.texts(node)
-    part = (pattern.literal or "_").strip("%") if pattern.literal != "" else ""
+    text, value = compiler.sides(node)
+    pattern = value.literal if isinstance(value.literal, str) else "_"
+    part, first, last = pattern.strip("%"), pattern.startswith("%"), pattern.endswith("%")
     if "_" in part or "%" in part:
         raise _Untaken("LIKE with a pattern that is no prefix, suffix or part")
-    first, last = pattern.literal.startswith("%"), pattern.literal.endswith("%")
     name = "match_substring" if first and last else "ends_with" if first else "starts_with" if last else "equal"
-    matched = _call(kernel(name, part), "boolean", text)
+    matched = _text_call(kernel(name, part), "boolean", text)
     return _call(kernel("invert"), "boolean", matched) if node.args.get("negate") else matched
 
 
@@ -461,10 +482,10 @@ _RULES: dict[str, tuple[Any, ...]] = {
     "Mul": (_arithmetic(kernel("multiply_checked")),), "Mod": (_arithmetic(functions.remainder),),
     "Div": (_arithmetic(functions.divide, "double"), "typed", "safe"),
     "IntDiv": (_arithmetic(kernel("divide_checked"), "bigint"),),
-    "DPipe": (_of_texts(functions.concatenate), "safe"),
-    "Concat": (_of_texts(functions.concatenate), "safe", "coalesce"), "Upper": (_of_texts(functions.upper),),
-    "Lower": (_of_texts(functions.lower),), "Length": (_of_texts(kernel("utf8_length"), "int"),),
-    "Trim": (_trim, "position"), "Substring": (_substring, "start", "length"), "Left": (_substring,),
+    "DPipe": (_concat, "safe"), "Concat": (_concat, "safe", "coalesce"), "Upper": (_of_text(functions.upper),),
+    "Lower": (_of_text(functions.lower),), "Length": (_of_text(kernel("utf8_length"), "int"),),
+    "Trim": (_trim, "position"),
+    "Substring": (_substring("start", "length"), "start", "length"), "Left": (_substring("expression"),),
     "StartsWith": (_search("starts_with"),), "EndsWith": (_search("ends_with"),),
     "Contains": (_search("match_substring"),), "Like": (_like, "negate"), "Anonymous": (_by_name,),
 }  # fmt: skip

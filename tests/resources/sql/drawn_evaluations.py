@@ -36,25 +36,29 @@ _LITERALS = {
     "string": ["''", "'a'", "' b '", "'é'", "'%'", "'ab'", '"q"', "'-12'", "'2020-01-01'", "'😀'"],
     "boolean": ["true", "false"],
     "date": ["date '2020-01-01'", "DATE '1582-10-10'", "date'0001-01-01'", "cast('1999-12-31' as date)"],
-    "timestamp": ["timestamp '2020-01-01 00:00:00'", "TIMESTAMP '1900-01-01 12:00:00.123456'", "timestamp '2020-01-01'"],
+    "timestamp": ["timestamp '2020-01-01 00:00:00'", "TIMESTAMP '1900-01-01 12:00:00.123456'"],
     "binary": [],
 }  # fmt: skip
 _EXACT = Context(prec=60)
 _PLACE = re.compile(r"\{([^}]+)\}")
-_ANY = "tinyint smallint int bigint double decimal(10,2) string boolean date timestamp".split()
-_NUMBERS = "tinyint smallint int int bigint bigint float double decimal(10,2) decimal(5,0)".split()
+_ANY = ["tinyint", "smallint", "int", "bigint", "double", "decimal(10,2)", "string", "boolean", "date", "timestamp"]
+_NUMBERS = ["tinyint", "smallint", "int", "int", "bigint", "bigint", "float", "double", "decimal(10,2)", "decimal(5,0)"]
 # Shapes of expressions by result type. {A}: any type, the same in all places; {B}: any type; {R}: the result's; {L}: a
 # literal of A; {N}: a number; {I}: an integer; {W}: one that is no bigint.
 _SHAPES: dict[str, str] = {
     "boolean": """{A} = {A} | {A} == {A} | {A} <> {A} | {A} != {A} | {A} < {A} | {A} <= {A} | {A} > {A} | {A} >= {A}
         {A} <=> {A} | {N} = {N} | {N} < {N} | {N} <=> {N} | {N} >= {N} | {N} != {N} | {boolean} and {boolean}
         {boolean} or {boolean} | not {boolean} | {B} is null | {B} is not null | {A} in ({L}, {L}) | {A} in ({L}, null)
-        {A} not in ({L}, {L}, {L}) | {A} between {A} and {A} | {A} not between {L} and {L} | isnull({B}) | isnotnull({B})
+        {A} not in ({L}, {L}, {L}) | {A} between {A} and {A} | {A} not between {L} and {L} | isnull({B})
+        isnotnull({B})
         {boolean} is true | {boolean} is not false | {boolean} is unknown | {string} like 'a%' | {string} like '%a%'
         {string} not like '%b' | {string} like '%' | startswith({string}, 'a') | endswith({string}, 'b')
         contains({string}, 'é') | equal_null({A}, {A}) | {string} like '' | {boolean} = {boolean} is null | ! {boolean}
         {date} >= '2020-01-01' | {timestamp} < '2020-01-01 00:00:00' | {N} between {N} and {N}
-        {date} in ('2020-01-01', '1999-12-31') | {I} in (1, 2, 3000000000) | {decimal(10,2)} in (1, 1.5)""",
+        {date} in ('2020-01-01', '1999-12-31') | {I} in (1, 2, 3000000000)
+        {I} in (1, 2, 3, 4, 5, 6, 7, -1, -2, -3, 2147483647, null) | {I} not in (1, 2, 3, 4, 5, 6, 7, -1, -2, -3L, 0)
+        {string} in ('a', 'b', '', 'ab', 'c', 'd', 'e', 'f', 'g', 'é', 'h', '7')
+        {date} in ('2020-01-01', null) | {decimal(10,2)} in (1, 1.5)""",
     "same": """coalesce({R}, {R}) | ifnull({R}, {R}) | nvl({R}, {R}) | nullif({R}, {R}) | if({boolean}, {R}, {R})
         case when {boolean} then {R} end | case when {boolean} then {R} when {boolean} then {R} else {R} end
         case {A} when {A} then {R} else {R} end | ({R}) | coalesce(null, {R}) | if({boolean}, {R}, null)
@@ -64,14 +68,14 @@ _SHAPES: dict[str, str] = {
         substr({string}, 2) | left({string}, 2) | substring({string} from 2 for 3) | cast({I} as string)
         cast({boolean} as string) | cast({date} as string) | cast({string} as string) | substring({string}, 0, 1)
         left({string}, 0) | string({I}) | ucase({string})""",
-    "int": """length({string}) | char_length({string}) | cast({string} as int) | cast({I} as int) | cast({boolean} as int)
-        {W} + {W} | {W} - {W} | {W} * {W} | -{W} | {W} % {W} | cast(null as int)""",
+    "int": """length({string}) | char_length({string}) | cast({string} as int) | cast({I} as int)
+        cast({boolean} as int) | {W} + {W} | {W} - {W} | {W} * {W} | -{W} | {W} % {W} | cast(null as int)""",
     "bigint": """{I} + {bigint} | {bigint} - {I} | {bigint} * {I} | -{bigint} | {I} div {I} | {bigint} % {I}
         cast({I} as bigint) | {I} + 1 - 2147483647 | {I} - 9223372036854775807 + 2 | cast({string} as bigint)
         2 * {I} * 3L | {I} + 9223372036854775807 + 1 | -1 - {I} - 9223372036854775807""",
     "smallint": """{smallint} + {tinyint} | {smallint} - {smallint} | cast({I} as smallint) | -{smallint}
         {smallint} % {tinyint}""",
-    "tinyint": "{tinyint} + {tinyint} | {tinyint} * {tinyint} | cast({I} as tinyint) | -{tinyint} | {tinyint} % {tinyint}",
+    "tinyint": "{tinyint} + {tinyint} | {tinyint} * {tinyint} | cast({I} as tinyint) | -{tinyint}",
     "double": """{double} + {N} | {double} - {double} | {N} * {double} | {double} / {N} | {I} / {I} | -{double}
         cast({I} as double) | cast({float} as double) | {double} * 1.5 | {double} + 0.1""",
     "float": "{float} + {float} | {float} * {float} | -{float} | cast({I} as float)",
@@ -82,8 +86,9 @@ _SHAPES: dict[str, str] = {
         m + h | m * k | coalesce(h, 0) | coalesce(k, h) | if({boolean}, {I}, {I}) | coalesce({I}, {I}) | h * 1L
         if({boolean}, h, 1.5) | c + 1.5 | case when {boolean} then {double} else {I} end | coalesce({double}, 1.5)
         {I} % 2 | h / 2 | case when t then 1 else {N} end | nullif({I}, {I}) | coalesce({I}, null, {I}) | h + 0.05
-        10 - h | h * -2 | coalesce(u, '2020-01-01') | if(t, '2020-01-01', u) | case u when '2020-01-01' then 1 end | (2L) * h
-        nullif(u, '2020-01-01') | u <=> '2019-12-31' | u between '2019-12-31' and u2 | case when t then v else '2020-01-01' end
+        10 - h | h * -2 | coalesce(u, '2020-01-01') | if(t, '2020-01-01', u) | case u when '2020-01-01' then 1 end
+        (2L) * h | nullif(u, '2020-01-01') | u <=> '2019-12-31' | u between '2019-12-31' and u2
+        case when t then v else '2020-01-01' end | v > timestamp '2020-01-01'
         {I} * 1.5 | k - cast(1 as bigint)""",
 }  # fmt: skip
 
@@ -155,9 +160,8 @@ class DrawnEvaluation:
             return draw.choice([*choices, draw.randint(-4, 4)])
         if digits is not None:
             most = 10 ** digits[0] - 1
-            unscaled = draw.choice(
-                [most, -most, 0, draw.randint(-most, most)] if extreme else [draw.randint(-300, 300)]
-            )
+            choices = [most, -most, 0, draw.randint(-most, most)] if extreme else [draw.randint(-300, 300)]
+            unscaled = draw.choice(choices)
             return Decimal(unscaled).scaleb(-digits[1], context=_EXACT)
         if kind in ("float", "double"):
             usual = [draw.randint(-3, 3) * 0.5, float(draw.randint(-4, 4))]
@@ -165,7 +169,7 @@ class DrawnEvaluation:
             return draw.choice([*odd, *usual] if extreme else [*usual, 0.25, -0.0, 0.1])
         if kind == "string":
             odd = ["É", "ß", "é", "😀", "日本", "\u00a0a", "ı", "a\u0301", "\uffff", "a\x00b", "\t a"]
-            usual = ["", "a", "ab", " a ", "Ab ", "b", "B", "-12", "7", "007", "2020-01-01", "2021-02-29", "a%b", "\n"]
+            usual = ["", "a", "ab", " a ", "Ab ", "b", "B", "-12", "7", "007", "2020-01-01", "2021-02-29", "%", "a\nb"]
             return draw.choice(usual if ascii_only else [*usual, *odd]) + draw.choice(["", "", "", "b"])
         if kind == "boolean":
             return draw.random() < 0.5
