@@ -7,6 +7,7 @@ All operands are evaluated, also those that Spark may skip, so that at worst Spa
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,6 +31,7 @@ from dagster_adjunct.resources.sql.types import (
 )
 
 __all__ = ["ArrowExpression", "NeedsSpark", "compile_expression"]
+_BITS = {"tinyint": 7, "smallint": 15, "int": 31, "bigint": 63}
 Compute: TypeAlias = Callable[["_Batch"], Any]
 """Returns an array, or a scalar that stands for all rows."""
 Rule: TypeAlias = Callable[["_Compiler", "exp.Expr"], "_Value"]
@@ -75,6 +77,8 @@ def compile_expression(text: str, types: Mapping[str, str]) -> ArrowExpression |
     doubt = doubt_about_syntax(text, tree, expression.alias)
     if doubt or value.type == "void":
         return doubt or "an untyped null"
+    if value.type == "boolean" and tree is not None and _fails_in_filter(tree):
+        return "arithmetic on a column that is also compared for equality"
     return ArrowExpression(value.type, tuple(compiler.columns), value.compute)
 
 
@@ -97,6 +101,24 @@ class _Value:
     type: str
     compute: Compute
     literal: Any = None
+
+
+def _fails_in_filter(tree: exp.Expr) -> bool:
+    """Whether Spark may find an error in a condition without any record.
+
+    In `s = 'x' and cast(s as int) > 1`, its optimizer puts 'x' into the cast.
+    """
+    equalities = tree.find_all(exp.EQ, exp.NEQ, exp.NullSafeEQ, exp.EqualNull, exp.In, exp.Case, exp.Nullif)
+    compared = {_uncast(side) for node in equalities for side in node.iter_expressions()}
+    names = {side.name.lower() for side in compared if isinstance(side, exp.Column)}
+    failing = tree.find_all(exp.Add, exp.Sub, exp.Mul, exp.Div, exp.IntDiv, exp.Mod, exp.Neg, exp.Cast)
+    return any(column.name.lower() in names for node in failing for column in node.find_all(exp.Column))
+
+
+def _uncast(node: exp.Expr) -> exp.Expr:
+    while isinstance(node, exp.Paren | exp.Cast):
+        node = node.this
+    return node
 
 
 class _Compiler:
@@ -366,9 +388,21 @@ def _arithmetic(function: Function, kind: str | None = None) -> Rule:
             return _decimal_arithmetic(function, node, values)
         if common not in NUMBERS or (type(node).__name__ in ("Mod", "IntDiv") and common not in INTEGERS):
             raise _Untaken(f"arithmetic of {common}")
+        if common in INTEGERS and _product_of_constants(node) >= 2 ** _BITS[common]:
+            raise _Untaken("arithmetic with several large constants")
         return _call(function, kind or common, *[_cast(value, kind or common) for value in values])
 
     return compiled
+
+
+def _product_of_constants(node: exp.Expr) -> int:
+    """Return a bound of what Spark may compute first: it reads `a + 1 + 2` as `a + (1 + 2)`, which may overflow.
+
+    It is 1 for up to one constant, which can't be combined.
+    """
+    found = [part for part in node.find_all(exp.Literal, exp.Boolean) if not part.find_ancestor(exp.DataType)]
+    sizes = [int(part.name) if part.name.isdecimal() else max(len(part.name), 2) for part in found]
+    return math.prod(max(size, 2) for size in sizes) if len(sizes) > 1 else 1
 
 
 def _decimal_arithmetic(function: Function, node: exp.Expr, values: Sequence[_Value]) -> _Value:

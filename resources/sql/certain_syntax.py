@@ -22,7 +22,8 @@ _DOUBTS = {
         re.I | re.A,
     ),
     UNSURE: re.compile(
-        r"[^\w \t\r\n.,()=<>!+*/%|'\"`-]|!(?!=)|,\s*[,)]|\(\s*,|(?<!\w)\.|\.(?!\w)|\btry_cast\b", re.I | re.A
+        r"[^\w \t\r\n.,()=<>!+*/%|'\"`-]|!(?!=)|,\s*[,)]|\(\s*,|(?<!\w)\.|\.(?!\w)|\btry_cast\b|\bunknown\b",
+        re.I | re.A,
     ),
 }
 _NUMBER = re.compile(r"(?<![\w`.])\d[\w.]*", re.ASCII)

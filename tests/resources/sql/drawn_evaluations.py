@@ -50,7 +50,7 @@ _SHAPES: dict[str, str] = {
         {A} <=> {A} | {N} = {N} | {N} < {N} | {N} <=> {N} | {N} >= {N} | {N} != {N} | {boolean} and {boolean}
         {boolean} or {boolean} | not {boolean} | {B} is null | {B} is not null | {A} in ({L}, {L}) | {A} in ({L}, null)
         {A} not in ({L}, {L}, {L}) | {A} between {A} and {A} | {A} not between {L} and {L} | isnull({B})
-        isnotnull({B})
+        isnotnull({B}) | {boolean} and {I} * 2 < 5
         {boolean} is true | {boolean} is not false | {boolean} is unknown | {string} like 'a%' | {string} like '%a%'
         {string} not like '%b' | {string} like '%' | startswith({string}, 'a') | endswith({string}, 'b')
         contains({string}, 'é') | equal_null({A}, {A}) | {string} like '' | {boolean} = {boolean} is null | ! {boolean}

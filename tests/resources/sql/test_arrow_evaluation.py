@@ -58,6 +58,7 @@ def compiled(text: str) -> ArrowExpression:
         ("a = b", "boolean", [False, None, None]),
         ("a <=> null", "boolean", [False, True, False]),
         ("p > 1", "boolean", [True, None, False]),
+        ("a % 2 = 1", "boolean", [True, None, False]),
         ("x = 0.0", "boolean", [False, None, True]),
         ("d >= '2020-01-01'", "boolean", [True, None, False]),
         ("v < timestamp '2020-01-01 12:00:00.000001'", "boolean", [True, None, True]),
@@ -157,6 +158,9 @@ def test_a_reason_is_a_noun_phrase(text: str, reason: str) -> None:
         "cast(a as varchar(3))", "try_cast(s as int)", "coalesce(a, )", "substring(s)", "p * 1L", "p * (-1L)", "a.b",
         "9223372036854775808", "s like 'a_'", "s in (s)", "x in (1, 2)", "if(null, 1, 2)", "a\u00a0+ 1", "trim('x', s)",
         "a = s", "d = s", "d > v", "p / 2", "d + 1", "-null", "xs[0]", "transform(xs, y -> y)", "a is distinct from b",
+        "a is unknown", "n + 9223372036854775807 + 1", "n + (cast('9223372036854775807' as bigint) + n) + 1L",
+        "a = 5 and a + 2147483647 > 0", "s = 'x' and (t or cast(s as int) > 1)",
+        "s in ('x') and cast(s as date) is null", "if(a = 0, b % a = 1, false)", "not (a <> 5 or a + 2147483647 > 0)",
     ],
 )  # fmt: skip
 def test_what_is_uncertain_is_left_to_spark(text: str) -> None:
