@@ -310,7 +310,7 @@ def render_text(plan: ExecutionPlan) -> str:
     )
     fed = [f"  {one.dataset} ({one.partitions}) is fed by {', '.join(one.streams)}" for one in plan.fed if joins]
     section("Joins that need no exchange on the dataset's side", ("join", "partitions", "by", "streams"), joins, fed)
-    section("Stream joins and windows, whose state needs no exchange", ("at", "partitions", "by", "streams"), states)
+    section("Operators with state, which needs no exchange", ("at", "partitions", "by", "streams"), states)
     exchanges = [
         replace(item, operator=f"{item.operator}, input {item.input + 1}") if item.input else item
         for item in plan.exchanges

@@ -96,7 +96,7 @@ def test_streams_that_meet_and_windows_are_listed_apart_from_joins_with_datasets
 
 
 _JOINS = "Joins that need no exchange on the dataset's side"
-_KEPT = "Stream joins and windows, whose state needs no exchange"
+_KEPT = "Operators with state, which needs no exchange"
 
 
 def test_names_that_differ_on_both_sides_are_the_left_ones_after_it() -> None:
