@@ -1,6 +1,7 @@
 """Batches of 2,000 flights in a warm session against foreachBatch of Structured Streaming; a cold run of 300.
 
-Both do the same four joins, the same output and the same table, in turns in one session, and must leave the same.
+Adjunct with Spark, Adjunct in process and foreachBatch do the same four joins, the same output and the same table, in
+turns in one session, and must leave the same.
 """
 
 from __future__ import annotations
@@ -38,58 +39,71 @@ def warm(rounds: int) -> None:
 
     print(f"small batches: {BATCH:,} records, four joins, an output stream and a table; {TURN} batches a turn")
     with TemporaryDirectory() as folder, session_scope(master="local[2]") as session:
-        root = Path(folder)
-        app, lake = _application(root)
-        systems, spark = systems_for(app, lake=lake), session()
-        tables = _tables()
+        root, spark, tables = Path(folder), session(), _tables()
         peer = ForeachBatch(spark, root)
         peer.load(tables["flights"], **_for_peer(tables))
-        _deliver_tables(lake, tables)
-        ours: list[float] = []
-        theirs: list[float] = []
+        sides = {engine: _application(root, engine) for engine in ("spark", "auto")}
+        for _, lake in sides.values():
+            _deliver_tables(lake, tables)
+        took: dict[str, list[float]] = {name: [] for name in (*sides, "foreachBatch")}
+        busy = dict.fromkeys(took, 0.0)
         outside: list[float] = []
-        busy = {"adjunct": 0.0, "foreachBatch": 0.0}
         for turn in range(rounds + 1):  # the first one warms up
-            parts = [_flights(tables, (turn * TURN + number) * BATCH, BATCH) for number in range(TURN)]
-            for number, part in enumerate(parts):
-                _send(lake, part, turn * TURN + number + 1)
+            for number in range(TURN):
+                part = _flights(tables, (turn * TURN + number) * BATCH, BATCH)
                 peer.deliver(part)
-            seen = _Times()
-            before = tree_seconds()
-            report = run_application(app, lake=lake, systems=systems, spark=spark, run=f"turn-{turn}", on_event=seen)
-            between = tree_seconds()
-            took = peer.run()
-            after = tree_seconds()
-            assert report.step.batches == len(took) == TURN
-            if turn:
-                ours += seen.batches
-                theirs += took
-                outside.append((report.step.seconds["intent"] + report.step.seconds["commit"]) / TURN)
-                busy["adjunct"] += between - before
-                busy["foreachBatch"] += after - between
-        _compare(root, lake)
-    count = rounds * TURN
-    for name, seconds in (("adjunct", ours), ("foreachBatch", theirs)):
+                for _, lake in sides.values():
+                    _send(lake, part, turn * TURN + number + 1)
+            for name in took:
+                before, seen = tree_seconds(), _Times()
+                if name in sides:
+                    app, lake = sides[name]
+                    systems = systems_for(app, lake=lake)
+                    report = run_application(
+                        app, lake=lake, systems=systems, spark=spark, run=f"t-{turn}", on_event=seen
+                    )
+                    assert report.step.in_process_batches == (TURN if name == "auto" else 0)
+                    batches = seen.batches
+                else:
+                    batches = peer.run()
+                assert len(batches) == TURN
+                if turn:
+                    busy[name] += tree_seconds() - before
+                    took[name] += batches
+                    if name == "spark":
+                        outside.append((report.step.seconds["intent"] + report.step.seconds["commit"]) / TURN)
+        for engine, (_, lake) in sides.items():
+            _compare(root, lake, engine)
+    for name, seconds in took.items():
         spread = f"{min(seconds):.2f}-{max(seconds):.2f}"
-        print(f"  {name}: {statistics.median(seconds):.2f} s a batch ({spread}), {busy[name] / count:.2f} CPU s")
-    ratio = statistics.median(ours) / statistics.median(theirs)
-    print(f"  adjunct / foreachBatch = {ratio:.2f} in time, {busy['adjunct'] / busy['foreachBatch']:.2f} in CPU s")
+        cpu = busy[name] / len(seconds)
+        print(f"  {name}: {statistics.median(seconds):.2f} s a batch ({spread}), {cpu:.2f} CPU s")
+    for name, goal in (("spark", "1.0"), ("auto", "0.5")):
+        ratio = statistics.median(took[name]) / statistics.median(took["foreachBatch"])
+        cpu = busy[name] / busy["foreachBatch"]
+        print(f"  {name} / foreachBatch = {ratio:.2f} in time, {cpu:.2f} in CPU s (goal: at most {goal})")
     print(f"  planning, intent and commit: {statistics.median(outside):.3f} s a batch (goal: under 0.2)\n")
 
 
 def cold(rounds: int) -> None:
     """From the start of a process, `adjunct run`, to the commit of a batch of 300 records."""
+    for engine, goal in (("spark", 15), ("auto", 8)):
+        _cold(rounds, engine, goal)
+
+
+def _cold(rounds: int, engine: str, goal: int) -> None:
     from dagster_adjunct import application_state
 
-    print(f"cold: adjunct run over {COLD} records, datasets as they are")
+    print(f"cold: adjunct run over {COLD} records, datasets as they are, engine {engine}")
     walls, commits, busy = [], [], []
     with TemporaryDirectory() as folder:
         root = Path(folder)
-        app, lake = _application(root)
+        app, lake = _application(root, engine)
         tables = _tables()
         _deliver_tables(lake, tables)
         command = [sys.executable, "-m", "dagster_adjunct.orchestration.cli.main", "run", _APPLICATION]
         environment = {**os.environ, "ADJUNCT_LAKE": lake.url, "ADJUNCT_SPARK_MASTER": "local[2]"}
+        environment["ADJUNCT_ENGINE"] = engine
         for number in range(rounds + 1):  # the first one builds the datasets
             _send(lake, _flights(tables, number * COLD, COLD), number + 1)
             began = datetime.now().astimezone()
@@ -102,7 +116,7 @@ def cold(rounds: int) -> None:
                 busy.append(used)
                 commits.append((last.closed_at - began).total_seconds())
     spread = f"{min(commits):.1f}-{max(commits):.1f}"
-    print(f"  start to commit: {statistics.median(commits):.1f} s ({spread}; goal: at most 15)")
+    print(f"  start to commit: {statistics.median(commits):.1f} s ({spread}; goal: at most {goal})")
     print(f"  start to end: {statistics.median(walls):.1f} s, {statistics.median(busy):.1f} CPU s\n")
 
 
@@ -122,14 +136,14 @@ class _Times:
             self._began = now
 
 
-def _application(root: Path) -> tuple[Any, Lake]:
-    os.environ["ADJUNCT_DEMO_SQLITE"] = str(root / "adjunct.sqlite")
+def _application(root: Path, engine: str) -> tuple[Any, Lake]:
+    os.environ["ADJUNCT_DEMO_SQLITE"] = str(root / f"{engine}.sqlite")
     from dagster_adjunct import open_lake
     from dagster_adjunct.examples.flights.pipeline import flight_delays
 
     app = flight_delays()
-    app.max_batch_records = BATCH
-    return app, open_lake(root / "lake")
+    app.max_batch_records, app.engine = BATCH, engine
+    return app, open_lake(root / engine)
 
 
 def _tables() -> dict[str, pa.Table]:
@@ -168,7 +182,7 @@ def _send(lake: Lake, flights: pa.Table, sequence: int) -> None:
     LakeStreams(lake).append("flights", flights, producer="benchmark", sequence=sequence)
 
 
-def _compare(root: Path, lake: Lake) -> None:
+def _compare(root: Path, lake: Lake, engine: str) -> None:
     """Both have written the same records and the same table."""
     import sqlite3
 
@@ -189,7 +203,7 @@ def _compare(root: Path, lake: Lake) -> None:
         ).fetchone()
         assert differing == (0,), f"{differing} records differ"
     rows = []
-    for name in ("adjunct", "peer"):
+    for name in (engine, "peer"):
         with sqlite3.connect(root / f"{name}.sqlite") as database:
             rows.append(database.execute(_STATE).fetchall())
     assert rows[0] == rows[1], f"{len(rows[0])} and {len(rows[1])} aircraft, or others"
