@@ -33,9 +33,13 @@ def comparison(name: str) -> Function:
     """Return "equal", "less", …; strings and binary values are compared by their bytes, as in Spark."""
 
     def compare(one: Any, other: Any) -> Any:
-        if pt.is_floating(one.type):  # in Spark, NaN = NaN
+        if pt.is_floating(one.type):
+            # In Spark, NaN = NaN; and -0.0 = 0.0, but in filters over Parquet files they are told apart.
             for side in (one, other):
-                _check(pc.invert(pc.is_nan(side)), "a comparison with NaN")
+                is_negative = pc.less(pc.divide(pa.scalar(1.0, side.type), side), pa.scalar(0.0, side.type))
+                is_zero = pc.equal(side, pa.scalar(0.0, side.type))
+                odd = pc.or_(pc.is_nan(side), pc.and_(is_zero, is_negative))
+                _check(pc.invert(odd), "a comparison with NaN or -0.0")
         return getattr(pc, name)(one, other)
 
     return compare
