@@ -60,9 +60,9 @@ def list_hidden_columns(names: Collection[str]) -> list[str]:
     return [*RECORD_META, *(name for name in _OPTIONAL if name in names)]
 
 
-def tie_breakers(frame: DataFrame) -> tuple[str, ...]:
-    """Return the columns that order records of one position, so that a repeated batch sends the same bytes."""
-    return tuple(name for name in (TASK, BRANCH, ORDINAL) if name in frame.columns)
+def tie_breakers(names: Collection[str]) -> tuple[str, ...]:
+    """Return which of these columns order records of one position, so that a repeated batch sends the same bytes."""
+    return tuple(name for name in (TASK, BRANCH, ORDINAL) if name in names)
 
 
 def ordinal_column(frame: DataFrame, number: Column) -> Column:

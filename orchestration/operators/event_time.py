@@ -205,7 +205,7 @@ def stored_position_key(frame: DataFrame, batch: BatchContext) -> Column:
 def position_key(frame: DataFrame) -> Column:
     """Return a text that is unique for each record of a batch and sorts records by position."""
     numbers = [F.lpad(F.col(name).cast("string"), _WIDTH, "0") for name in (PARTITION, OFFSET)]
-    names = (*tie_breakers(frame), *((ORIGIN,) if ORIGIN in frame.columns else ()))
+    names = (*tie_breakers(frame.columns), *((ORIGIN,) if ORIGIN in frame.columns else ()))
     return F.concat_ws(":", *numbers, *[F.coalesce(F.col(name).cast("string"), F.lit("")) for name in names])
 
 

@@ -472,7 +472,7 @@ class AsOfJoin(Join):
         """Raise OperatorFailedError for the first record, by position, that must fail the batch."""
         fails = {BEFORE_HISTORY: self.before_history == "error", NO_TIME: self.on_null_time == "fail"}
         wrong = reduce(or_, [F.col(name) for name, is_failure in fails.items() if is_failure])
-        record = batch.first(matched.where(wrong).orderBy(PARTITION, OFFSET, *tie_breakers(matched)))
+        record = batch.first(matched.where(wrong).orderBy(PARTITION, OFFSET, *tie_breakers(matched.columns)))
         if record is None:
             return
         hidden = {name.lower() for name in batch.sensitive(operator)}

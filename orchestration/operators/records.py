@@ -59,6 +59,7 @@ from dagster_adjunct.resources.user_code import check_plain_function
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+    from dagster_adjunct.orchestration.step.arrow_batch import ArrowBatch
     from dagster_adjunct.orchestration.step.batch import BatchContext
 
 
@@ -416,6 +417,12 @@ class Merge(Spec):
                 )
                 step = f'Cast it in one of them: .with_columns({name}="cast({name} as {kind})").'
                 raise PlanningError(problem, step, operator=operator, column=name)
+
+    def spark_need(self, context: PlanContext, arriving: Sequence[Columns]) -> str:
+        return ""
+
+    def compute(self, operator: str, tables: Sequence[Any], batch: ArrowBatch) -> Any:
+        return batch.merge(tables)
 
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
         self.check_frames(operator, frames, batch.app)

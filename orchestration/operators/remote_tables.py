@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from dagster_adjunct.orchestration.application.application import Application
     from dagster_adjunct.orchestration.operators.table_updates import Update
+    from dagster_adjunct.orchestration.step.arrow_batch import ArrowBatch
     from dagster_adjunct.orchestration.step.batch import BatchContext
 
 
@@ -246,6 +247,14 @@ class LookupJoin(PassThroughSpec):
         check_lookup_key_types(context.operator, table, self.on, stream.types)
         node = LineageNode("table", self.table)
         return stream.add({it.name: ColumnFacts(it.type, ((node, it.column),)) for it in answers})
+
+    def spark_need(self, context: PlanContext, arriving: Sequence[Columns]) -> str:
+        return ""
+
+    def compute(self, operator: str, tables: Sequence[Any], batch: ArrowBatch) -> Any:
+        joined = batch.look_up(operator, tables[0], self.lookup(operator, batch.app.tables[self.table]))
+        kept = joined.filter(joined.column(joins.MATCHED)) if self.how == "inner" else joined
+        return kept.drop_columns([joins.MATCHED])
 
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
         (frame,) = frames

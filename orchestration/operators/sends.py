@@ -137,6 +137,11 @@ class OutputStreamSpec(Spec):
         return exchange_before_stream(context.operator, "output", stream, flow, partitions)
 
 
+def output_need(context: PlanContext, stream: str) -> str:
+    """Return what of writing to a stream needs Spark; "" for a stream of the lake."""
+    return "" if output_partitioner(context.catalog, stream) == SPARK else f"writing stream {stream}"
+
+
 # Of each rejected record: the table, the operation ("put", "update", "delete"), key and record as JSON, and the reason.
 DEAD_LETTER_COLUMNS = {"table": "string", "kind": "string", "key": "string", "record": "string", "problem": "string"}
 _DEAD_LETTERS = Columns({name: ColumnFacts(kind) for name, kind in DEAD_LETTER_COLUMNS.items()})
@@ -163,6 +168,9 @@ class SendDeadLetters(OutputStreamSpec):
 
     def written(self, arriving: Columns) -> Columns:
         return _DEAD_LETTERS
+
+    def spark_need(self, context: PlanContext, arriving: Sequence[Columns]) -> str:
+        return output_need(context, self.stream)
 
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
         output = batch.app.outputs[self.stream]
@@ -286,7 +294,7 @@ class SendToStream(OutputStreamSpec):
         )
 
     def spark_need(self, context: PlanContext, arriving: Sequence[Columns]) -> str:
-        return "" if output_partitioner(context.catalog, self.stream) == SPARK else f"stream {self.stream}"
+        return output_need(context, self.stream)
 
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
         """Append to the output stream and return what was appended, read back if the system allows it."""

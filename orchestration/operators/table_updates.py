@@ -552,8 +552,6 @@ class SendToTable(PassThroughSpec):
         )
 
     def spark_need(self, context: PlanContext, arriving: Sequence[Columns]) -> str:
-        if self.send.dead_letters is not None:
-            return "dead letters"
         if self.send.contract is not None and self.send.update is None:
             return "updates in records"
         if self._update.append:

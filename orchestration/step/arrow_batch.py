@@ -16,12 +16,16 @@ from typing import TYPE_CHECKING, Any
 from dagster_adjunct.assets.reading.diff import read_entries
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.orchestration.batch_log.batch_log import Intent
-from dagster_adjunct.orchestration.operators.joins import SelectedColumn
+from dagster_adjunct.orchestration.operators.columns import BATCH_ONLY, BRANCH, ORIGIN, tie_breakers
+from dagster_adjunct.orchestration.operators.joins import MATCHED, SelectedColumn
 from dagster_adjunct.orchestration.operators.operator import Exchange, Operator
-from dagster_adjunct.orchestration.operators.remote_tables import AnyTable
+from dagster_adjunct.orchestration.operators.remote_tables import AnyTable, TableLookup
+from dagster_adjunct.orchestration.step import recorded_answers
 from dagster_adjunct.orchestration.step.batch import BatchContext, BatchMetrics
+from dagster_adjunct.orchestration.step.batch_outputs import Letters, table_of_letters
 from dagster_adjunct.orchestration.step.context import BatchInputs, StepContext, View
 from dagster_adjunct.orchestration.step.verify_plan import DRY_RUN_CLOCK, DryRun
+from dagster_adjunct.resources.backends.columns import to_arrow_type
 from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.lazy_modules import np, pa, pc
 from dagster_adjunct.resources.schemas.schema import Schema, type_from_arrow
@@ -148,8 +152,22 @@ class ArrowBatch(BatchContext):
         self._cache = EntryCache() if cache is None else cache
 
     def compile_operator(self, operator: Operator, sources: Sequence[Any]) -> Any:
-        self.arrived[operator.id] = list(sources)
-        return operator.spec.compute(operator.id, sources, self)
+        self.arrived[operator.id] = arriving = self._prepare_inputs(operator, sources)
+        return operator.spec.compute(operator.id, arriving, self)
+
+    def _prepare_inputs(self, operator: Operator, sources: Sequence[Any]) -> list[Any]:
+        tables = list(sources)
+        for number, source in enumerate(operator.inputs if len(tables) > 1 else ()):
+            table = tables[number]
+            if len(self.origins[operator.id].streams) > 1:
+                table = add_positions(table, None)
+                if ORIGIN not in table.column_names:
+                    table = _set_column(table, ORIGIN, _repeat(self.stream_of(source) or "", table))
+            branch = _repeat(str(number), table)
+            if BRANCH in table.column_names:
+                branch = pc.binary_join_element_wise(branch, table.column(BRANCH), "/")
+            tables[number] = _set_column(table, BRANCH, branch)
+        return tables
 
     def moves(self, operator: str) -> list[Exchange]:
         return []  # all records are in one place
@@ -208,6 +226,16 @@ class ArrowBatch(BatchContext):
             frame = _set_column(frame, name, values, there.get(name.lower()))
         return frame
 
+    def merge(self, frames: Sequence[Any]) -> Any:
+        """Return the records of all inputs with the columns of the first; hidden ones that one lacks are null there."""
+        names = [[name for name in frame.column_names if name[:2] != "__"] for frame in frames]
+        if any(set(other) != set(names[0]) for other in names):
+            raise NeedsSpark("names of columns that differ in their case")
+        try:
+            return pa.concat_tables(frames, promote_options="default")
+        except (pa.ArrowInvalid, pa.ArrowTypeError):
+            raise NeedsSpark("inputs with columns of different types") from None
+
     def repartition(self, frame: Any, partitions: int, by: Sequence[str]) -> Any:
         return frame
 
@@ -215,11 +243,13 @@ class ArrowBatch(BatchContext):
         return self._compile(frame, text).evaluate(frame)
 
     def _compile(self, frame: Any, text: str) -> ArrowExpression:
-        types = {field.name: type_from_arrow(field) for field in frame.schema}
-        compiled = compile_expression(text, types)
+        compiled = compile_expression(text, self._types(frame))
         if isinstance(compiled, str):
             raise NeedsSpark(compiled)
         return compiled
+
+    def _types(self, frame: Any) -> dict[str, str]:
+        return {field.name: type_from_arrow(field) for field in frame.schema}
 
     # -- datasets
 
@@ -233,6 +263,25 @@ class ArrowBatch(BatchContext):
             frame = frame.append_column(item.name, entries.entries.column(item.column).take(places))
         self._count(operator, {"rows": frame.num_rows, "unmatched": places.null_count})
         return frame, pc.is_valid(places)
+
+    def look_up(self, operator: str, frame: Any, lookup: TableLookup) -> Any:
+        """Return the records with the columns looked up in a remote table, and MATCHED, null where there are none."""
+        keys = frame.select(list(lookup.keys)).rename_columns(recorded_answers.key_columns(lookup))
+        asked = recorded_answers.describe_lookup(lookup, self._types(frame))
+        record = recorded_answers.RecordedAnswers(self.context.lake, self.app.name, self.number, operator, asked)
+        reader = self.context.open_tables.reader(self._with_credits(self.app.tables[lookup.table]), self.context.spark)
+        sensitive = bool(self.sensitive(operator))
+        distinct = recorded_answers.distinct_keys(operator, keys.drop_null(), lookup, sensitive=sensitive)
+        answers, metrics = recorded_answers.answer_keys(distinct, lookup, record, reader, 1)
+        self._measure(lookup.table, metrics, metrics.counts())
+        found = KeyedEntries.of(answers, tuple(keys.column_names))
+        places = found.find(keys.columns)
+        for number, answer in enumerate(lookup.answers, start=len(lookup.keys) + 1):
+            frame = frame.append_column(answer.name, found.entries.column(number).take(places))
+        there = found.entries.column(recorded_answers.FOUND).take(places)
+        matched = pc.if_else(pc.fill_null(there, False), True, pa.scalar(None, pa.bool_()))
+        self._count(operator, {"rows": frame.num_rows, "unmatched": matched.null_count})
+        return frame.append_column(MATCHED, matched)
 
     def columns_of(self, dataset: str) -> Sequence[str]:
         """Return the columns of a dataset's entries."""
@@ -253,8 +302,18 @@ class ArrowBatch(BatchContext):
 
     def _append(self, operator: str, frame: Any, stream: str) -> AppendResult:
         options = self._append_options(operator, stream)
-        rows = add_positions(_in_order(frame), options.get("sources")).drop_columns([PARTITION, OFFSET])
+        rows = add_positions(_in_order(frame), options.get("sources"))
+        unsent = {PARTITION, OFFSET, *tie_breakers(rows.column_names), *BATCH_ONLY}
+        rows = rows.drop_columns([name for name in rows.column_names if name in unsent])
         return require_writer(self.system_of(stream)).append(split_stream_name(stream)[1], rows, **options)
+
+    def refused_records(self, operator: str) -> Any:
+        (before,) = self.app.operator(operator).inputs
+        return table_of_letters(*self._letters.get(before, ("", ())))
+
+    def letters_of(self, frame: Any) -> Letters:
+        letters: Letters = frame.to_pylist()
+        return letters
 
     def read_appended(self, stream: str, result: AppendResult) -> Any:
         return self.system_of(stream).read_arrow(**self._appended(stream, result))
@@ -285,6 +344,12 @@ class ArrowDryRun(DryRun, ArrowBatch):
                 types |= {f"{field.name}.{one.name}": type_from_arrow(one) for part in parts for one in part}
         return types
 
+    def look_up(self, operator: str, frame: Any, lookup: TableLookup) -> Any:
+        self.check_looked_up(operator, lookup)
+        for answer in lookup.answers:
+            frame = frame.append_column(answer.name, pa.nulls(frame.num_rows, to_arrow_type(answer.type)))
+        return frame.append_column(MATCHED, pa.nulls(frame.num_rows, pa.bool_()))
+
     def _inspect(self, operator: str, frame: Any) -> Any:
         return None
 
@@ -310,12 +375,17 @@ def add_positions(records: pa.Table, sources: Sources | None) -> pa.Table:
         records.append_column(SOURCE, names)
         .append_column(SOURCE_OFFSET, records.column(OFFSET))
         .append_column(SOURCE_EPOCH, _by_partition(numbers, partitions))
-        .append_column(READER, pa.repeat(pa.scalar(sources.reader), records.num_rows))
+        .append_column(READER, _repeat(sources.reader, records))
     )
 
 
 def _in_order(records: pa.Table) -> pa.Table:
-    return records.sort_by([(PARTITION, "ascending"), (OFFSET, "ascending")])
+    names = (PARTITION, OFFSET, *tie_breakers(records.column_names))
+    return records.sort_by([(name, "ascending") for name in names])
+
+
+def _repeat(text: str, records: pa.Table) -> pa.Array:
+    return pa.repeat(pa.scalar(text), records.num_rows)
 
 
 def _by_partition(numbers: Mapping[int, int], partitions: pa.ChunkedArray) -> pa.Array:

@@ -442,7 +442,7 @@ class BatchContext:
                 return
         dataset = self.app.dataset(table)
         rows, null_keys = batch_outputs.prepare_table_rows(frame, dataset.key, deleted, on_null_key)
-        order = (PARTITION, OFFSET, *tie_breakers(frame))
+        order = (PARTITION, OFFSET, *tie_breakers(frame.columns))
         names = (*columns_of_local_table(dataset).names, TOMBSTONE, *order)
         try:
             done = self._open_local(dataset).send(
@@ -505,7 +505,7 @@ class BatchContext:
         return system.append(
             split_stream_name(stream)[1],
             batch_outputs.add_positions(frame, options.get("sources")).drop(*BATCH_ONLY),
-            order_by=(PARTITION, OFFSET, *tie_breakers(frame)),
+            order_by=(PARTITION, OFFSET, *tie_breakers(frame.columns)),
             partitioned=operator not in self.exchanges,
             **options,
         )
@@ -549,7 +549,7 @@ class BatchContext:
         if sent is None:
             self.send(operator, frame, stream, key=key, partitions=partitions)
             return
-        batch_outputs.check_letters_sent(system, name, sent, frame, operator)
+        batch_outputs.check_letters_sent(system, name, sent, self.letters_of(frame), operator)
         self._count(stream, {"rows": sent.rows, "duplicate_batches": 1})
 
     def _count(self, name: str, counters: Mapping[str, int]) -> None:
@@ -608,7 +608,11 @@ class BatchContext:
     def refused_records(self, operator: str) -> DataFrame:
         """Return the records that the table of the operator before this one rejected (DEAD_LETTER_COLUMNS)."""
         (before,) = self.app.operator(operator).inputs
-        return batch_outputs.records_from_letters(self.spark, *self._letters.get(before, ("", ())))
+        return self.spark.createDataFrame(batch_outputs.table_of_letters(*self._letters.get(before, ("", ()))))
+
+    def letters_of(self, frame: DataFrame) -> batch_outputs.Letters:
+        """Return dead letters as dictionaries."""
+        return [row.asDict() for row in frame.collect()]
 
     def look_up(self, operator: str, frame: DataFrame, lookup: TableLookup) -> DataFrame:
         """Return records, computed once, with the columns looked up in a remote table; `__matched` as in
@@ -617,7 +621,7 @@ class BatchContext:
         frame = self.materialize(operator, frame)
         asked = recorded_answers.describe_lookup(lookup, dict(frame.dtypes))
         record = recorded_answers.RecordedAnswers(self.context.lake, self.app.name, self.number, operator, asked)
-        reader = self.context.open_tables.reader(self.app.tables[lookup.table], self.spark, self.context.credits)
+        reader = self.context.open_tables.reader(self._with_credits(self.app.tables[lookup.table]), self.context.spark)
         keys = recorded_answers.collect_distinct_keys(operator, frame, lookup, sensitive=bool(self.sensitive(operator)))
         answers, metrics = recorded_answers.answer_keys(keys, lookup, record, reader, self.partitions_at(operator))
         self._measure(lookup.table, metrics, metrics.counts())

@@ -20,17 +20,19 @@ from dagster_adjunct.orchestration.step.event_times import number_by_partition
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.bucketing.files import GENERATION_COLUMN, bucketed_frame
 from dagster_adjunct.resources.common import sum_counters
-from dagster_adjunct.resources.lazy_modules import F
-from dagster_adjunct.resources.schemas.schema import Schema, named_column
+from dagster_adjunct.resources.lazy_modules import F, pa
+from dagster_adjunct.resources.schemas.schema import Schema, arrow_type, named_column
 from dagster_adjunct.resources.streams.system import (
+    EPOCH,
     OFFSET,
     PARTITION,
     POSITION,
     READER,
-    RECORD_META_DDL,
+    RECORD_META_COLUMNS,
     SOURCE,
     SOURCE_EPOCH,
     SOURCE_OFFSET,
+    TIMESTAMP,
     TOMBSTONE,
     AppendResult,
     OffsetRange,
@@ -42,7 +44,7 @@ from dagster_adjunct.resources.streams.system import (
 from dagster_adjunct.resources.tables.arrow import MarkedSource, Marking
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame
 
     from dagster_adjunct.orchestration.step.context import BatchInputs, StepContext
 
@@ -130,24 +132,24 @@ def add_positions(records: DataFrame, sources: Sources | None) -> DataFrame:
     )
 
 
-def records_from_letters(spark: SparkSession, table: str, letters: Letters) -> DataFrame:
+def table_of_letters(table: str, letters: Letters) -> pa.Table:
     """Return rejected records as records of a stream, at the positions of the originals."""
-    ddl = ", ".join((RECORD_META_DDL, *(f"`{name}` {kind}" for name, kind in DEAD_LETTER_COLUMNS.items())))
     rows = [
-        (
-            letter.get("partition", 0),
-            letter.get("offset", 0),
-            datetime.fromisoformat(letter["timestamp"]) if letter.get("timestamp") else None,
-            False,
-            letter.get("epoch") or 0,
-            *({**letter, "table": table}[name] for name in DEAD_LETTER_COLUMNS),
-        )
+        {
+            PARTITION: letter.get("partition", 0),
+            OFFSET: letter.get("offset", 0),
+            TIMESTAMP: datetime.fromisoformat(letter["timestamp"]) if letter.get("timestamp") else None,
+            TOMBSTONE: False,
+            EPOCH: letter.get("epoch") or 0,
+            **{name: {**letter, "table": table}[name] for name in DEAD_LETTER_COLUMNS},
+        }
         for letter in letters
     ]
-    return spark.createDataFrame(rows, ddl)
+    kinds = {**dict(RECORD_META_COLUMNS), **DEAD_LETTER_COLUMNS}
+    return pa.Table.from_pylist(rows, pa.schema([(name, arrow_type(kind)) for name, kind in kinds.items()]))
 
 
-def check_letters_sent(system: StreamSystem, stream: str, sent: AppendResult, letters: DataFrame, what: str) -> None:
+def check_letters_sent(system: StreamSystem, stream: str, sent: AppendResult, letters: Letters, what: str) -> None:
     """Raise TableError if a retried batch rejects records that its first run did not send as dead letters.
 
     A batch appends to a stream only once, so these records would be lost.
@@ -158,7 +160,7 @@ def check_letters_sent(system: StreamSystem, stream: str, sent: AppendResult, le
     }
     there = system.read_arrow(ranges) if ranges else None
     present = set() if there is None else {tuple(row[name] for name in _LETTER_IDENTITY) for row in there.to_pylist()}
-    lost = [row for row in letters.select(*_LETTER_IDENTITY).collect() if tuple(row) not in present]
+    lost = [letter for letter in letters if tuple(letter[name] for name in _LETTER_IDENTITY) not in present]
     if lost:
         problem = (
             f"{what}: this batch was retried, and table {lost[0]['table']} rejects {len(lost)} record(s) that are not "

@@ -26,7 +26,6 @@ from dagster_adjunct.resources.schemas.schema import Schema, is_same_family, nam
 from dagster_adjunct.resources.schemas.values import first_unreadable
 from dagster_adjunct.resources.spark.tasks import encode_task_errors, map_in_arrow
 from dagster_adjunct.resources.tables.metrics import TableMetrics
-from dagster_adjunct.resources.tables.shared_rate import RunCredits
 from dagster_adjunct.resources.tables.spark import BulkReader
 from dagster_adjunct.resources.tables.table import RemoteTable
 from dagster_adjunct.resources.user_code import function_failed_error
@@ -126,7 +125,7 @@ _CALL = "__call"
 
 
 def _sort_records(frame: DataFrame) -> DataFrame:
-    return frame.sortWithinPartitions("__partition", "__offset", *tie_breakers(frame))
+    return frame.sortWithinPartitions("__partition", "__offset", *tie_breakers(frame.columns))
 
 
 def _call_in_task(call: SinkCall, kept: Sequence[str], batches: Iterator[Any]) -> Iterator[Any]:
@@ -282,10 +281,10 @@ class OpenTables:
 
     _readers: dict[str, BulkReader] = field(default_factory=dict)
 
-    def reader(self, table: RemoteTable[Any, Any, Any], spark: SparkSession, credits: RunCredits | None) -> BulkReader:
+    def reader(self, table: RemoteTable[Any, Any, Any], spark: Callable[[], SparkSession]) -> BulkReader:
+        """Return the reader of a table, which is given as the session's tasks may use it, and kept from then on."""
         if table.name not in self._readers:
-            paid = table if credits is None else credits.with_credits(table, spark)
-            self._readers[table.name] = BulkReader(paid, spark)
+            self._readers[table.name] = BulkReader(table, spark)
         return self._readers[table.name]
 
     def forget(self, table: str) -> None:
@@ -322,7 +321,12 @@ def collect_distinct_keys(operator: str, frame: DataFrame, lookup: TableLookup, 
         *[named_column(name).alias(key) for name, key in zip(lookup.keys, key_columns(lookup), strict=True)]
     )
     # Collected with duplicates: a shuffle would cost more than the few extra bytes.
-    distinct = keys.dropna().toArrow().group_by(key_columns(lookup)).aggregate([])
+    return distinct_keys(operator, keys.dropna().toArrow(), lookup, sensitive=sensitive)
+
+
+def distinct_keys(operator: str, keys: pa.Table, lookup: TableLookup, *, sensitive: bool) -> pa.Table:
+    """Return the distinct ones of these keys, which have no nulls; raise SchemaMismatchError for unreadable ones."""
+    distinct = keys.group_by(key_columns(lookup)).aggregate([])
     if (found := first_unreadable(distinct.rename_columns(list(lookup.keys)))) is not None:
         place = f"a record to look up in table {lookup.table}"
         raise found.error(operator, place, hidden=sensitive, operator=operator, table=lookup.table)

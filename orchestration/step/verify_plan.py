@@ -303,7 +303,9 @@ class DryRun(BatchContext):
         ):
             # The next operators read them from the output, partitioned as it is.
             by = map(named_column, self.required_partitioning(operator.id))
-            stored = frame.drop(*tie_breakers(frame), *BATCH_ONLY).repartition(self.partitions_at(operator.id), *by)
+            stored = frame.drop(*tie_breakers(frame.columns), *BATCH_ONLY).repartition(
+                self.partitions_at(operator.id), *by
+            )
             return super().materialize(operator.id, stored)
         return super().hand_on(operator, mark_operator(operator.id, frame))
 
@@ -389,10 +391,13 @@ class DryRun(BatchContext):
         return None
 
     def look_up(self, operator: str, frame: DataFrame, lookup: TableLookup) -> DataFrame:
+        self.check_looked_up(operator, lookup)
+        return add_unknown_answers(self.materialize(operator, frame), lookup)
+
+    def check_looked_up(self, operator: str, lookup: TableLookup) -> None:
         """Compare what is taken of the table's records with its columns, as its store has them; nothing is read."""
         table = self.app.tables[lookup.table]
         check_stored_columns(operator, table, lookup, self._read_stored(lookup.table, table.read_function))
-        return add_unknown_answers(self.materialize(operator, frame), lookup)
 
     def state(self, name: str, spec: StateSpec, *, of: str | None = None) -> StateTable:
         self._states.append(declare_state_dataset(self.context.writer, name, spec))

@@ -58,7 +58,7 @@ class BulkReader:
     All requests use the table's batches, retries and rate, in tasks too.
     """
 
-    def __init__(self, table: RemoteTable[Any, Any, Any], spark: SparkSession) -> None:
+    def __init__(self, table: RemoteTable[Any, Any, Any], spark: Callable[[], SparkSession]) -> None:
         bare = copy.copy(table)
         bare.__setstate__(bare.__getstate__() | {"cache": None})  # the cache is kept here, above this process and tasks
         self._table, self._spark, self._here = bare, spark, BlockingTable(bare)
@@ -107,7 +107,7 @@ class BulkReader:
         size = -(-len(keys) // tasks)
         parts = [pickle.dumps(keys[at : at + size]) for at in range(0, len(keys), size)]
         numbered = list(enumerate(parts))
-        frame = self._spark.createDataFrame(numbered, "part int, keys binary").repartitionById(len(parts), "part")
+        frame = self._spark().createDataFrame(numbered, "part int, keys binary").repartitionById(len(parts), "part")
         ask = _reading_task(self._table, gets.args, self._key)
         reports = frame.mapInArrow(ask, "keys binary, records binary, report string").collect()
         answered: dict[Any, Any] = {}

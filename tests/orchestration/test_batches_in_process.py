@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sqlite3
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,10 +19,11 @@ from dagster_adjunct.orchestration.step.progress import StepEvent, StepReport
 from dagster_adjunct.orchestration.step.run import run_application
 from dagster_adjunct.orchestration.step.step import run_step
 from dagster_adjunct.resources import errors
+from dagster_adjunct.resources.backends.sqlite import SqliteTable
 from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from dagster_adjunct.resources.streams.system import RECORD_META
-from dagster_adjunct.resources.tables.table import RemoteTable
+from dagster_adjunct.resources.tables.table import BlockingTable, RemoteTable
 from tests.faulty_store import Crash
 from tests.orchestration.step_world import StepWorld
 
@@ -137,6 +139,53 @@ def test_a_batch_that_one_engine_began_the_other_ends(world: StepWorld, first: s
     assert sorted(row["id"] for row in rows(world, "enriched")) == [1, 2, 3]
     assert [row["id"] for row in rows(world, "priced")] == [1]
     assert world.records() == {"a": (1, 0), "b": (2, 0)}
+
+
+def merging(world: StepWorld) -> Application:
+    """Return two inputs merged, twice; looked up in a table; and records of which a table rejects some."""
+    app = Application("merging", engine="auto")
+    orders, others = (app.input_stream(f"lake.{name}", default_offset="oldest") for name in ("orders", "others"))
+    named = [stream.select("id", "shop", "size") for stream in (orders, others)]
+    merged = named[0].merge(named[1]).filter("id > 0").merge(named[1].select("size", "shop", "id"))
+    known = app.table(world.table("known"))
+    found = merged.partition_by("shop", partitions=2).join(known, on={"shop": "k"}, select={"v": "int"}, how="left")
+    found.send_to(app.output_stream("lake.merged", partitions=2, key="shop"))
+    letters = app.output_stream("lake.letters", partitions=1)
+    small = app.table(RemoteTable("small", key="k", write_function=small_store(world), idempotent=True))
+    found.select("shop as k", "size as v").send_to(small, on_null_key="skip", dead_letters=letters, at_most=9)
+    return app
+
+
+def small_store(world: StepWorld) -> SqliteTable:
+    columns = {"k": "string", "v": "int"}
+    with sqlite3.connect(world.folder / "small.sqlite") as connection:
+        connection.execute("CREATE TABLE IF NOT EXISTS small (k TEXT PRIMARY KEY, v INT CHECK (v < 100))")
+    return SqliteTable(world.folder / "small.sqlite", "small", "k", columns=columns, create=True)
+
+
+@pytest.mark.spark
+def test_merged_looked_up_and_rejected_records_are_the_same(world: StepWorld, tmp_path: Path) -> None:
+    world.stream("others", "id", 2, id="bigint", shop="string", size="int", note="string")
+    world.send("orders", (1, "a", 1, None), (2, "b", 200, None), (3, None, 3, None))
+    world.send("others", (1, "a", 5, "x"), (-4, "c", 300, "y"))
+    with BlockingTable(world.table("known")) as table:
+        table.put("a", {"v": 7, "w": 1})
+    copied = tmp_path / "twin"
+    shutil.copytree(world.folder, copied)
+    twin = replace(world, lake=open_lake(copied / "lake"), folder=copied)
+    left = []
+    for one, engine in ((world, BatchEngine), (twin, SmallBatchesInProcess)):
+        report = run_step(one.context(merging(one)), engine())
+        assert report.in_process_batches == (engine is SmallBatchesInProcess)
+        digest = one.streams.state("merged")[1].producers["merging"][-1].digest
+        with sqlite3.connect(one.folder / "small.sqlite") as connection:
+            stored = connection.execute("SELECT k, v FROM small ORDER BY k").fetchall()
+        letters = rows(one, "letters")
+        assert all("CHECK constraint" in letter.pop("problem") for letter in letters)  # and names the file
+        left.append((rows(one, "merged"), letters, digest, stored, report.counters))
+    assert len(left[0][0]) == 6
+    assert sorted(letter["key"] for letter in left[0][1]) == ['"b"', '"c"']
+    assert left[1] == left[0]
 
 
 def without_spark(world: StepWorld) -> StepWorld:
