@@ -408,7 +408,7 @@ def _explain_with_sample(
 # Methods of a batch without side effects.
 _PROBE_ALLOWED = {
     *("app", "call", "entries", "required_partitioning", "partitions_at", "sensitive", "stream_of", "system_of"),
-    *("tasks", "gather_small"),
+    *("tasks", "gather_small", "names", "filter", "select", "select_update", "with_columns", "repartition"),
 }
 
 
