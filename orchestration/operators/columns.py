@@ -137,6 +137,16 @@ def check_added_names(operator: str, columns: Names, added: list[str], other: st
     check_new_names(operator, added, "Rename one with 'column as name'.")
 
 
+def is_sure_name(name: str, columns: Collection[str]) -> bool:
+    """Whether Spark, which ignores case as Java does, certainly finds the columns that equal it in lower case here."""
+    alike = [column for column in columns if column.lower() == name.lower()]
+    return alike == [column for column in columns if _fold_case(column) == _fold_case(name)]
+
+
+def _fold_case(name: str) -> str:
+    return "".join(letter.upper().lower()[0] for letter in name)
+
+
 DataFrameFunction: TypeAlias = Callable[["DataFrame"], "DataFrame"]
 OnNullKey = Literal["fail", "skip"]
 _PARTITIONS = 100_000

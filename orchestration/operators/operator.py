@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from dagster_adjunct.orchestration.operators.columns import is_sure_name
 from dagster_adjunct.orchestration.operators.stream_facts import UNKNOWN, Catalog, Columns, LineageNode, Partitioner
 from dagster_adjunct.resources.common import CodeLine
 from dagster_adjunct.resources.errors import PlanningError
@@ -280,6 +281,16 @@ def expressions_need(texts: Iterable[str], arriving: Columns) -> str:
     types = {name: kind for name, kind in arriving.types.items() if kind is not None}
     compiled = (compile_expression(text, types) for text in texts)
     return next((why for why in compiled if isinstance(why, str)), "")
+
+
+def names_need(names: Iterable[str], arriving: Columns) -> str:
+    """Return what of finding these names among the columns, and those before them, needs Spark; "" for nothing."""
+    known = list(arriving.known)
+    for name in names:
+        if not is_sure_name(name, known):
+            return f"the name {name}, which other columns may equal but for its case"
+        known.append(name)
+    return ""
 
 
 class PassThroughSpec(Spec):

@@ -32,6 +32,7 @@ from dagster_adjunct.orchestration.operators.operator import (
     Spec,
     expressions_need,
     merge_flows,
+    names_need,
 )
 from dagster_adjunct.orchestration.operators.stream_facts import (
     SPARK,
@@ -330,7 +331,8 @@ class Map(Spec):
         if self.function is not None:
             return "a DataFrame function"
         read = [(text, parse_expression(text)) for text in self.expressions]
-        return expressions_need([text for text, each in read if not each.star], arriving[0])
+        need = expressions_need([text for text, each in read if not each.star], arriving[0])
+        return need or names_need((name for _, each in read for name in each.excepted), arriving[0])
 
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
         (frame,) = frames
@@ -558,7 +560,7 @@ class WithColumns(Spec):
         return column
 
     def spark_need(self, context: PlanContext, arriving: Sequence[Columns]) -> str:
-        return expressions_need(self.sql, arriving[0])
+        return expressions_need(self.sql, arriving[0]) or names_need((name for name, _ in self.columns), arriving[0])
 
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
         return batch.with_columns(frames[0], self.columns)
