@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any
 from dagster_adjunct.assets.declaration.change_values import Samples
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.declaration.policies import DeadLetters
-from dagster_adjunct.assets.sources.entries import Ranges, list_spark_needs, offsets_to_json, resolve_stream
+from dagster_adjunct.assets.sources.entries import Ranges, offsets_to_json, resolve_stream
 from dagster_adjunct.assets.unbounded import commit
 from dagster_adjunct.assets.unbounded.commit import Advance
 from dagster_adjunct.assets.unbounded.complete_rows import RowCompletion
-from dagster_adjunct.assets.unbounded.engine import DEAD_LETTERS, SparkEngine, select_engine
+from dagster_adjunct.assets.unbounded.engine import DEAD_LETTERS, SparkEngine, list_change_spark_needs, select_engine
 from dagster_adjunct.assets.unbounded.progress import bootstrap_progress
 from dagster_adjunct.assets.versions.dataset_log import Attempt
 from dagster_adjunct.assets.versions.leases import lease_served, record_build
@@ -237,7 +237,7 @@ def apply_ranges(
         ):
             # With history, or in a rewind, stored rows are read too.
             alone = advance.spec.following.history is None and rewinding is None
-            spark = context.spark_for(records if alone else None, list_spark_needs(advance.source))
+            spark = context.spark_for(records if alone else None, list_change_spark_needs(advance.source))
             with advance.stages("build"), interpret_small_plans(spark, records if records and alone else None):
                 if records:
                     advance.stages.begin_build()

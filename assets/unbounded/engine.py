@@ -146,24 +146,33 @@ class SparkEngine:
         return rows.where(named_column(expires) > F.lit(watermark))
 
 
+def list_change_spark_needs(source: OpenedStream) -> list[str]:
+    """Return, in words, why this table's changes can't be applied without Spark; empty if they can.
+
+    Their format has to be an ArrowChangeFormat. Dead letters store records as JSON, which needs Spark for records with
+    fractions or decimals.
+    """
+    spec, needed = source.spec, list_spark_needs(source)
+    if not isinstance(spec.following.changes, ArrowChangeFormat):
+        needed.append(f"the form of its changes ({spec.following.changes.describe()})")
+    assert source.info.schema is not None, "raw records are rejected when the input is opened"
+    plain = all(supports_json(field.type) for field in source.info.schema.fields)
+    if isinstance(spec.following.on_bad_change, DeadLetters) and not plain:
+        needed.append("dead letters of records with fractions or decimals")
+    return needed
+
+
 @dataclass(frozen=True, slots=True)
 class ArrowEngine:
     """The engine over Arrow tables, for changes and tables that fit in memory; see SparkEngine for the methods.
 
-    It reads inputs that need no Spark (`list_spark_needs`) in formats that are ArrowChangeFormats. Dead letters store
-    records as JSON, which needs Spark for records with fractions or decimals.
+    It reads changes that need no Spark (`list_change_spark_needs`).
     """
 
     writer = staticmethod(ARROW)
 
     def check(self, source: OpenedStream) -> None:
-        spec, needed = source.spec, list_spark_needs(source)
-        if not isinstance(spec.following.changes, ArrowChangeFormat):
-            needed.append(f"the form of its changes ({spec.following.changes.describe()})")
-        assert source.info.schema is not None, "raw records are rejected when the input is opened"
-        plain = all(supports_json(field.type) for field in source.info.schema.fields)
-        if isinstance(spec.following.on_bad_change, DeadLetters) and not plain:
-            needed.append("dead letters of records with fractions or decimals")
+        spec, needed = source.spec, list_change_spark_needs(source)
         if spec.following.initial is not None:
             needed.append(f"its bulk snapshot ({spec.following.initial.describe()})")
         raise_if_spark_needed(spec, needed)

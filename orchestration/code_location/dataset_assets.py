@@ -143,7 +143,7 @@ def dataset_assets(unit: Sequence[DatasetAsset], applications: Sequence[Applicat
                 observe_streams(run, {name: key for member in unit for name, key in member.streams.items()})
                 followers = {member.dataset.name: member.key for member in unit if member.dataset.follows_changes}
                 with checks.report_unfinished_bootstrap(run, followers):
-                    few_in_process = all(app.engine == "auto" for app in applications)
+                    few_in_process = {app.engine for app in applications} == {"auto"}
                     starter = session_factory(adjunct_spark.starter)
                     runtime = Runtime(lake, run.systems, starter, context.run.run_id, few_in_process)
                     for app in applications:
