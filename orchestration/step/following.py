@@ -1,7 +1,7 @@
 """A run that stays: having caught up, it waits for something new and goes on, until its time is over.
 
-While it waits it sends one request every half second: it looks at a stream, at the startpoints, or whether another run
-asks for the application. What it has opened stays open meanwhile.
+While it waits it sends one request every half second, and for ten seconds after something new every quarter: it looks
+at a stream, at the startpoints, or whether another run asks for the application. What it has opened stays open.
 
     new records, markers, changes           the step goes on with its next batch
     startpoints, other partition counts     the step ends and begins again, as in a new run
@@ -33,8 +33,9 @@ from dagster_adjunct.orchestration.step.step import run_step
 from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.errors import ConfigurationError, RunLeaseLostError, TransientError
 
-# Seconds between two requests of a run that waits.
+# Seconds between two requests of a run that waits, and for how long they are half of that after something new.
 _PAUSE = 0.5
+_EAGER_FOR = 10.0
 # Of this many requests one is not for a stream.
 _TURNS = 4
 # Seconds between two looks at datasets that are read from files or queries, which take several requests.
@@ -82,7 +83,7 @@ class Following:
         self._streams, self._asked = frozenset(streams), asked
         self._clock, self._sleep, self._memory = clock, sleep, memory or memory_in_use
         self._end = clock() + lasts.total_seconds()
-        self._next = self._next_sources = clock()
+        self._next = self._next_sources = self._eager_until = clock()
         self._next_busy = clock() + _BUSY_EVERY
         self._failing_since: float | None = None
         self._seen: dict[str, object] = {}
@@ -109,7 +110,7 @@ class Following:
             if pause > 0:
                 self._sleep(min(pause, max(0.0, self._end - self._clock())))
                 continue
-            self._next = self._clock() + _PAUSE
+            self._next = self._clock() + (_PAUSE / 2 if self._clock() < self._eager_until else _PAUSE)
             if self._sources and self._clock() >= self._next_sources:
                 self._next_sources = self._clock() + _SOURCES_EVERY
                 if (holds := self._try_refresh()) is not None:
@@ -119,6 +120,7 @@ class Following:
             if name is None:
                 self._ask()
             elif self._has_changed(name):
+                self._eager_until = self._clock() + _EAGER_FOR
                 if name not in self._streams:
                     return False
                 if (holds := self._try_refresh()) is not None:

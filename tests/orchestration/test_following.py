@@ -119,6 +119,18 @@ def test_it_goes_on_for_a_stream_that_changes_after_its_datasets_are_up_to_date(
     assert (len(world.refreshed), following.ended) == (2, "")
 
 
+def test_it_looks_twice_as_often_for_some_seconds_after_something_new() -> None:
+    world = World()
+    following = world.following(timedelta(minutes=10))
+    world.due[60] = lambda: world.put("lake.a", "2")
+    assert following.wait()
+    changed = world.now
+    assert not following.wait()
+    pauses = [(at, later - at) for (at, _), (later, _) in pairwise(world.asked)]
+    assert {pause for at, pause in pauses if at < changed - 0.5 or at > changed + 11} == {0.5}
+    assert {pause for at, pause in pauses if changed + 0.5 < at < changed + 9} == {0.25}
+
+
 def test_a_change_between_its_first_look_and_its_reading_is_not_missed() -> None:
     world = World()
     following = world.following()
