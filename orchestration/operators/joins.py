@@ -262,7 +262,11 @@ class Join(PassThroughSpec):
         return "" if other is None else f"the key {other}, whose type is {kinds[other]}"
 
     def compute(self, operator: str, tables: Sequence[Any], batch: ArrowBatch) -> Any:
-        chosen = self.selection(batch.columns_of(self.dataset))
+        schema, dataset = batch.schema_of(self.dataset), batch.app.dataset(self.dataset)
+        self._join_columns(
+            operator, Columns.of_schema(batch.output_schema(tables[0])), Columns.of_schema(schema), dataset
+        )
+        chosen = self.selection(schema.names)
         joined, matched = batch.join(operator, tables[0], self.dataset, self.on, chosen)
         return joined.filter(matched) if self.how == "inner" else joined
 

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 from dagster_adjunct.assets.reading.diff import read_entries
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.orchestration.batch_log.batch_log import Intent
-from dagster_adjunct.orchestration.operators.columns import BATCH_ONLY, BRANCH, ORIGIN, tie_breakers
+from dagster_adjunct.orchestration.operators.columns import BATCH_ONLY, BRANCH, ORIGIN, first_duplicate, tie_breakers
 from dagster_adjunct.orchestration.operators.joins import MATCHED, SelectedColumn
 from dagster_adjunct.orchestration.operators.operator import Exchange, Operator
-from dagster_adjunct.orchestration.operators.remote_tables import AnyTable, TableLookup
+from dagster_adjunct.orchestration.operators.remote_tables import AnyTable, TableLookup, TableSend
 from dagster_adjunct.orchestration.step import recorded_answers
 from dagster_adjunct.orchestration.step.batch import BatchContext, BatchMetrics
 from dagster_adjunct.orchestration.step.batch_outputs import Letters, table_of_letters
@@ -120,10 +120,15 @@ def run_in_process(
 ) -> BatchMetrics:
     """Write every output of the application once, as `run_batch` does, without Spark.
 
-    Raises NeedsSpark for values whose result is not certain to be Spark's. What is written by then is what Spark writes
-    too, so that it may go on with the batch.
+    Raises NeedsSpark for values whose result is not certain to be Spark's. By then only outputs that ignore repeats are
+    written: where a table does not, all records are computed once before.
     """
-    with closing(ArrowBatch(context, inputs, before_output, cache)) as batch:
+    known: dict[str, Any] = {}
+    sends = [operator.spec.send for operator in context.app.operators if operator.spec.send is not None]
+    if not all(context.app.tables[send.table].idempotent for send in sends):
+        with closing(_Rehearsal(context, inputs, lambda output: None, cache, known)) as rehearsal:
+            rehearsal.run()
+    with closing(ArrowBatch(context, inputs, before_output, cache, known)) as batch:
         batch.run()
         return replace(batch.commit(), in_process=True)
 
@@ -139,7 +144,10 @@ def check_in_process(
 
 
 class ArrowBatch(BatchContext):
-    """A batch whose records are Arrow tables; what it does not override works on both, or is never called."""
+    """A batch whose records are Arrow tables; what it does not override works on both, or is never called.
+
+    `known` has the records of input streams, and the answers of lookups, that were read before.
+    """
 
     def __init__(
         self,
@@ -147,9 +155,11 @@ class ArrowBatch(BatchContext):
         inputs: BatchInputs,
         before_output: Callable[[str], None],
         cache: EntryCache | None = None,
+        known: dict[str, Any] | None = None,
     ) -> None:
         super().__init__(context, inputs, before_output)
         self._cache = EntryCache() if cache is None else cache
+        self._known = {} if known is None else known
 
     def compile_operator(self, operator: Operator, sources: Sequence[Any]) -> Any:
         self.arrived[operator.id] = arriving = self._prepare_inputs(operator, sources)
@@ -178,6 +188,11 @@ class ArrowBatch(BatchContext):
     # -- records
 
     def read(self, stream: str) -> Any:
+        if stream not in self._known:
+            self._known[stream] = self._read(stream)
+        return self._known[stream]
+
+    def _read(self, stream: str) -> Any:
         system = self.system_of(stream)
         ranges = {ssp: span for ssp, span in self.inputs.intent.ranges.items() if ssp.qualified_stream == stream}
         if not ranges:  # the batch reads other streams
@@ -198,15 +213,17 @@ class ArrowBatch(BatchContext):
         return frame.filter(self._evaluate(frame, condition))
 
     def select(self, frame: Any, expressions: Sequence[str]) -> Any:
-        columns: dict[str, Any] = {}
+        columns: list[tuple[str, Any]] = []
         for text in expressions:
             read = parse_expression(text)
             if read.star:
                 excepted = set(map(str.lower, read.excepted))
-                columns |= {name: frame.column(name) for name in frame.column_names if name.lower() not in excepted}
+                columns += [(name, frame.column(name)) for name in frame.column_names if name.lower() not in excepted]
             else:
-                columns[str(read.name)] = self._evaluate(frame, text)
-        return pa.table(columns)
+                columns.append((str(read.name), self._evaluate(frame, text)))
+        if double := first_duplicate([name for name, _ in columns]):  # the records have more columns than planned
+            raise NeedsSpark(f"two columns {double}")
+        return pa.table(dict(columns))
 
     def select_update(self, frame: Any, names: Sequence[str], update: Update) -> Any:
         def struct(pairs: Sequence[tuple[str, str]]) -> Any:
@@ -272,7 +289,9 @@ class ArrowBatch(BatchContext):
         reader = self.context.open_tables.reader(self._with_credits(self.app.tables[lookup.table]), self.context.spark)
         sensitive = bool(self.sensitive(operator))
         distinct = recorded_answers.distinct_keys(operator, keys.drop_null(), lookup, sensitive=sensitive)
-        answers, metrics = recorded_answers.answer_keys(distinct, lookup, record, reader, 1)
+        if operator not in self._known:
+            self._known[operator] = recorded_answers.answer_keys(distinct, lookup, record, reader, 1)
+        answers, metrics = self._known[operator]
         self._measure(lookup.table, metrics, metrics.counts())
         found = KeyedEntries.of(answers, tuple(keys.column_names))
         places = found.find(keys.columns)
@@ -283,17 +302,16 @@ class ArrowBatch(BatchContext):
         self._count(operator, {"rows": frame.num_rows, "unmatched": matched.null_count})
         return frame.append_column(MATCHED, matched)
 
-    def columns_of(self, dataset: str) -> Sequence[str]:
-        """Return the columns of a dataset's entries."""
+    def schema_of(self, dataset: str) -> Schema:
+        """Return the columns of a dataset's entries, in the version that the batch reads."""
         view = self.inputs.views[dataset]
-        schema = self._declared_schema(self.app.dataset(dataset)) if view is None else view.schema
-        return schema.names
+        return self._declared_schema(self.app.dataset(dataset)) if view is None else view.schema
 
     def _entries(self, dataset: str, key: tuple[str, ...]) -> KeyedEntries:
         view = self.inputs.views[dataset]
         if isinstance(view, VersionReader):
             return self._cache.get(view, key)
-        return KeyedEntries.of(self._declared_schema(self.app.dataset(dataset)).to_arrow().empty_table(), key)
+        return KeyedEntries.of(self.schema_of(dataset).to_arrow().empty_table(), key)
 
     # -- outputs
 
@@ -324,6 +342,16 @@ class ArrowBatch(BatchContext):
 
     def _send_rows(self, operator: str, frame: Any, write: TableWrite) -> WriteResult:
         return write_rows(frame, write, what=operator)
+
+
+class _Rehearsal(ArrowBatch):
+    """All records of a batch, of which nothing is written."""
+
+    def send(self, operator: str, frame: Any, stream: str, *, key: Sequence[str], partitions: int) -> None:
+        return None
+
+    def write(self, operator: str, frame: Any, send: TableSend) -> None:
+        return None
 
 
 class ArrowDryRun(DryRun, ArrowBatch):
@@ -357,9 +385,7 @@ class ArrowDryRun(DryRun, ArrowBatch):
         pass
 
     def _entries(self, dataset: str, key: tuple[str, ...]) -> KeyedEntries:
-        view = self.inputs.views[dataset]
-        schema = self._declared_schema(self.app.dataset(dataset)) if view is None else view.schema
-        return KeyedEntries.of(schema.to_arrow().empty_table(), key)
+        return KeyedEntries.of(self.schema_of(dataset).to_arrow().empty_table(), key)
 
 
 def add_positions(records: pa.Table, sources: Sources | None) -> pa.Table:

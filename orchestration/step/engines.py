@@ -44,8 +44,12 @@ class SmallBatchesInProcess(BatchEngine):
         self._unproven: tuple[Mapping[str, View], Starts] | None = None
 
     def analyze(self, context: StepContext, views: Mapping[str, View], starts: Starts) -> PhysicalProof:
+        try:
+            check_in_process(context, views, starts)
+        except NeedsSpark:  # other columns than planned: in a dataset's version, or since the run began
+            self._unproven = None
+            return super().analyze(context, views, starts)
         self._unproven = views, starts
-        check_in_process(context, views, starts)
         return PhysicalProof((), (), (), ())
 
     def run(self, context: StepContext, inputs: BatchInputs, before_output: Callable[[str], None]) -> BatchMetrics:
@@ -53,7 +57,7 @@ class SmallBatchesInProcess(BatchEngine):
             try:
                 return run_in_process(context, inputs, before_output, self._cache)
             except NeedsSpark as reason:
-                text = f"Spark goes on with the batch, because of {reason}"
+                text = f"Spark computes the batch, because of {reason}"
                 context.on_event(StepEvent("again", inputs.intent.batch, {"text": text}))
         if self._unproven is not None:
             super().analyze(context, *self._unproven).report_differences()

@@ -210,13 +210,13 @@ def test_a_batch_of_many_records_is_left_to_spark(world: StepWorld) -> None:
 
 
 @pytest.mark.spark
-def test_spark_goes_on_with_a_batch_whose_values_it_must_judge(world: StepWorld) -> None:
-    """The sum exceeds an int; by then the first output has the batch."""
+def test_spark_computes_a_batch_whose_values_it_must_judge(world: StepWorld) -> None:
+    """The sum exceeds an int."""
     world.send("orders", (1, "a", 2**31 - 1, None))
     events: list[StepEvent] = []
     with pytest.raises(errors.AdjunctError, match="overflow"):
         run(world, SmallBatchesInProcess, on_event=events.append)
-    assert any("Spark goes on with the batch" in str(event.detail.get("text")) for event in events)
+    assert any("Spark computes the batch" in str(event.detail.get("text")) for event in events)
 
 
 def no_session() -> SparkSession:
