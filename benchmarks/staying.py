@@ -75,6 +75,5 @@ def stay(rounds: int, engine: Literal["spark", "auto"]) -> None:
         feeding.join()
     took = sorted(done - sent for sent, done in zip(appended[1:], committed[1:], strict=True))
     most = took[int(len(took) * 0.99)]
-    print(
-        f"  {engine}: append to commit {statistics.median(took):.2f} s, 99% within {most:.2f} s; idle {idle[0]:.1%} of a core"
-    )
+    print(f"  {engine}: append to commit {statistics.median(took):.2f} s, 99% within {most:.2f} s")
+    print(f"  idle: {idle[0]:.1%} of a core")
