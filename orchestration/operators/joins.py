@@ -257,6 +257,8 @@ class Join(PassThroughSpec):
             return "as_of=" if isinstance(self, AsOfJoin) else "a function of record and entry"
         if context.app.dataset(self.dataset).is_local:
             return f"local table {self.dataset}"
+        if not context.app.dataset(self.dataset).following.persistent:
+            return f"dataset {self.dataset}, a table of one run"
         kinds = {name: (arriving[0].types or {}).get(name) or "unknown" for name, _ in self.on}
         other = next((name for name, kind in kinds.items() if kind.partition("(")[0] not in _EXACT), None)
         return "" if other is None else f"the key {other}, whose type is {kinds[other]}"

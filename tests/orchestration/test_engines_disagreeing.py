@@ -107,6 +107,15 @@ def test_names_that_java_may_find_equal_are_left_to_spark(
     assert bool(plan_application(app, systems=world.systems).needs_spark) == needs
 
 
+def test_the_plan_says_that_a_table_of_one_run_needs_spark(world: StepWorld) -> None:
+    app, orders = shopping()
+    live = unbounded_dataset("live", input="lake.shops", key="shop", partitions=2, persistent=False)
+    joined = orders.partition_by("shop", partitions=2).join(app.table(live), on="shop")
+    joined.send_to(app.output_stream("lake.out", partitions=1))
+    (need,) = plan_application(app, systems=world.systems).needs_spark
+    assert (need.operator, need.what) == ("join-3-live", "dataset live, a table of one run")
+
+
 @dataclass(frozen=True)
 class OwnFormat:
     """Upserts that only Spark can decode."""
