@@ -17,6 +17,7 @@ import time
 
 _SERVER = os.path.join(os.path.dirname(__file__), "python_server.py")  # noqa: PTH118, PTH120
 _SOCKET = "pythons.socket"
+_PASSED_ON = (signal.SIGINT, signal.SIGTERM)
 
 
 def _main(folder: str, python: str, arguments: list[str]) -> None:
@@ -30,9 +31,11 @@ def _main(folder: str, python: str, arguments: list[str]) -> None:
     with _connected(folder, python) as connection:
         beside = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", files))]
         connection.sendmsg([struct.pack("!i", len(text))], beside)
+        signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)  # it may be ready, and signalled, before this one is
         connection.sendall(text)
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in _PASSED_ON:
             signal.signal(number, lambda number, frame: connection.sendall(struct.pack("!i", number)))
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _PASSED_ON)
         # Who waits for the end of one of them waits for the process that was made, and not for this one.
         for file in files:
             if file != 2:
@@ -42,7 +45,7 @@ def _main(folder: str, python: str, arguments: list[str]) -> None:
         sys.exit("the kept Python has ended")
     (status,) = struct.unpack("!i", answer)
     if os.WIFSIGNALED(status):
-        if os.WTERMSIG(status) in (signal.SIGINT, signal.SIGTERM):
+        if os.WTERMSIG(status) in _PASSED_ON:
             signal.signal(os.WTERMSIG(status), signal.SIG_DFL)
         os.kill(os.getpid(), os.WTERMSIG(status))
     os._exit(os.waitstatus_to_exitcode(status))
