@@ -180,7 +180,16 @@ def _literal(known: KnownTypes, node: exp.Expr) -> str | None:
     if point:
         digits = len(whole.lstrip("0")) + len(part)
         return f"decimal({max(digits, 1)},{len(part)})" if digits <= 38 else None
-    return "int" if int(whole) < 2**31 else "bigint" if int(whole) < 2**63 else None
+    return _integer_type(int(whole))
+
+
+def _integer_type(number: int) -> str | None:
+    return "int" if -(2**31) <= number < 2**31 else "bigint" if -(2**63) <= number < 2**63 else None
+
+
+def _negation(known: KnownTypes, node: exp.Expr) -> str | None:
+    # The sign is a part of the literal: -2147483648 is an int, and 2147483648 is not.
+    return _integer_type(-int(node.this.name)) if _is_whole(node.this) else _number(known, node)
 
 
 def _cast(known: KnownTypes, node: exp.Expr) -> str | None:
@@ -358,7 +367,7 @@ _NAMED = {
     **{name: name for name in _CASTS_BY_NAME},
 }
 TYPE_RULES: dict[str, Rule] = {
-    "Column": _column, "Literal": _literal, "Cast": _cast, "TryCast": _cast, "Paren": _inner, "Neg": _number,
+    "Column": _column, "Literal": _literal, "Cast": _cast, "TryCast": _cast, "Paren": _inner, "Neg": _negation,
     "Abs": _number, "BitwiseNot": _number, "Round": _rounded, "Floor": _whole, "Ceil": _whole, "Add": _arithmetic,
     "Sub": _arithmetic, "Mul": _arithmetic, "Mod": _arithmetic, "Div": _divided, "IntDiv": _divided_whole,
     "BitwiseAnd": _bits, "BitwiseOr": _bits, "BitwiseXor": _bits, "DPipe": _joined, "Concat": _joined,
