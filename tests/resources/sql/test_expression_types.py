@@ -35,7 +35,8 @@ TYPES = {
         ("split(s, ',')", "array<string>"), ("map(s, c)", "map<…>"), ("struct(c)", "struct<c:int>"),
         ("struct(ours(c))", "struct<…>"),
         ("interval 1 day", "interval…"), ("coalesce(null, c)", "int"),
-        ("-2147483648", "int"), ("-(2147483648)", "bigint"), ("-9223372036854775808", "bigint"), ("1 - 2147483648", "bigint"),
+        ("-2147483648", "int"), ("-(2147483648)", "bigint"),
+        ("-9223372036854775808", "bigint"), ("1 - 2147483648", "bigint"),
     ],
 )  # fmt: skip
 def test_the_type_of_an_expression(text: str, kind: str | None) -> None:
