@@ -128,6 +128,15 @@ def call_in_tasks(frame: DataFrame, call: RecordCall, kept: Sequence[str]) -> Da
     return map_in_arrow(frame, _task(call, names), StructType([*fields, *made.fields]))
 
 
+def call_in_process(records: pa.Table, call: RecordCall, kept: Sequence[str]) -> pa.Table:
+    """Return the same for records in memory, calling the function in this process."""
+    names = [name for name in kept if not (call.several and name == ORDINAL)]
+    fields = [pa.field(name, records.schema.field(name).type) for name in names]
+    fields += [pa.field(ORDINAL, pa.string()), *call.schema.to_arrow()] if call.several else call.schema.to_arrow()
+    batches = [made for batch in records.combine_chunks().to_batches() for made in _process_batch(batch, call, names)]
+    return pa.Table.from_batches(batches, pa.schema(fields))
+
+
 def validate_record_function(what: str, function: object, schema: object, *given: str) -> None:
     """Raise ConfigurationError unless this is a function of the arguments `given` with a schema."""
     if not callable(function):
@@ -368,11 +377,14 @@ class FlatMap(Spec):
         kept = self.keeps_partitioning
         return flow_after_function(context.operator, arriving[0], self.function, self.schema, keeps_partitioning=kept)
 
+    def spark_need(self, context: PlanContext, arriving: Sequence[Columns]) -> str:
+        return ""
+
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
         (frame,) = frames
         stream, sensitive = batch.stream_of(operator), batch.sensitive(operator)
         call = RecordCall(operator, self.function, self.schema, several=True, stream=stream, sensitive=sensitive)
-        return call_in_tasks(frame, call, list_hidden_columns(frame.columns))
+        return batch.call_for_records(frame, call, list_hidden_columns(batch.names(frame)))
 
 
 def build_flat_map(

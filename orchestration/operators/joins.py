@@ -22,7 +22,7 @@ from dagster_adjunct.orchestration.operators.columns import (
     tie_breakers,
     validate_column_names,
 )
-from dagster_adjunct.orchestration.operators.functions import RecordCall, RecordFunction, call_in_tasks
+from dagster_adjunct.orchestration.operators.functions import RecordCall, RecordFunction
 from dagster_adjunct.orchestration.operators.operator import (
     AsOf,
     BeforeHistory,
@@ -253,8 +253,8 @@ class Join(PassThroughSpec):
         return kept.drop(*keys, "__matched")
 
     def spark_need(self, context: PlanContext, arriving: Sequence[Columns]) -> str:
-        if type(self) is not Join:
-            return "as_of=" if isinstance(self, AsOfJoin) else "a function of record and entry"
+        if isinstance(self, AsOfJoin):
+            return "as_of="
         if context.app.dataset(self.dataset).is_local:
             return f"local table {self.dataset}"
         if not context.app.dataset(self.dataset).following.persistent:
@@ -264,12 +264,16 @@ class Join(PassThroughSpec):
         return "" if other is None else f"the key {other}, whose type is {kinds[other]}"
 
     def compute(self, operator: str, tables: Sequence[Any], batch: ArrowBatch) -> Any:
-        schema, dataset = batch.schema_of(self.dataset), batch.app.dataset(self.dataset)
-        self._join_columns(
-            operator, Columns.of_schema(batch.output_schema(tables[0])), Columns.of_schema(schema), dataset
-        )
-        chosen = self.selection(schema.names)
-        joined, matched = batch.join(operator, tables[0], self.dataset, self.on, chosen)
+        chosen = self.selection(batch.schema_of(self.dataset).names)
+        return self._joined_here(operator, tables[0], chosen, batch)
+
+    def _joined_here(
+        self, operator: str, table: Any, chosen: Sequence[SelectedColumn] | None, batch: ArrowBatch
+    ) -> Any:
+        """Return the records with these columns of their entries, or with the entry as one struct."""
+        entries, dataset = Columns.of_schema(batch.schema_of(self.dataset)), batch.app.dataset(self.dataset)
+        self._join_columns(operator, Columns.of_schema(batch.output_schema(table)), entries, dataset)
+        joined, matched = batch.join(operator, table, self.dataset, self.on, chosen, _ENTRY)
         return joined.filter(matched) if self.how == "inner" else joined
 
     def _check_frame(self, operator: str, frame: DataFrame, schema: Schema, batch: BatchContext) -> None:
@@ -341,7 +345,13 @@ class JoinFunction(Join):
         joined = self._joined(operator, frame, entries, [entry], batch)
         stream, sensitive = batch.stream_of(operator), batch.sensitive(operator)
         call = RecordCall(operator, self.function, self.schema, entry=_ENTRY, stream=stream, sensitive=sensitive)
-        return call_in_tasks(joined, call, frame.columns)
+        return batch.call_for_records(joined, call, frame.columns)
+
+    def compute(self, operator: str, tables: Sequence[Any], batch: ArrowBatch) -> Any:
+        joined = self._joined_here(operator, tables[0], None, batch)
+        stream, sensitive = batch.stream_of(operator), batch.sensitive(operator)
+        call = RecordCall(operator, self.function, self.schema, entry=_ENTRY, stream=stream, sensitive=sensitive)
+        return batch.call_for_records(joined, call, tables[0].column_names)
 
 
 TIMES = ("timestamp", "date")

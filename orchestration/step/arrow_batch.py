@@ -17,6 +17,7 @@ from dagster_adjunct.assets.reading.diff import read_entries
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.orchestration.batch_log.batch_log import Intent
 from dagster_adjunct.orchestration.operators.columns import BATCH_ONLY, BRANCH, ORIGIN, first_duplicate, tie_breakers
+from dagster_adjunct.orchestration.operators.functions import RecordCall, call_in_process
 from dagster_adjunct.orchestration.operators.joins import MATCHED, SelectedColumn
 from dagster_adjunct.orchestration.operators.operator import Exchange, Operator
 from dagster_adjunct.orchestration.operators.remote_tables import AnyTable, TableLookup, TableSend
@@ -146,7 +147,7 @@ def check_in_process(
 class ArrowBatch(BatchContext):
     """A batch whose records are Arrow tables; what it does not override works on both, or is never called.
 
-    `known` has the records of input streams, and the answers of lookups, that were read before.
+    `known` has the records of input streams, the answers of lookups and the results of functions from before.
     """
 
     def __init__(
@@ -268,16 +269,30 @@ class ArrowBatch(BatchContext):
     def _types(self, frame: Any) -> dict[str, str]:
         return {field.name: type_from_arrow(field) for field in frame.schema}
 
+    def call_for_records(self, frame: Any, call: RecordCall, kept: Sequence[str]) -> Any:
+        if call.operator not in self._known:
+            self._known[call.operator] = call_in_process(frame, call, kept)
+        return self._known[call.operator]
+
     # -- datasets
 
     def join(
-        self, operator: str, frame: Any, dataset: str, on: Sequence[tuple[str, str]], chosen: Sequence[SelectedColumn]
+        self,
+        operator: str,
+        frame: Any,
+        dataset: str,
+        on: Sequence[tuple[str, str]],
+        chosen: Sequence[SelectedColumn] | None,
+        entry: str,
     ) -> tuple[Any, Any]:
-        """Return the records with the chosen columns of their entries, and which records have one; counts both."""
-        entries = self._entries(dataset, tuple(entry for _, entry in on))
-        places = entries.find([frame.column(stream) for stream, _ in on])
-        for item in chosen:
-            frame = frame.append_column(item.name, entries.entries.column(item.column).take(places))
+        """Return the records with the chosen columns of their entries, or all as the struct `entry`, and which records
+        have one; counts both."""
+        found = self._entries(dataset, tuple(name for _, name in on))
+        places, entries = found.find([frame.column(stream) for stream, _ in on]), found.entries
+        if chosen is None:
+            frame = frame.append_column(entry, entries.to_struct_array().combine_chunks().take(places))
+        for item in chosen or ():
+            frame = frame.append_column(item.name, entries.column(item.column).take(places))
         self._count(operator, {"rows": frame.num_rows, "unmatched": places.null_count})
         return frame, pc.is_valid(places)
 

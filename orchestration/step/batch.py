@@ -38,7 +38,7 @@ from dagster_adjunct.orchestration.operators.columns import (
     tie_breakers,
 )
 from dagster_adjunct.orchestration.operators.event_time import Watermarks
-from dagster_adjunct.orchestration.operators.functions import pickle_function
+from dagster_adjunct.orchestration.operators.functions import RecordCall, call_in_tasks, pickle_function
 from dagster_adjunct.orchestration.operators.joins import BEFORE_HISTORY, MATCHED, NO_TIME, TimedRows
 from dagster_adjunct.orchestration.operators.operator import Exchange, Operator
 from dagster_adjunct.orchestration.operators.remote_tables import AnyTable, SinkFunction, TableLookup, TableSend
@@ -331,6 +331,10 @@ class BatchContext:
         """Return the result of a user's DataFrame function, which must keep the hidden columns."""
         # Without the barrier Spark pushes later filters below the function, and calls its UDFs twice for a record.
         return _add_barrier(call_frame_function(operator, function, frame))
+
+    def call_for_records(self, frame: DataFrame, call: RecordCall, kept: Sequence[str]) -> DataFrame:
+        """Return the results of a function of records, with the columns `kept` of these."""
+        return call_in_tasks(frame, call, kept)
 
     def first(self, frame: DataFrame) -> Row | None:
         """Compute the first of these records now; None where there is none, and in a dry run."""

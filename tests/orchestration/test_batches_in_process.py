@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,7 @@ from dagster_adjunct.orchestration.step.step import run_step
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.backends.sqlite import SqliteTable
 from dagster_adjunct.resources.objects.lake import open_lake
+from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from dagster_adjunct.resources.streams.system import RECORD_META
 from dagster_adjunct.resources.tables.table import BlockingTable, RemoteTable
@@ -185,6 +186,46 @@ def test_merged_looked_up_and_rejected_records_are_the_same(world: StepWorld, tm
         left.append((rows(one, "merged"), letters, digest, stored, report.counters))
     assert len(left[0][0]) == 6
     assert sorted(letter["key"] for letter in left[0][1]) == ['"b"', '"c"']
+    assert left[1] == left[0]
+
+
+def calling(world: StepWorld) -> Application:
+    """Return several records of each, and what a function makes of a record and its entry."""
+    app = Application("calling", engine="auto")
+    orders = app.input_stream("lake.orders", default_offset="oldest")
+
+    def parts(record: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        for number in range(record["size"] or 0):
+            yield {"shop": record["shop"], "number": number}
+
+    def place(record: dict[str, Any], entry: dict[str, Any] | None) -> dict[str, Any] | None:
+        return (
+            None if entry is None and record["number"] else {"place": f"{record['shop']} in {entry and entry['city']}"}
+        )
+
+    made = orders.flat_map(parts, schema=Schema.of(shop="string", number="int"))
+    shops = app.table(datasets()[0])
+    placed = made.partition_by("shop", partitions=2).join(
+        shops, on="shop", how="left", function=place, schema=Schema.of(place="string")
+    )
+    placed.send_to(app.output_stream("lake.placed", partitions=2, key="shop"))
+    return app
+
+
+@pytest.mark.spark
+def test_functions_of_records_give_the_same(world: StepWorld, tmp_path: Path) -> None:
+    world.send("orders", (1, "a", 3, None), (2, None, 2, None), (3, "b", 0, None), (4, "ß", 1, None), (5, "x", 2, None))
+    copied = tmp_path / "twin"
+    shutil.copytree(world.folder, copied)
+    twin = replace(world, lake=open_lake(copied / "lake"), folder=copied)
+    left = []
+    for one, engine in ((world, BatchEngine), (twin, SmallBatchesInProcess)):
+        report = run_step(one.context(calling(one)), engine())
+        assert report.in_process_batches == (engine is SmallBatchesInProcess)
+        sent = one.streams.state("placed")[1].producers["calling"][-1].digest
+        left.append((rows(one, "placed"), sent, report.counters))
+    places = ["None in None", "a in Ulm", "a in Ulm", "a in Ulm", "x in None", "ß in None"]
+    assert sorted(row["place"] for row in left[0][0]) == places
     assert left[1] == left[0]
 
 
