@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -29,6 +30,7 @@ from tests.orchestration.drawn_batches import DATASETS, LOOKED_UP, described, dr
 from tests.orchestration.drawn_columns import COLUMNS, value_of
 from tests.orchestration.step_world import StepWorld
 
+_BEGINS = datetime(2026, 1, 1, tzinfo=UTC)
 _COUNTED = {"g": "string", "total": "bigint", "times": "bigint"}
 Entries = dict[tuple[Any, ...], dict[str, Any]]
 
@@ -40,7 +42,7 @@ class Known(AskedTable):
 
     def __init__(self, key: Sequence[str]) -> None:
         super().__init__({}, {name: COLUMNS[name] for name in key} | {"x": "bigint"})
-        self.key = tuple(key)
+        self.key_columns = tuple(key)
         self.held: dict[int, dict[Any, Any]] = {}
 
     async def get_all(self, keys: Sequence[Any], *args: object) -> dict[Any, Any]:
@@ -115,14 +117,15 @@ class Story:
         for node in self.inputs:
             rows = [self._row() for _ in range(self.random.choice((0, 1, 4, 9)))]
             dead = [self._row() for _ in range(self.random.choice((0, 0, 1, 3)) if node.tombstones else 0)]
-            self.world.send(node.name, *rows, deleted=dead)
+            sent_at = _BEGINS + timedelta(minutes=self.world.sequences.get(node.name, 0))
+            self.world.send(node.name, *rows, deleted=dead, sent_at=sent_at)
 
     def _row(self) -> tuple[Any, ...]:
         return tuple(value_of(kind, self.random) for kind in COLUMNS.values())
 
     def change(self, name: str) -> None:
         """Replace or change the entries of a dataset, which then advances, or the records of a lookup."""
-        names = self.lookups[name].key if name in self.lookups else DATASETS[name].key
+        names = self.lookups[name].key_columns if name in self.lookups else DATASETS[name].key
         drawn: Entries = {}
         for _ in range(self.random.choice((0, 3, 8, 20))):
             values = tuple(value_of(COLUMNS[each], self.random) for each in names)
@@ -206,7 +209,7 @@ class Story:
                 node.name, key=node.on, write_function=store, idempotent=True, on_replay=on_replay
             )
         for name, known in self.lookups.items():
-            tables[name] = RemoteTable(name, key=known.key, read_function=known)
+            tables[name] = RemoteTable(name, key=known.key_columns, read_function=known)
         return tables
 
     @property

@@ -82,7 +82,14 @@ class StepWorld:
         keys = [key] if isinstance(key, str) else list(key)
         self.streams.create(name, schema=Schema.of(**columns), key=keys, partitions=partitions)
 
-    def send(self, stream: str, *rows: Row, deleted: Sequence[Row] = (), version: str | None = None) -> None:
+    def send(
+        self,
+        stream: str,
+        *rows: Row,
+        deleted: Sequence[Row] = (),
+        version: str | None = None,
+        sent_at: datetime | None = None,
+    ) -> None:
         """Append rows in the stream's columns, then tombstones, then a version's marker where one is named."""
         schema = self.streams.info(stream).schema
         assert schema is not None
@@ -92,6 +99,8 @@ class StepWorld:
             for index, name in enumerate(schema.names)
         }
         columns["__tombstone"] = pa.array([False] * len(rows) + [True] * len(deleted), pa.bool_())
+        if sent_at is not None:
+            columns["__timestamp"] = pa.array([sent_at] * (len(rows) + len(deleted)), pa.timestamp("us", "UTC"))
         number = self.sequences[stream] = self.sequences.get(stream, 0) + 1
         table = pa.table(columns)
         self.streams.append(stream, table, producer="test", sequence=number, end_of_dataset=version)
