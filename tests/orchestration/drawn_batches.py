@@ -25,6 +25,8 @@ DATASETS: dict[str, AdjunctDataset] = {
 }
 KEYS: tuple[tuple[str, ...], ...] = ((), ("k",), ("g", "n"))
 """Of outputs with one, two and three partitions."""
+REFUSED = 4
+"""The greatest v of a table that refuses some."""
 LOOKED_UP = {"known": ("k",), "listed": ("g", "n")}
 Key = tuple[Any, ...]
 Found = Callable[[str, Key], Mapping[str, Any] | None]
@@ -57,7 +59,7 @@ class Node:
 
     `streams` are those that hold their positions, `made_of` the one input that they are made of. `ordered` says that
     the records of each k are in the order of one partition. A table that `skips` ignores what it has when it is read
-    again.
+    again; one that `refuses` has dead letters.
     """
 
     kind: str
@@ -73,6 +75,7 @@ class Node:
     ordered: bool = False
     tombstones: bool = False
     skips: bool = False
+    refuses: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +133,7 @@ def _draw_node(kind: str, name: str, nodes: Sequence[Node], chosen: Random) -> N
             skips = node.made_of is not None and node.streams <= {"a", "b"} and chosen.random() < 0.3
             node = replace(node, on=("k", "n")[: chosen.choice((1, 1, 2))], skips=skips)
             if node.ordered and chosen.random() < 0.4:
-                return replace(node, how="put")
+                return replace(node, how="put", refuses=chosen.random() < 0.5)
             total = expression("int", chosen)
             made = {"total": Expression(f"coalesce({total.text}, 0)", lambda row: total.value(row) or 0)}
             if node.ordered:
@@ -169,6 +172,10 @@ def described(drawn: Drawn, tables: Mapping[str, RemoteTable[Any, Any, Any]]) ->
         match node.kind:
             case "filter":
                 after = stream.filter(node.made[""].text)
+            case "map" if node.number == 3:
+                kept = [name for name in COLUMNS if name not in node.made]
+                after = stream.map("*", *[f"{made.text} as new_{name}" for name, made in node.made.items()])
+                after = after.select(*[f"new_{name} as {name}" for name in node.made], *kept)
             case "map":
                 texts = {name: f"{made.text} as {name}" for name, made in node.made.items()}
                 after = stream.map(*[texts.get(name, name) for name in sorted(COLUMNS, reverse=node.number > 1)])
@@ -188,7 +195,10 @@ def described(drawn: Drawn, tables: Mapping[str, RemoteTable[Any, Any, Any]]) ->
                 key = KEYS[node.number - 1]
                 after = stream.send_to(app.output_stream(f"lake.{node.name}", partitions=node.number, key=key or None))
             case "table" if node.how == "put":
-                after = stream.send_to(app.table(tables[node.name]), on_null_key="skip")
+                letters = app.output_stream(f"lake.{node.name}-letters", partitions=1) if node.refuses else None
+                at_most = 1000 if node.refuses else None
+                table = app.table(tables[node.name])
+                after = stream.send_to(table, on_null_key="skip", dead_letters=letters, at_most=at_most)
             case _:
                 after = stream.update(
                     app.table(tables[node.name]),
@@ -212,6 +222,7 @@ class Left:
     tables: dict[str, dict[Key, Row]] = field(default_factory=dict)
     marks: dict[tuple[str, Key, int], tuple[int, int]] = field(default_factory=dict)
     counted: dict[str, list[int]] = field(default_factory=dict)
+    refused: dict[tuple[str, Key, int], list[bool]] = field(default_factory=dict)
     batch: int = 0
 
     def compute(self, drawn: Drawn, records: Mapping[str, Sequence[Record]], found: Found) -> None:
@@ -264,6 +275,11 @@ class Left:
         mark = node.name, key, record.source.partition
         batch, offset = self.marks.get(mark, (0, -1))
         if node.skips and batch < self.batch and record.source.offset <= offset:
+            return
+        v = record.row["v"]
+        refused = node.refuses and not record.tombstone and v is not None and v > REFUSED
+        self.refused.setdefault((node.name, key, self.batch), []).append(refused)
+        if refused:
             return
         self.marks[mark] = self.batch, record.source.offset
         if record.tombstone:

@@ -46,7 +46,7 @@ def expression(kind: str, chosen: Random) -> Expression:
 
 def _of(kind: str, chosen: Random, depth: int) -> Expression:
     if depth == 0 or chosen.random() < 0.1:
-        return column(chosen.choice([name for name, its in COLUMNS.items() if its == kind]))
+        return _column(chosen.choice([name for name, its in COLUMNS.items() if its == kind]), chosen)
     text, function = chosen.choice(_SHAPES[kind])
     parts = [_of(place, chosen, chosen.randrange(depth)) for place in _PLACE.findall(text)]
     texts = iter([part.text if part.text.isidentifier() else f"({part.text})" for part in parts])
@@ -54,8 +54,8 @@ def _of(kind: str, chosen: Random, depth: int) -> Expression:
     return Expression(_PLACE.sub(lambda _: next(texts), text), lambda row: function(*[value(row) for value in values]))
 
 
-def column(name: str) -> Expression:
-    return Expression(name, lambda row: row[name])
+def _column(name: str, chosen: Random) -> Expression:
+    return Expression(name.upper() if chosen.random() < 0.1 else name, lambda row: row[name])
 
 
 def _known(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -26,12 +27,13 @@ from dagster_adjunct.resources.streams.system import SystemStreamPartition
 from dagster_adjunct.resources.tables.table import RemoteTable
 from tests.faulty_store import Crash, Fault, FaultKind, FaultyStore
 from tests.orchestration.asked_table import AskedTable
-from tests.orchestration.drawn_batches import DATASETS, LOOKED_UP, described, draw
+from tests.orchestration.drawn_batches import DATASETS, LOOKED_UP, REFUSED, described, draw
 from tests.orchestration.drawn_columns import COLUMNS, value_of
 from tests.orchestration.step_world import StepWorld
 
 _BEGINS = datetime(2026, 1, 1, tzinfo=UTC)
 _COUNTED = {"g": "string", "total": "bigint", "times": "bigint"}
+_SQLITE = {"string": "TEXT", "int": "INTEGER", "bigint": "INTEGER", "boolean": "INTEGER"}
 Entries = dict[tuple[Any, ...], dict[str, Any]]
 
 
@@ -94,14 +96,14 @@ class Story:
             key = "k" if node.ordered else "g"
             self.world.stream(node.name, key, node.number, **COLUMNS)
         for name in self.datasets:
-            key, self.now[name] = DATASETS[name].key, {}
-            columns = {each: COLUMNS[each] for each in key} | {"x": "bigint"}
-            self.world.stream(name, key, self.random.randrange(1, 4), **columns)
+            self.now[name] = {}
+            columns = {each: COLUMNS[each] for each in DATASETS[name].key} | {"x": "bigint"}
+            self.world.stream(name, DATASETS[name].key, self.random.randrange(1, 4), **columns)
             self.change(name)
         self.send()
 
     def go_on(self) -> None:
-        for _ in range(self.random.randrange(1, 4)):
+        for _ in range(self.random.choice((1, 1, 2, 2, 3))):
             self.run(dies=self.random.random() < 0.4)
             if self.random.random() < 0.6:
                 self.send()
@@ -203,6 +205,8 @@ class Story:
         tables: dict[str, RemoteTable[Any, Any, Any]] = {}
         for node in self.drawn.of_kind("table"):
             columns = COLUMNS if node.how == "put" else {name: COLUMNS[name] for name in node.on} | _COUNTED
+            if node.refuses:
+                self._create_refusing(node.name, node.on)
             store = SqliteTable(self.file, node.name, node.on, columns=columns, create=True)
             on_replay: Any = "skip" if node.skips else "apply"
             tables[node.name] = RemoteTable(
@@ -211,6 +215,13 @@ class Story:
         for name, known in self.lookups.items():
             tables[name] = RemoteTable(name, key=known.key_columns, read_function=known)
         return tables
+
+    def _create_refusing(self, name: str, key: Sequence[str]) -> None:
+        """Create a table that refuses what `REFUSED` says."""
+        columns = ", ".join(f"{each} {_SQLITE[kind]}" for each, kind in COLUMNS.items())
+        declared = f"{columns}, PRIMARY KEY ({', '.join(key)}), CHECK (v IS NULL OR v <= {REFUSED})"
+        with closing(sqlite3.connect(self.file)) as connection:
+            connection.execute(f"CREATE TABLE IF NOT EXISTS {name} ({declared})")
 
     @property
     def file(self) -> Path:

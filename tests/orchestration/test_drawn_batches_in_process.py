@@ -5,6 +5,7 @@ A failure names its seed; `ADJUNCT_DRAWN=SEED` tells that story only.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sqlite3
@@ -55,6 +56,9 @@ def check(story: Story) -> None:
         check_stream(story, node, left.sent.get(node.name, []))
         assert totals.get(f"lake.{node.name}", {}).get("rows", 0) == len(left.sent.get(node.name, []))
     assert stored(story) == {node.name: left.tables.get(node.name, {}) for node in story.drawn.of_kind("table")}
+    for node in story.drawn.of_kind("table"):
+        if node.refuses and story.batches:
+            check_letters(story, node, left)
     for node in story.drawn.of_kind("join", "lookup"):
         counted = [its for name, its in totals.items() if name.startswith("join") and name.endswith(f"-{node.name}")]
         expected = [left.counted[node.name]] if story.batches else []
@@ -111,6 +115,17 @@ def check_stream(story: Story, node: Node, expected: Sequence[Record]) -> None:
     for partition in range(node.number if story.drawn.has_order(node) else 0):
         of_partition = [shown for shown in wanted if places[tuple(shown[0][at] for at in key)] == partition]
         assert [shown for place, shown in there if place == partition] == of_partition
+
+
+def check_letters(story: Story, node: Node, left: Left) -> None:
+    """Check the dead letters; records that others of their key follow in a batch may not have been sent alone."""
+    keys = [json.loads(row["key"]) for row in story.world.rows(f"{node.name}-letters")]
+    there = Counter(tuple(key) if len(node.on) > 1 else (key,) for key in keys)
+    least, most = Counter[Any](), Counter[Any]()
+    for (name, key, _), refused in left.refused.items():
+        least[key] += name == node.name and refused[-1]
+        most[key] += name == node.name and sum(refused)
+    assert least <= there <= most
 
 
 def stored(story: Story) -> dict[str, dict[Any, dict[str, Any]]]:
