@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from random import Random
@@ -21,11 +21,10 @@ from dagster_adjunct.orchestration.step.engines import BatchEngine, SmallBatches
 from dagster_adjunct.orchestration.step.progress import StepEvent
 from dagster_adjunct.orchestration.step.step import run_step
 from dagster_adjunct.resources.backends.sqlite import SqliteTable
-from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.streams.startpoint import StartpointSpecific
 from dagster_adjunct.resources.streams.system import SystemStreamPartition
 from dagster_adjunct.resources.tables.table import RemoteTable
-from tests.faulty_store import Crash, Fault, FaultKind, FaultyStore
+from tests.faulty_store import Crash
 from tests.orchestration.asked_table import AskedTable
 from tests.orchestration.drawn_batches import DATASETS, LOOKED_UP, REFUSED, described, draw
 from tests.orchestration.drawn_columns import COLUMNS, value_of
@@ -73,8 +72,7 @@ class Story:
 
     world: StepWorld
     seed: int
-    engine: Callable[[int], BatchEngine] = lambda attempt: SmallBatchesInProcess()
-    requests_fail: bool = True
+    engine: Callable[[int], BatchEngine]
     attempts: int = 0
     now: dict[str, Entries] = field(default_factory=dict)
     versions: dict[tuple[str, str | None], Entries] = field(default_factory=dict)
@@ -162,12 +160,8 @@ class Story:
         return int(self.world.streams.all_ranges(ssp.stream)[ssp].end)
 
     def run(self, *, dies: bool) -> None:
-        """Run to the end; or up to the beginning of an output, the end of a batch, or a request to the lake's store."""
-        ends, world = self.random.randrange(1, 12) if dies else -1, self.world
-        if dies and self.random.random() < 0.3 and self.requests_fail:
-            kind: FaultKind = "crash-after" if self.random.random() < 0.5 else "crash-before"
-            fault = Fault("*", self.random.randrange(1, 120), kind)
-            world, ends = replace(world, lake=Lake(FaultyStore(world.lake.store, [fault]), world.lake.id)), -1
+        """Run to the end, or up to the beginning of an output or the end of a batch."""
+        ends = self.random.randrange(1, 12) if dies else -1
 
         def die(event: StepEvent) -> None:
             nonlocal ends
@@ -178,7 +172,7 @@ class Story:
         self.attempts += 1
         engine = Watched(self.engine(self.attempts), self.hear)
         with suppress(Crash):
-            context = world.context(self._app(), on_event=die)
+            context = self.world.context(self._app(), on_event=die)
             assert context.plan.needs_spark == ()
             report = run_step(context, engine)
             assert report.caught_up
@@ -234,6 +228,6 @@ class Story:
 
     def on_a_copy(self, world: StepWorld, engine: Callable[[int], BatchEngine]) -> Story:
         """Return the same story on a copy of its lake, where it goes on alike."""
-        story = Story(world, self.seed, engine, self.requests_fail, now=dict(self.now), versions=dict(self.versions))
+        story = Story(world, self.seed, engine, now=dict(self.now), versions=dict(self.versions))
         story.random.setstate(self.random.getstate())
         return story
