@@ -279,8 +279,8 @@ def expressions_need(texts: Iterable[str], arriving: Columns) -> str:
     if arriving.types is None or None in arriving.types.values():
         return "columns whose types are not known before it runs"
     types = {name: kind for name, kind in arriving.types.items() if kind is not None}
-    compiled = (compile_expression(text, types) for text in texts)
-    return next((why for why in compiled if isinstance(why, str)), "")
+    compiled = ((text, compile_expression(text, types)) for text in texts)
+    return next((f"{why} in {text}" for text, why in compiled if isinstance(why, str)), "")
 
 
 def names_need(names: Iterable[str], arriving: Columns) -> str:

@@ -30,6 +30,7 @@ from dagster_adjunct.resources.backends.columns import to_arrow_type
 from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.lazy_modules import np, pa, pc
 from dagster_adjunct.resources.schemas.schema import Schema, type_from_arrow
+from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from dagster_adjunct.resources.sql.arrow_evaluation import ArrowExpression, NeedsSpark, compile_expression
 from dagster_adjunct.resources.sql.expression import parse_expression
 from dagster_adjunct.resources.streams.system import (
@@ -104,12 +105,16 @@ class EntryCache:
 
 
 def needs_session(context: StepContext, inputs: BatchInputs) -> bool:
-    """Whether a batch of an application that needs no Spark does: for its size, or for what it repeats or replays."""
+    """Whether a batch of an application that needs no Spark does: for its size, or as retention has cut it.
+
+    Without a session, batches of any size are computed in this process.
+    """
     views = inputs.views.values()
-    small = all(
-        view is None or (isinstance(view, VersionReader) and _count_rows(view) <= MAX_DATASET_ROWS) for view in views
-    )
-    return not (inputs.few and small and inputs.consumed is not None and not inputs.intent.cut)
+    known = all(view is None or isinstance(view, VersionReader) for view in views) and not inputs.intent.cut
+    if context.spark is IN_PROCESS:
+        return not known
+    small = all(_count_rows(view) <= MAX_DATASET_ROWS for view in views if isinstance(view, VersionReader))
+    return not (known and small and inputs.few)
 
 
 def _count_rows(view: VersionReader) -> int:
@@ -164,7 +169,10 @@ class ArrowBatch(BatchContext):
 
     def compile_operator(self, operator: Operator, sources: Sequence[Any]) -> Any:
         self.arrived[operator.id] = arriving = self._prepare_inputs(operator, sources)
-        return operator.spec.compute(operator.id, arriving, self)
+        try:
+            return operator.spec.compute(operator.id, arriving, self)
+        except NeedsSpark as reason:
+            raise NeedsSpark(f"{operator.id}: {reason}") from reason
 
     def _prepare_inputs(self, operator: Operator, sources: Sequence[Any]) -> list[Any]:
         tables = list(sources)
@@ -205,6 +213,10 @@ class ArrowBatch(BatchContext):
             return records
         added = _by_partition(epochs, records.column(PARTITION))
         return _set_column(records, EPOCH, pc.add(records.column(EPOCH), added).cast(pa.int32()))
+
+    def count(self, frame: Any) -> int:
+        count: int = frame.num_rows
+        return count
 
     def names(self, frame: Any) -> Sequence[str]:
         names: list[str] = frame.column_names

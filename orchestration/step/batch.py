@@ -303,6 +303,10 @@ class BatchContext:
         """Return the batch's records of an input stream."""
         return self._times.read(stream)
 
+    def count(self, frame: DataFrame) -> int:
+        """Return the number of these records."""
+        return frame.count()
+
     def names(self, frame: DataFrame) -> Sequence[str]:
         """Return the names of the records' columns, hidden ones included."""
         return frame.columns
@@ -576,7 +580,7 @@ class BatchContext:
             # The table has these records, or gets them from the main position, which must not look older than a mark
             # of the replay.
             self._letters[operator] = (send.table, ())
-            self._count(send.table, {"skipped": frame.count()})
+            self._count(send.table, {"skipped": self.count(frame)})
             return
         columns, one_source = self.names(frame), self._sources(operator) is not None
         marking = batch_outputs.build_marking(

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
+from dagster_adjunct.assets.writing.generation import Runtime
+from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
 from dagster_adjunct.orchestration.step.arrow_batch import EntryCache, check_in_process, needs_session, run_in_process
 from dagster_adjunct.orchestration.step.batch import BatchMetrics, run_batch
 from dagster_adjunct.orchestration.step.context import BatchInputs, StepContext, View
 from dagster_adjunct.orchestration.step.progress import StepEvent
 from dagster_adjunct.orchestration.step.verify_plan import PhysicalProof, analyze_batch
-from dagster_adjunct.resources.spark.in_process import resolve_session
+from dagster_adjunct.resources.errors import ConfigurationError
+from dagster_adjunct.resources.spark.in_process import IN_PROCESS, resolve_session
 from dagster_adjunct.resources.spark.tuning import prewarm_workers
 from dagster_adjunct.resources.sql.arrow_evaluation import NeedsSpark
 from dagster_adjunct.resources.streams.system import SystemStreamPartition
@@ -57,12 +60,30 @@ class SmallBatchesInProcess(BatchEngine):
             try:
                 return run_in_process(context, inputs, before_output, self._cache)
             except NeedsSpark as reason:
+                if context.spark is IN_PROCESS:
+                    raise no_session_error(context.app.name, [str(reason)]) from reason
                 text = f"Spark computes the batch, because of {reason}"
                 context.on_event(StepEvent("again", inputs.intent.batch, {"text": text}))
         if self._unproven is not None:
             super().analyze(context, *self._unproven).report_differences()
             self._unproven = None
         return super().run(context, inputs, before_output)
+
+
+def no_session_error(application: str, needs: Sequence[str]) -> ConfigurationError:
+    """Return the error of an application that needs Spark, and has no session."""
+    return ConfigurationError(
+        f"application {application!r} needs Spark, and there is no session (the master is none): {'; '.join(needs)}.",
+        "Run it with another master, such as ADJUNCT_SPARK_MASTER=local[2], which needs Java; or write it without what "
+        "needs Spark: adjunct plan says what does.",
+        application=application,
+    )
+
+
+def check_session(runtime: Runtime, plan: ExecutionPlan) -> None:
+    """Raise ConfigurationError, before anything is advanced, where an application needs Spark and has no session."""
+    if runtime.spark is IN_PROCESS and plan.needs_spark:
+        raise no_session_error(plan.application, [f"{need.operator}: {need.what}" for need in plan.needs_spark])
 
 
 def choose_engine(context: StepContext) -> BatchEngine:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
@@ -57,8 +57,9 @@ class Following:
 
     `streams` and `startpoints` return texts that change with what they look at; `asked` returns who asks for the
     application, "" for nobody. `refresh` is called when a stream has changed: it returns whether the step can go on, or
-    has to begin again. With `sources`, it is also called every 30 seconds. `say` receives what the user should know.
-    `tick` is called again and again while the run waits. `ended` is the reason for the run's end, "" before it.
+    has to begin again. Streams of `datasets` are looked at after each batch, too. With `sources`, `refresh` is also
+    called every 30 seconds. `say` receives what the user should know. `tick` is called again and again while the run
+    waits. `ended` is the reason for the run's end, "" before it.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class Following:
         startpoints: Look,
         asked: Callable[[], str],
         refresh: Callable[[], bool],
+        datasets: Collection[str] = (),
         sources: bool = False,
         say: Callable[[str], None] = lambda text: None,
         tick: Callable[[], None] = lambda: None,
@@ -80,7 +82,7 @@ class Following:
         self._lasts, self._refresh, self._sources = lasts, refresh, sources
         self._say, self._tick = say, tick
         self._looks: dict[str, Look] = {**streams, "startpoints": startpoints}
-        self._streams, self._asked = frozenset(streams), asked
+        self._streams, self._asked, self._datasets = frozenset(streams), asked, tuple(datasets)
         self._clock, self._sleep, self._memory = clock, sleep, memory or memory_in_use
         self._end = clock() + lasts.total_seconds()
         self._next = self._next_sources = self._eager_until = clock()
@@ -142,9 +144,13 @@ class Following:
             return False
         if self._has_changed("startpoints"):
             return False
-        if self._clock() < self._next_busy:
+        changed = [name for name in self._datasets if self._has_changed(name)]
+        if not changed and self._clock() < self._next_busy:
             return True
-        return self._try_refresh() is not False
+        holds = self._try_refresh()
+        for name in changed if holds is None else ():
+            self._seen.pop(name)  # it is looked at again
+        return holds is not False
 
     def _try_refresh(self) -> bool | None:
         """Return what `refresh` does; None if a store does not answer, which ends the run only if that lasts."""
@@ -211,7 +217,8 @@ def follow_application(
 ) -> Following:
     """Return how a run of this application stays; `refresh` advances its datasets."""
     advanced = [dataset for dataset in app.datasets if is_advanced_by_runs(dataset)]
-    names = {*app.inputs, *(dataset.stream for dataset in advanced if dataset.stream is not None)}
+    datasets = {dataset.stream for dataset in advanced if dataset.stream is not None}
+    names = {*app.inputs, *datasets}
 
     def look_at(stream: str) -> str:
         system, name = split_stream_name(stream)
@@ -223,6 +230,7 @@ def follow_application(
         startpoints=open_startpoints(runtime.lake, app).fingerprint,
         asked=asked,
         refresh=refresh,
+        datasets=datasets,
         sources=any(dataset.stream is None and not dataset.is_owned_by(app.name) for dataset in advanced),
         say=say,
         tick=tick,

@@ -38,6 +38,7 @@ from dagster_adjunct.orchestration.startpoints.fan_out import FanOut
 from dagster_adjunct.orchestration.startpoints.request import list_rewindable_datasets
 from dagster_adjunct.orchestration.startpoints.store import open_startpoints
 from dagster_adjunct.orchestration.step.context import StepContext
+from dagster_adjunct.orchestration.step.engines import check_session
 from dagster_adjunct.orchestration.step.following import follow_application, run_steps, validate_follow
 from dagster_adjunct.orchestration.step.progress import StepEvent, StepReport, new_planned_event
 from dagster_adjunct.resources.common import Report, split_stream_name, subtract_span
@@ -278,6 +279,7 @@ def run_batches(
             nonlocal planned
             is_first, planned = planned is None, plan_step()  # after the wait for the lease
             plan = planned[0]
+            check_session(runtime, plan)
             if is_first:
                 check_first_run(lake, app, adopt=adopt)
                 for note in note_table_order(plan.tables):

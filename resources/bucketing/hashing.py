@@ -300,8 +300,7 @@ def _digest(array: pa.Array, seeds: UInt64, place: int | None = None) -> UInt64:
     if (ranges := _byte_ranges(array)) is not None:
         return _xxhash_bytes(*ranges, seeds)
     if (values := _numbers(array)) is None:
-        problem = f"values of type {kind} can't be hashed into digests: Spark hashes all of its types but maps."
-        raise SchemaMismatchError(problem, "Cast the column, a map for example to a list of structs.")
+        raise _unhashable_error(f"a column of type {kind}")
     return _xxhash_long(values, seeds) if values.itemsize == 8 else _xxhash_int(values, seeds)
 
 

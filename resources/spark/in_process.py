@@ -26,7 +26,8 @@ class InProcess:
     def __call__(self) -> SparkSession:
         """Raise ConfigurationError: this needs a session."""
         problem = "this needs a Spark session, but IN_PROCESS, or the master none, was given."
-        step = "Pass a session, or open one with session_scope() and another master than none."
+        step = "Pass a session, or open one with session_scope() and another master than none. Small batches of an "
+        step += 'application with engine="auto" need none.'
         raise ConfigurationError(problem, step, argument="spark")
 
     def __repr__(self) -> str:

@@ -25,6 +25,7 @@ from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from dagster_adjunct.resources.streams.system import RECORD_META
 from dagster_adjunct.resources.tables.table import BlockingTable, RemoteTable
+from dagster_adjunct.startpoints import StartpointOldest, Startpoints, StartpointUpcoming
 from tests.faulty_store import Crash
 from tests.orchestration.step_world import StepWorld
 
@@ -229,6 +230,10 @@ def test_functions_of_records_give_the_same(world: StepWorld, tmp_path: Path) ->
     assert left[1] == left[0]
 
 
+def no_session() -> SparkSession:
+    raise AssertionError("a session was started")
+
+
 def without_spark(world: StepWorld) -> StepWorld:
     return replace(world, spark=IN_PROCESS)
 
@@ -242,12 +247,42 @@ def test_no_session_is_started(world: StepWorld) -> None:
 
 
 def test_a_batch_of_many_records_is_left_to_spark(world: StepWorld) -> None:
-    world = without_spark(world)
+    app, world = declare(world, exact_table(world)), replace(world, spark=no_session)
     world.send("orders", (1, "a", 1, None), (2, "a", 1, None))
-    app = declare(world, exact_table(world))
     app.few_records = 1
-    with pytest.raises(errors.ConfigurationError, match="needs a Spark session"):
+    with pytest.raises(AssertionError, match="a session was started"):
         run_step(world.context(app))
+    app, world = declare(world, exact_table(world)), without_spark(world)  # which has nobody to leave it to
+    app.few_records = 1
+    assert run_step(world.context(app)).in_process_batches == 1
+
+
+def test_what_needs_spark_is_refused_by_name_where_there_is_none(world: StepWorld) -> None:
+    world = without_spark(world)
+    world.send("orders", (1, "a", 2**31 - 1, None))
+    with pytest.raises(errors.ConfigurationError, match=r"with-columns-\d+: an overflow") as refused:
+        run(world, SmallBatchesInProcess)
+    assert refused.value.application == "shopping"
+    app = Application("loud", engine="auto")
+    app.input_stream("lake.orders").filter("shop rlike 'a'").send_to(app.output_stream("lake.loud", partitions=1))
+    with pytest.raises(errors.ConfigurationError, match=r"filter-2: .* in shop rlike 'a'"):
+        run_application(app, lake=world.lake, spark=IN_PROCESS)
+    assert world.state(app).open is None
+
+
+@pytest.mark.spark
+def test_a_bounded_replay_leaves_the_same(twins: dict[str, StepWorld]) -> None:
+    left = []
+    for name, world in twins.items():
+        run(world, ENGINES[name])
+        app = declare(world, exact_table(world))
+        startpoints = Startpoints(app, lake=world.lake)
+        startpoints.request("lake.orders", StartpointOldest(), until=StartpointUpcoming(), reason="again", by="test")
+        report = run(world, ENGINES[name])
+        assert report.in_process_batches == (report.batches if name == "auto" else 0)
+        left.append((left_by(world), report.counters))
+    assert len(left[0][0]["enriched"]) == 8
+    assert left[1] == left[0]
 
 
 @pytest.mark.spark
@@ -258,10 +293,6 @@ def test_spark_computes_a_batch_whose_values_it_must_judge(world: StepWorld) -> 
     with pytest.raises(errors.AdjunctError, match="overflow"):
         run(world, SmallBatchesInProcess, on_event=events.append)
     assert any("Spark computes the batch" in str(event.detail.get("text")) for event in events)
-
-
-def no_session() -> SparkSession:
-    raise AssertionError("a session was started")
 
 
 def test_few_changes_and_small_versions_of_datasets_need_no_session(world: StepWorld) -> None:

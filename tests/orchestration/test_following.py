@@ -119,6 +119,25 @@ def test_it_goes_on_for_a_stream_that_changes_after_its_datasets_are_up_to_date(
     assert (len(world.refreshed), following.ended) == (2, "")
 
 
+def test_a_dataset_that_changes_while_a_batch_runs_advances_before_the_next() -> None:
+    world = World()
+    following = world.following(datasets=["lake.b"])
+    assert following.go_on()
+    world.put("lake.a", "2")
+    assert following.go_on()
+    assert world.refreshed == []
+    world.put("lake.b", "2")
+    world.failure = StoreUnavailableError("away.")
+    assert following.go_on()
+    world.failure = None
+    assert following.go_on()
+    assert following.go_on()
+    assert len(world.refreshed) == 2
+    world.put("lake.b", "3")
+    world.holds = False
+    assert not following.go_on()
+
+
 def test_it_looks_twice_as_often_for_some_seconds_after_something_new() -> None:
     world = World()
     following = world.following(timedelta(minutes=10))
