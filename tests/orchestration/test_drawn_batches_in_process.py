@@ -170,7 +170,7 @@ def named(seed: int) -> Iterator[None]:
 
 @pytest.mark.lengthy
 @pytest.mark.rounds
-@pytest.mark.parametrize("part", range(rounds(3, 100)))
+@pytest.mark.parametrize("part", range(rounds(1, 100)))
 def test_drawn_applications_leave_what_python_makes_of_their_records(part: int, tmp_path: Path) -> None:
     for seed in seeds(part * IN_A_TEST, IN_A_TEST):
         folder = tmp_path / str(seed)
@@ -192,7 +192,7 @@ def alternating(*engines: type[BatchEngine]) -> Callable[[int], BatchEngine]:
 
 @pytest.mark.spark
 @pytest.mark.rounds
-@pytest.mark.parametrize("seed", seeds(0, rounds(6, 60)))
+@pytest.mark.parametrize("seed", seeds(0, rounds(2, 60)))
 def test_both_engines_leave_the_same_of_drawn_applications(step_world: StepWorld, seed: int, tmp_path: Path) -> None:
     first = Story(step_world, seed, alternating(BatchEngine, SmallBatchesInProcess))
     first.begin()
