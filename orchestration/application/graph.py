@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -72,6 +72,12 @@ def describe_partitions(dataset: AdjunctDataset) -> str:
 def is_advanced_by_runs(dataset: AdjunctDataset) -> bool:
     """Whether a run advances the dataset before its batches: it is stored, and not built on request."""
     return not is_advanced_by_partition(dataset) and dataset.following.persistent
+
+
+def advances_between_batches(dataset: AdjunctDataset, fed: Collection[str | None]) -> bool:
+    """Whether a run advances the dataset before each batch: it need not exist before, or the application feeds it."""
+    followed = not dataset.bootstrap or dataset.name in fed
+    return dataset.follows_changes and followed and is_advanced_by_runs(dataset)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

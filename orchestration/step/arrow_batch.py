@@ -1,8 +1,8 @@
 """A small batch in this process, by Arrow: no session is started, and its outputs get the same as from Spark.
 
 That is for applications whose operators all say that they can be computed so (`Spec.spark_need`), and for batches that
-need nothing else of Spark (`needs_session`). Appends have the same digests and updates the same marks, so a batch that
-one engine has begun may be ended by the other.
+need nothing else of Spark (`find_spark_need`). Appends have the same digests and updates the same marks, so a batch
+that one engine has begun may be ended by the other.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.assets.reading.diff import read_entries
 from dagster_adjunct.assets.reading.version_reader import VersionReader
-from dagster_adjunct.orchestration.batch_log.batch_log import Intent
 from dagster_adjunct.orchestration.operators.columns import BATCH_ONLY, BRANCH, ORIGIN, first_duplicate, tie_breakers
 from dagster_adjunct.orchestration.operators.functions import RecordCall, call_in_process
 from dagster_adjunct.orchestration.operators.joins import MATCHED, SelectedColumn
@@ -25,7 +24,8 @@ from dagster_adjunct.orchestration.step import recorded_answers
 from dagster_adjunct.orchestration.step.batch import BatchContext, BatchMetrics
 from dagster_adjunct.orchestration.step.batch_outputs import Letters, table_of_letters
 from dagster_adjunct.orchestration.step.context import BatchInputs, StepContext, View
-from dagster_adjunct.orchestration.step.verify_plan import DRY_RUN_CLOCK, DryRun
+from dagster_adjunct.orchestration.step.event_times import ranges_to_read
+from dagster_adjunct.orchestration.step.verify_plan import DryRun, inputs_of_dry_run
 from dagster_adjunct.resources.backends.columns import to_arrow_type
 from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.lazy_modules import np, pa, pc
@@ -43,12 +43,12 @@ from dagster_adjunct.resources.streams.system import (
     SOURCE_EPOCH,
     SOURCE_OFFSET,
     AppendResult,
-    OffsetRange,
     Sources,
     SystemStreamPartition,
     require_writer,
 )
 from dagster_adjunct.resources.tables.arrow import DEFAULT, UPDATE, to_struct_array
+from dagster_adjunct.resources.tables.metrics import TableMetrics
 from dagster_adjunct.resources.tables.spark import TableWrite, WriteResult, write_rows
 
 if TYPE_CHECKING:
@@ -104,17 +104,18 @@ class EntryCache:
         return self._kept[name]
 
 
-def needs_session(context: StepContext, inputs: BatchInputs) -> bool:
-    """Whether a batch of an application that needs no Spark does: for its size, or as retention has cut it.
+def find_spark_need(context: StepContext, inputs: BatchInputs) -> str:
+    """Return what of a batch needs Spark, although nothing of its application does; "" for nothing.
 
     Without a session, batches of any size are computed in this process.
     """
-    views = inputs.views.values()
-    known = all(view is None or isinstance(view, VersionReader) for view in views) and not inputs.intent.cut
+    if inputs.intent.cut:
+        return "a batch that retention has cut"
     if context.spark is IN_PROCESS:
-        return not known
-    small = all(_count_rows(view) <= MAX_DATASET_ROWS for view in views if isinstance(view, VersionReader))
-    return not (known and small and inputs.few)
+        return ""
+    views = [view for view in inputs.views.values() if isinstance(view, VersionReader)]
+    large = next((view.dataset for view in views if _count_rows(view) > MAX_DATASET_ROWS), None)
+    return f"the size of dataset {large}" if large else "" if inputs.few else "the size of the batch"
 
 
 def _count_rows(view: VersionReader) -> int:
@@ -126,12 +127,11 @@ def run_in_process(
 ) -> BatchMetrics:
     """Write every output of the application once, as `run_batch` does, without Spark.
 
-    Raises NeedsSpark for values whose result is not certain to be Spark's. By then only outputs that ignore repeats are
-    written: where a table does not, all records are computed once before.
+    Raises NeedsSpark for values whose result is not certain to be Spark's. No table is written by then: not all of them
+    ignore repeats, so that all records are computed once before.
     """
     known: dict[str, Any] = {}
-    sends = [operator.spec.send for operator in context.app.operators if operator.spec.send is not None]
-    if not all(context.app.tables[send.table].idempotent for send in sends):
+    if any(operator.spec.send is not None for operator in context.app.operators):
         with closing(_Rehearsal(context, inputs, lambda output: None, cache, known)) as rehearsal:
             rehearsal.run()
     with closing(ArrowBatch(context, inputs, before_output, cache, known)) as batch:
@@ -143,16 +143,15 @@ def check_in_process(
     context: StepContext, views: Mapping[str, View], starts: Mapping[SystemStreamPartition, str]
 ) -> None:
     """Raise the errors that creating an output stream, or writing a table, would raise; nothing is read or written."""
-    ranges = {ssp: OffsetRange(start, start) for ssp, start in starts.items()}
-    intent = Intent(batch=0, run=context.run, clock=DRY_RUN_CLOCK, ranges=ranges, versions={})
-    with closing(ArrowDryRun(context, BatchInputs(intent, views))) as batch:
+    with closing(ArrowDryRun(context, inputs_of_dry_run(context, views, starts))) as batch:
         batch.run()
 
 
 class ArrowBatch(BatchContext):
     """A batch whose records are Arrow tables; what it does not override works on both, or is never called.
 
-    `known` has the records of input streams, the answers of lookups and the results of functions from before.
+    `known` has what its rehearsal has read and made: the records of input streams, the results of functions, and the
+    metrics of lookups.
     """
 
     def __init__(
@@ -203,12 +202,8 @@ class ArrowBatch(BatchContext):
 
     def _read(self, stream: str) -> Any:
         system = self.system_of(stream)
-        ranges = {ssp: span for ssp, span in self.inputs.intent.ranges.items() if ssp.qualified_stream == stream}
-        if not ranges:  # the batch reads other streams
-            first = system.upcoming(system.partitions(split_stream_name(stream)[1])[:1])
-            ranges = {ssp: OffsetRange(end, end) for ssp, end in first.items()}
+        ranges, epochs = ranges_to_read(system, stream, self.inputs.intent)
         records = system.read_arrow(ranges)
-        epochs = {ssp.partition: epoch for ssp, epoch in self.inputs.intent.epochs.items() if ssp in ranges}
         if not epochs:
             return records
         added = _by_partition(epochs, records.column(PARTITION))
@@ -282,6 +277,9 @@ class ArrowBatch(BatchContext):
         return {field.name: type_from_arrow(field) for field in frame.schema}
 
     def call_for_records(self, frame: Any, call: RecordCall, kept: Sequence[str]) -> Any:
+        # Behind an output, records have positions that the rehearsal did not know.
+        if not set(self.origins[call.operator].streams.values()) <= self.app.inputs.keys():
+            return call_in_process(frame, call, kept)
         if call.operator not in self._known:
             self._known[call.operator] = call_in_process(frame, call, kept)
         return self._known[call.operator]
@@ -316,9 +314,8 @@ class ArrowBatch(BatchContext):
         reader = self.context.open_tables.reader(self._with_credits(self.app.tables[lookup.table]), self.context.spark)
         sensitive = bool(self.sensitive(operator))
         distinct = recorded_answers.distinct_keys(operator, keys.drop_null(), lookup, sensitive=sensitive)
-        if operator not in self._known:
-            self._known[operator] = recorded_answers.answer_keys(distinct, lookup, record, reader, 1)
-        answers, metrics = self._known[operator]
+        answers, metrics = recorded_answers.answer_keys(distinct, lookup, record, reader, 1)
+        self._known[operator] = metrics = metrics + self._known.get(operator, TableMetrics())
         self._measure(lookup.table, metrics, metrics.counts())
         found = KeyedEntries.of(answers, tuple(keys.column_names))
         places = found.find(keys.columns)

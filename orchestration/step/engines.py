@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from dagster_adjunct.assets.writing.generation import Runtime
 from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
-from dagster_adjunct.orchestration.step.arrow_batch import EntryCache, check_in_process, needs_session, run_in_process
+from dagster_adjunct.orchestration.step.arrow_batch import EntryCache, check_in_process, find_spark_need, run_in_process
 from dagster_adjunct.orchestration.step.batch import BatchMetrics, run_batch
 from dagster_adjunct.orchestration.step.context import BatchInputs, StepContext, View
 from dagster_adjunct.orchestration.step.progress import StepEvent
@@ -56,14 +56,16 @@ class SmallBatchesInProcess(BatchEngine):
         return PhysicalProof((), (), (), ())
 
     def run(self, context: StepContext, inputs: BatchInputs, before_output: Callable[[str], None]) -> BatchMetrics:
-        if not needs_session(context, inputs):
+        need = find_spark_need(context, inputs)
+        if not need:
             try:
                 return run_in_process(context, inputs, before_output, self._cache)
             except NeedsSpark as reason:
-                if context.spark is IN_PROCESS:
-                    raise no_session_error(context.app.name, [str(reason)]) from reason
-                text = f"Spark computes the batch, because of {reason}"
+                need = str(reason)
+                text = f"Spark computes the batch, because of {need}"
                 context.on_event(StepEvent("again", inputs.intent.batch, {"text": text}))
+        if context.spark is IN_PROCESS:
+            raise no_session_error(context.app.name, [need])
         if self._unproven is not None:
             super().analyze(context, *self._unproven).report_differences()
             self._unproven = None

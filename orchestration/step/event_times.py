@@ -17,7 +17,7 @@ from datetime import timedelta
 from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Any
 
-from dagster_adjunct.orchestration.batch_log.batch_log import PartitionTimes, TimeState
+from dagster_adjunct.orchestration.batch_log.batch_log import Intent, PartitionTimes, TimeState
 from dagster_adjunct.orchestration.operators.columns import BEHIND, EVENT_TIME, REPLAYED
 from dagster_adjunct.orchestration.operators.event_time import MAX_MICROS, MIN_MICROS, Watermarks
 from dagster_adjunct.orchestration.operators.operator import Operator
@@ -34,6 +34,7 @@ from dagster_adjunct.resources.streams.system import (
     TIMESTAMP,
     NumberedOffsets,
     OffsetRange,
+    StreamSystem,
     SystemStreamPartition,
 )
 
@@ -282,6 +283,17 @@ def extract_times(records: pa.Table, name: str, latest: int = MAX_MICROS) -> pa.
 _LONGEST = 2**60  # microseconds: longer than between any two times
 
 
+def ranges_to_read(
+    streams: StreamSystem, stream: str, intent: Intent
+) -> tuple[dict[SystemStreamPartition, OffsetRange], dict[int, int]]:
+    """Return the ranges that a batch reads of a stream, and the epochs of their partitions that are not 0."""
+    ranges = {ssp: span for ssp, span in intent.ranges.items() if ssp.qualified_stream == stream}
+    if not ranges:  # the batch replays other streams: read no records of this one
+        first = streams.upcoming(streams.partitions(split_stream_name(stream)[1])[:1])
+        ranges = {ssp: OffsetRange(end, end) for ssp, end in first.items()}
+    return ranges, {ssp.partition: epoch for ssp, epoch in intent.epochs.items() if ssp in ranges}
+
+
 class BatchTimes:
     """Reads the inputs of one batch, and measures their event times once for each stream, when first needed.
 
@@ -354,13 +366,8 @@ class BatchTimes:
     def _records(self, stream: str) -> DataFrame:
         if stream in self._read:
             return self._read[stream]
-        system, name = split_stream_name(stream)
-        streams, ranges = self._context.systems[system], self._ranges(stream)
-        if not ranges:
-            # The batch replays other streams: read no records of this one.
-            first = streams.upcoming(streams.partitions(name)[:1])
-            ranges = {ssp: OffsetRange(end, end) for ssp, end in first.items()}
-        epochs = {ssp.partition: epoch for ssp, epoch in self._inputs.intent.epochs.items() if ssp in ranges}
+        streams = self._context.systems[split_stream_name(stream)[0]]
+        ranges, epochs = ranges_to_read(streams, stream, self._inputs.intent)
         records = streams.read(self._context.spark(), ranges)
         if epochs:  # the sum also tells readers of an output that an application made from a replayed output
             records = records.withColumn(EPOCH, (F.col(EPOCH) + number_by_partition(epochs)).cast("int"))

@@ -25,7 +25,7 @@ from pathlib import Path
 
 from dagster_adjunct.assets.writing.generation import Runtime
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.application.graph import is_advanced_by_runs
+from dagster_adjunct.orchestration.application.graph import advances_between_batches, is_advanced_by_runs
 from dagster_adjunct.orchestration.startpoints.store import open_startpoints
 from dagster_adjunct.orchestration.step.context import StepContext
 from dagster_adjunct.orchestration.step.progress import StepReport
@@ -217,8 +217,9 @@ def follow_application(
 ) -> Following:
     """Return how a run of this application stays; `refresh` advances its datasets."""
     advanced = [dataset for dataset in app.datasets if is_advanced_by_runs(dataset)]
-    datasets = {dataset.stream for dataset in advanced if dataset.stream is not None}
-    names = {*app.inputs, *datasets}
+    fed = {operator.spec.feeds for operator in app.operators}
+    streams = [(dataset, dataset.stream) for dataset in advanced if dataset.stream is not None]
+    names = {*app.inputs, *(stream for _, stream in streams)}
 
     def look_at(stream: str) -> str:
         system, name = split_stream_name(stream)
@@ -230,7 +231,7 @@ def follow_application(
         startpoints=open_startpoints(runtime.lake, app).fingerprint,
         asked=asked,
         refresh=refresh,
-        datasets=datasets,
+        datasets={stream for dataset, stream in streams if not advances_between_batches(dataset, fed)},
         sources=any(dataset.stream is None and not dataset.is_owned_by(app.name) for dataset in advanced),
         say=say,
         tick=tick,

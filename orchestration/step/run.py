@@ -21,7 +21,11 @@ from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.reports import AdvanceReport, OnStage, StageEvent, ignore_stage
 from dagster_adjunct.assets.writing.generation import Runtime, open_runtime
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.application.graph import group_datasets, is_advanced_by_runs
+from dagster_adjunct.orchestration.application.graph import (
+    advances_between_batches,
+    group_datasets,
+    is_advanced_by_runs,
+)
 from dagster_adjunct.orchestration.application.table_registry import register_tables
 from dagster_adjunct.orchestration.batch_log.run_lease import DEFAULT_WAIT, Claim, RunLease, validate_wait
 from dagster_adjunct.orchestration.maintenance.discard import expire_all_versions
@@ -71,8 +75,7 @@ def advance_followed_datasets(
     """
     fed = {operator.spec.feeds for operator in app.operators}
     for dataset in app.datasets:
-        followed = not dataset.bootstrap or dataset.name in fed
-        if dataset.follows_changes and followed and is_advanced_by_runs(dataset):
+        if advances_between_batches(dataset, fed):
             with suppress(CommitConflictError):
                 for report in advance_unit(runtime, [dataset], on_stage=on_stage):
                     if report.changed:

@@ -64,7 +64,7 @@ if TYPE_CHECKING:
 
 
 _log = logging.getLogger("adjunct.step")
-DRY_RUN_CLOCK = datetime(1970, 1, 1, tzinfo=UTC)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 # Exchanges in DataFrames; those of other reasons happen when records are written.
 _IN_FRAMES = ("partition_by", "auto_repartition")
 
@@ -254,11 +254,17 @@ def analyze_batch(
     the application are called with an empty DataFrame, as may happen in a batch; one that fails on it is rejected.
     `starts` are existing offsets of the input streams; they are looked up where left out.
     """
-    ranges = {ssp: OffsetRange(start, start) for ssp, start in (starts or {}).items()}
-    intent = Intent(batch=0, run=context.run, clock=DRY_RUN_CLOCK, ranges=ranges, versions={})
-    with closing(DryRun(context, BatchInputs(intent, views))) as batch:
+    with closing(DryRun(context, inputs_of_dry_run(context, views, starts or {}))) as batch:
         batch.run()
         return batch.proof()
+
+
+def inputs_of_dry_run(
+    context: StepContext, views: Mapping[str, View], starts: Mapping[SystemStreamPartition, str]
+) -> BatchInputs:
+    """Return the inputs of a batch that reads nothing: it is number 0."""
+    ranges = {ssp: OffsetRange(start, start) for ssp, start in starts.items()}
+    return BatchInputs(Intent(batch=0, run=context.run, clock=_EPOCH, ranges=ranges, versions={}), views)
 
 
 class DryRun(BatchContext):

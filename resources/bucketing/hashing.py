@@ -261,38 +261,25 @@ def row_hash(names: Iterable[str]) -> Column:
 def row_digests(table: pa.Table, names: Iterable[str]) -> pa.ChunkedArray:
     """Return what `row_hash(names)` computes in Spark for each row of the table, as int64.
 
-    Values are hashed as their Arrow types, also structs and lists. Raises SchemaMismatchError for a type that Spark
-    can't hash, such as a map, or does not have.
+    Values are hashed as their Arrow types. Raises SchemaMismatchError for a type that no schema may have.
     """
     digests = []
     for batch in table.select(list(names)).combine_chunks().to_batches(max_chunksize=_ROWS):
         hashes = np.full(batch.num_rows, SEED, dtype=np.uint64)
         for place, column in enumerate(batch.columns):
-            hashes = _digest(column, hashes, place)
+            hashes = _digest(column, place, hashes)
         digests.append(pa.array(hashes.view(np.int64)))
     return pa.chunked_array(digests, pa.int64())
 
 
-def _digest(array: pa.Array, seeds: UInt64, place: int | None = None) -> UInt64:
-    """Return the hash of each value, or of (place, value), with its seed; for a null, the seed."""
+def _digest(array: pa.Array, place: int, seeds: UInt64) -> UInt64:
+    """Return the hash of (place, value) for each value, with its seed; for a null, the seed."""
     if array.null_count:
         hashes, valid = seeds.copy(), np.asarray(array.is_valid())
-        hashes[valid] = _digest(array.drop_null(), seeds[valid], place)
+        hashes[valid] = _digest(array.drop_null(), place, seeds[valid])
         return hashes
     kind = array.type
-    if place is not None:
-        seeds = _xxhash_int(np.array([place], dtype=np.int32), seeds)
-    if pt.is_struct(kind):
-        for field in array.flatten():
-            seeds = _digest(field, seeds)
-        return seeds
-    if pt.is_list(kind):
-        offsets = array.offsets.to_numpy()
-        lengths, hashes = np.diff(offsets), seeds.copy()
-        for index in range(int(lengths.max(initial=0))):
-            rows = np.nonzero(lengths > index)[0]
-            hashes[rows] = _digest(array.values.take(pa.array(offsets[rows] + index)), hashes[rows])
-        return hashes
+    seeds = _xxhash_int(np.array([place], dtype=np.int32), seeds)
     if pt.is_float32(kind) or pt.is_float64(kind):
         numbers = array.to_numpy() + 0.0  # -0.0 counts as 0.0
         numbers[np.isnan(numbers)] = np.nan  # all NaN are equal

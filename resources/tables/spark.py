@@ -1,4 +1,5 @@
-"""Reads and writes remote tables from Spark: `BulkReader` for lookups, `write_table` for DataFrames."""
+"""Reads and writes remote tables from batches: `BulkReader` for lookups, `write_table` for DataFrames, `write_rows` for
+records in memory."""
 
 from __future__ import annotations
 
@@ -316,9 +317,9 @@ def write_table(df: DataFrame, write: TableWrite, *, exchange: bool, what: str) 
     if exchange:
         df = df.repartition(write.tasks, *map(named_column, write.table.key))
     df, write = _sort_records(df, write)
-    kept = {TOMBSTONE, *_LETTER, *(() if write.marking is None else write.marking.order)}
-    hidden = [name for name in df.columns if name.startswith("__") and name not in kept]
-    rows = map_in_arrow(df.drop(*hidden), _sending_task(write, what), "report string").collect()
+    rows = map_in_arrow(
+        df.drop(*_unsent_columns(df.columns, write)), _sending_task(write, what), "report string"
+    ).collect()
     return _sum_reports([json.loads(row.report) for row in rows], write, what)
 
 
@@ -333,13 +334,18 @@ def write_rows(rows: pa.Table, write: TableWrite, *, what: str) -> WriteResult:
     marking = write.marking
     first = () if marking is None else (*marking.order, *write.table.key)
     names = [*dict.fromkeys((*first, *(name for name in _POSITION if name in rows.column_names)))]
-    kept = {TOMBSTONE, *_LETTER, *(() if marking is None else marking.order)}
-    hidden = [name for name in rows.column_names if name.startswith("__") and name not in kept]
-    batches = rows.sort_by([(name, "ascending") for name in names]).drop_columns(hidden).combine_chunks().to_batches()
+    sent = rows.sort_by([(name, "ascending") for name in names])
+    batches = sent.drop_columns(_unsent_columns(sent.column_names, write)).combine_chunks().to_batches()
     own = copy.copy(write.table)  # as a task has it: with connections and metrics of its own
     own.__setstate__(own.__getstate__())
     (report,) = _sending_task(replace(write, table=own), what)(iter(batches))
     return _sum_reports([json.loads(report.column(0)[0].as_py())], write, what)
+
+
+def _unsent_columns(names: Sequence[str], write: TableWrite) -> list[str]:
+    """Return the hidden columns that neither the table nor a dead letter needs."""
+    kept = {TOMBSTONE, *_LETTER, *(() if write.marking is None else write.marking.order)}
+    return [name for name in names if name.startswith("__") and name not in kept]
 
 
 def _sum_reports(reports: Sequence[dict[str, Any]], write: TableWrite, what: str) -> WriteResult:

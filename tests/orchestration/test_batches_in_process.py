@@ -6,7 +6,6 @@ import shutil
 import sqlite3
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -98,15 +97,19 @@ def left_by(world: StepWorld) -> dict[str, Any]:
 
 
 @pytest.fixture
-def twins(world: StepWorld, tmp_path: Path) -> dict[str, StepWorld]:
+def twins(world: StepWorld) -> dict[str, StepWorld]:
     """The same lake twice, for one engine each; the records are in both."""
     world.send(
         "orders", (1, "a", 1, None), (2, "b", 2, None), (3, None, 0, None), (4, "x", -1, None), (5, "ß", 3, None)
     )
-    copied = tmp_path / "twin"
+    return {"spark": world, "auto": twin_of(world)}
+
+
+def twin_of(world: StepWorld) -> StepWorld:
+    """Return a copy of the lake, with its tables."""
+    copied = world.folder / "twin"
     shutil.copytree(world.folder, copied)
-    twin = replace(world, lake=open_lake(copied / "lake"), folder=copied, sequences=dict(world.sequences))
-    return {"spark": world, "auto": twin}
+    return replace(world, lake=open_lake(copied / "lake"), folder=copied, sequences=dict(world.sequences))
 
 
 @pytest.mark.spark
@@ -166,17 +169,14 @@ def small_store(world: StepWorld) -> SqliteTable:
 
 
 @pytest.mark.spark
-def test_merged_looked_up_and_rejected_records_are_the_same(world: StepWorld, tmp_path: Path) -> None:
+def test_merged_looked_up_and_rejected_records_are_the_same(world: StepWorld) -> None:
     world.stream("others", "id", 2, id="bigint", shop="string", size="int", note="string")
     world.send("orders", (1, "a", 1, None), (2, "b", 200, None), (3, None, 3, None))
     world.send("others", (1, "a", 5, "x"), (-4, "c", 300, "y"))
     with BlockingTable(world.table("known")) as table:
         table.put("a", {"v": 7, "w": 1})
-    copied = tmp_path / "twin"
-    shutil.copytree(world.folder, copied)
-    twin = replace(world, lake=open_lake(copied / "lake"), folder=copied)
     left = []
-    for one, engine in ((world, BatchEngine), (twin, SmallBatchesInProcess)):
+    for one, engine in ((twin_of(world), SmallBatchesInProcess), (world, BatchEngine)):
         report = run_step(one.context(merging(one)), engine())
         assert report.in_process_batches == (engine is SmallBatchesInProcess)
         digest = one.streams.state("merged")[1].producers["merging"][-1].digest
@@ -214,13 +214,10 @@ def calling(world: StepWorld) -> Application:
 
 
 @pytest.mark.spark
-def test_functions_of_records_give_the_same(world: StepWorld, tmp_path: Path) -> None:
+def test_functions_of_records_give_the_same(world: StepWorld) -> None:
     world.send("orders", (1, "a", 3, None), (2, None, 2, None), (3, "b", 0, None), (4, "ß", 1, None), (5, "x", 2, None))
-    copied = tmp_path / "twin"
-    shutil.copytree(world.folder, copied)
-    twin = replace(world, lake=open_lake(copied / "lake"), folder=copied)
     left = []
-    for one, engine in ((world, BatchEngine), (twin, SmallBatchesInProcess)):
+    for one, engine in ((twin_of(world), SmallBatchesInProcess), (world, BatchEngine)):
         report = run_step(one.context(calling(one)), engine())
         assert report.in_process_batches == (engine is SmallBatchesInProcess)
         sent = one.streams.state("placed")[1].producers["calling"][-1].digest

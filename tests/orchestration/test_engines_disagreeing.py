@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -15,10 +16,15 @@ from dagster_adjunct.assets.declaration.policies import DeadLetters
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.application.message_stream import MessageStream
 from dagster_adjunct.orchestration.planner.planner import plan_application
+from dagster_adjunct.orchestration.step.engines import BatchEngine, SmallBatchesInProcess
 from dagster_adjunct.orchestration.step.progress import StepEvent
 from dagster_adjunct.orchestration.step.run import run_application
+from dagster_adjunct.orchestration.step.step import run_step
+from dagster_adjunct.resources.backends.sqlite import SqliteTable
 from dagster_adjunct.resources.errors import PlanningError
 from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.tables.table import RemoteTable
+from tests.faulty_store import Crash
 from tests.orchestration.step_world import StepWorld
 
 if TYPE_CHECKING:
@@ -154,3 +160,32 @@ def test_few_changes_that_only_spark_can_decode_are_left_to_it(world: StepWorld,
     assert [row["price"] for row in world.rows("out")] == [1.5]
     if form == "dead letters":
         assert [row["value"] for row in world.rows("bad")] == ['{"k":null,"price":1.0E-7}']
+
+
+def test_what_a_function_makes_behind_an_output_is_marked_by_both_engines_alike(world: StepWorld) -> None:
+    """The table ignores what it has by the positions of its records, which are those of the input, not the output's."""
+    app = Application("doubling", engine="auto")
+    orders = app.input_stream("lake.orders", default_offset="oldest")
+    sent = orders.send_to(app.output_stream("lake.sent", partitions=2, key="id"))
+    doubled = sent.flat_map(lambda record: [{"k": record["shop"]}] * 2, schema=Schema.of(k="string"))
+    counted = SqliteTable(
+        world.folder / "counted.sqlite", "counted", "k", columns={"k": "string", "n": "int"}, create=True
+    )
+    counts = app.table(RemoteTable("counted", key="k", write_function=counted, idempotent=True))
+    doubled.update(counts, add={"n": "1"}, if_missing={"n": "0"})
+    orders.select("shop as k", "size as v", "size as w").send_to(app.table(world.table()))
+    world.send("orders", *[(number, "abc"[number % 3], 1) for number in range(9)])
+
+    def die(event: StepEvent) -> None:
+        if event.what == "outputs":
+            raise Crash
+
+    for first, second in ((SmallBatchesInProcess, BatchEngine), (BatchEngine, SmallBatchesInProcess)):
+        with pytest.raises(Crash):
+            run_step(world.context(app, on_event=die), first())
+        run_step(world.context(app), second())
+        with sqlite3.connect(world.folder / "counted.sqlite") as connection:
+            stored = connection.execute("SELECT k, n FROM counted ORDER BY k").fetchall()
+        assert [n for _, n in stored] == [stored[0][1]] * 3
+        assert stored[0][1] == (6 if first is SmallBatchesInProcess else 12)
+        world.send("orders", *[(number, "abc"[number % 3], 1) for number in range(9)])
