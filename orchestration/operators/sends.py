@@ -36,7 +36,7 @@ from dagster_adjunct.resources.common import argument_error, split_stream_name
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.sql.checking import check_condition
-from dagster_adjunct.resources.streams.system import require_writer
+from dagster_adjunct.resources.streams.system import LAKE, require_writer
 from dagster_adjunct.resources.user_code import check_plain_function
 
 if TYPE_CHECKING:
@@ -100,6 +100,9 @@ class OutputStreamSpec(Spec):
     def target(self, app: Application) -> LineageNode:
         return LineageNode("stream", self.stream)
 
+    def spark_need(self, context: PlanContext, arriving: Sequence[Columns]) -> str:
+        return "" if split_stream_name(self.stream)[0] == LAKE else f"writing stream {self.stream}"
+
     def check_output(self, context: PlanContext, columns: Columns, what: str, why: str) -> None:
         """Raise PlanningError if `what`, which has these columns, lacks the stream's key, or the stream differs."""
         output = context.app.outputs[self.stream]
@@ -137,11 +140,6 @@ class OutputStreamSpec(Spec):
         return exchange_before_stream(context.operator, "output", stream, flow, partitions)
 
 
-def output_need(context: PlanContext, stream: str) -> str:
-    """Return what of writing to a stream needs Spark; "" for a stream of the lake."""
-    return "" if output_partitioner(context.catalog, stream) == SPARK else f"writing stream {stream}"
-
-
 # Of each rejected record: the table, the operation ("put", "update", "delete"), key and record as JSON, and the reason.
 DEAD_LETTER_COLUMNS = {"table": "string", "kind": "string", "key": "string", "record": "string", "problem": "string"}
 _DEAD_LETTERS = Columns({name: ColumnFacts(kind) for name, kind in DEAD_LETTER_COLUMNS.items()})
@@ -168,9 +166,6 @@ class SendDeadLetters(OutputStreamSpec):
 
     def written(self, arriving: Columns) -> Columns:
         return _DEAD_LETTERS
-
-    def spark_need(self, context: PlanContext, arriving: Sequence[Columns]) -> str:
-        return output_need(context, self.stream)
 
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
         output = batch.app.outputs[self.stream]
@@ -292,9 +287,6 @@ class SendToStream(OutputStreamSpec):
         return replace(
             columns, known={name: replace(it, sources=((node, name),)) for name, it in columns.known.items()}
         )
-
-    def spark_need(self, context: PlanContext, arriving: Sequence[Columns]) -> str:
-        return output_need(context, self.stream)
 
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
         """Append to the output stream and return what was appended, read back if the system allows it."""
