@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
 from decimal import Decimal
+from functools import lru_cache
 from typing import Any, TypeAlias
 
 from dagster_adjunct.resources.lazy_modules import exp, pa
@@ -62,12 +63,17 @@ class ArrowExpression:
 
 def compile_expression(text: str, types: Mapping[str, str]) -> ArrowExpression | str:
     """Return the expression over columns of these types, or the reason why it needs Spark, as a noun phrase."""
+    return _compile(text, tuple(types.items()))
+
+
+@lru_cache(maxsize=1024)  # a run asks the same for each batch
+def _compile(text: str, types: tuple[tuple[str, str], ...]) -> ArrowExpression | str:
     expression = parse_expression(text)
     if expression.star:
         return "all columns (*)"
     if expression.unread:
         return "a subquery" if "subquery" in expression.unread else UNSURE
-    compiler, tree = _Compiler(types), expression.tree
+    compiler, tree = _Compiler(dict(types)), expression.tree
     try:
         value = compiler.column(str(expression.column)) if tree is None else compiler.value(tree)
     except _Untaken as reason:
