@@ -183,7 +183,8 @@ def test_a_read_that_fails_leaves_no_coroutine_of_other_partitions(
         with pytest.raises(TableAccessError):
             table.get_all([f"k{number}" for number in range(20)])
     gc.collect()
-    assert [str(warning.message) for warning in recwarn] == []
+    messages = [str(warning.message) for warning in recwarn]
+    assert [message for message in messages if "never awaited" in message] == []  # others are of what ran before
 
 
 def test_an_empty_batch_does_nothing(table: Table, backend: ScriptedSegments) -> None:
