@@ -15,14 +15,13 @@ from functools import lru_cache, partial
 from typing import Any, TypeAlias
 
 from dagster_adjunct.assets.reading.stored_file import list_stored_files, read_stored_file
+from dagster_adjunct.assets.reading.superseded import kept_rows, key_codes
 from dagster_adjunct.assets.reading.version_reader import VersionReader
-from dagster_adjunct.assets.versions.version import POSITION, TOMBSTONE
-from dagster_adjunct.resources.bucketing.files import VALID_FROM, BucketFile, encode_key
+from dagster_adjunct.resources.bucketing.files import BucketFile, encode_key
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError
 from dagster_adjunct.resources.lazy_modules import np, pa, pc, pt
 from dagster_adjunct.resources.schemas.schema import arrow_type
 
-_CODES = 2**62
 _ANCHORS = 32
 
 
@@ -99,21 +98,6 @@ def _match_rows(old: pa.ChunkedArray, new: pa.ChunkedArray) -> Any:
     return at
 
 
-def key_codes(columns: Sequence[pa.ChunkedArray]) -> pa.ChunkedArray:
-    """Return one column that is equal where all of `columns` are: the only one, or numbers for several."""
-    if len(columns) == 1:
-        return columns[0]
-    codes: Any = np.zeros(len(columns[0]), np.int64)
-    span = 1
-    for column in columns:
-        numbers, count = _number_values(column)
-        if span * count > _CODES:
-            codes, span = _number_values(pa.chunked_array([pa.array(codes)]))
-        codes = codes * count + numbers
-        span *= count
-    return pa.chunked_array([pa.array(codes, pa.int64())])
-
-
 def smallest_rows(table: pa.Table, rows: Any, key: Sequence[str], count: int) -> pa.Table:
     """Return of these rows (numpy) the `count` with the smallest keys, in order."""
     if not count or not len(rows):
@@ -132,15 +116,6 @@ def common_type(old: pa.DataType, new: pa.DataType) -> pa.DataType | None:
         return None
     schemas = [pa.schema([pa.field("value", kind)]) for kind in (old, new)]
     return pa.unify_schemas(schemas, promote_options="permissive").field(0).type
-
-
-def _number_values(column: pa.ChunkedArray) -> tuple[Any, int]:
-    """Return a number for each row, equal where the values are, and the count of distinct numbers (at least 1)."""
-    encoded = column.dictionary_encode().unify_dictionaries()
-    if not encoded.num_chunks:
-        return np.zeros(0, np.int64), 1
-    numbers = np.concatenate([chunk.indices.to_numpy().astype(np.int64) for chunk in encoded.chunks])
-    return numbers, max(1, len(encoded.chunk(0).dictionary))
 
 
 def _differing(old: pa.ChunkedArray, new: pa.ChunkedArray) -> Any:
@@ -169,35 +144,9 @@ def read_entries(view: VersionReader, bucket: int | None, *, threads: bool = Tru
             generations.append(np.full(tables[-1].num_rows, numbers[stored.folder]))
     rows = pa.concat_tables(tables) if tables else sealed.layout.arrow_schema().empty_table()
     if rows.num_rows and (sealed.history is not None or sealed.positioned):
-        rows = _newest_rows(rows, np.concatenate(generations), sealed.key, by_time=sealed.history is not None)
+        kept = kept_rows(rows, np.concatenate(generations), sealed.key, by_time=sealed.history is not None)
+        rows = rows if kept.all() else rows.filter(kept)
     return rows.select(sealed.columns.names)
-
-
-def _newest_rows(rows: pa.Table, generation: Any, key: tuple[str, ...], *, by_time: bool) -> pa.Table:
-    """Return the row of each key with the highest (position, generation), without tombstones.
-
-    Only keys in deltas are sorted; the other rows of the base pass unchanged. With history a key has a row for each
-    `__valid_from`, and the highest (valid_from, position, generation) counts.
-    """
-    kept: Any = ~rows.column(TOMBSTONE).to_numpy()
-    later = generation != generation.min()
-    if by_time or later.any():
-        codes, ranks = key_codes([rows.column(name) for name in key]), [generation]
-        ranks.append(_sortable_positions(rows.column(POSITION)))
-        ranks += [rows.column(VALID_FROM).cast("int64").to_numpy()] if by_time else []
-        contested = np.arange(rows.num_rows)
-        if not by_time:
-            contested = np.nonzero(pc.is_in(codes, value_set=codes.filter(later)).to_numpy())[0]
-        number, _ = _number_values(codes.take(contested))
-        order = np.lexsort((*(rank[contested] for rank in ranks), number))
-        kept = kept.copy()
-        kept[contested[order[:-1][np.diff(number[order]) == 0]]] = False
-    return rows if kept.all() else rows.filter(kept)
-
-
-def _sortable_positions(positions: pa.ChunkedArray) -> Any:
-    """Return numbers that sort like the positions, which may be strings."""
-    return (pc.rank(positions, tiebreaker="dense") if pt.is_string(positions.type) else positions).to_numpy()
 
 
 Entry = dict[str, Any]

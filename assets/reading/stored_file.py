@@ -197,10 +197,10 @@ def verify_version(view: VersionReader, *, deep: bool = False) -> VerifyReport:
 
 
 def _unlisted_objects(view: VersionReader, listed: set[str]) -> Iterator[Damage]:
-    """Yield objects that are not listed, with which Spark can't read the folder."""
+    """Yield objects that are not listed, with which Spark can't read the folder; it skips names that begin with "_"."""
     for folder in sorted({generation.folder for generation in view.sealed.generations}):
         for item in view.store.list(f"{folder}/"):
-            if item.key not in listed:
+            if item.key not in listed and not item.key.rpartition("/")[2].startswith("_"):
                 yield Damage(item.key, "the manifest does not list it; Spark can't read the version while it exists")
 
 

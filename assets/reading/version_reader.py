@@ -26,6 +26,7 @@ from operator import and_, itemgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dagster_adjunct.assets.reading.key_lookup import FileCache, Key, KeyFiles, RowGroup, coerce_key
+from dagster_adjunct.assets.reading.superseded import Mask, can_have_mask, read_mask
 from dagster_adjunct.assets.versions.version import POSITION, TOMBSTONE, SealedVersion, datetime_from_micros
 from dagster_adjunct.resources.bucketing.files import (
     GENERATION_COLUMN,
@@ -362,6 +363,7 @@ class VersionReader:
         self._generations = [
             KeyFiles(store, self._what, self._layout, generation, cache) for generation in reversed(sealed.generations)
         ]
+        self._mask: Mask | None = None
         self._names = sealed.columns.names
         self._plain = tuple(plain_converter(field.type) for field in self._key)
         self._bucket_columns = [sealed.key.index(name) for name in sealed.partition_by]
@@ -379,15 +381,17 @@ class VersionReader:
         """Return all entries, with the columns of `schema`.
 
         A partitioned dataset is a bucketed scan: a join on its partition columns or its key needs no exchange on this
-        side. Superseded rows are dropped during the scan. Raises ManifestMismatchError if the stored files are not
-        exactly those of the manifest.
+        side. Superseded rows are dropped during the scan, by the version's mask where it has one. Raises
+        ManifestMismatchError if the stored files are not exactly those of the manifest.
         """
         spark = resolve_session(spark)
         if self.sealed.history is not None:
             rows = self._over_time(spark).current()
         else:
-            rows = self._scan_all(spark)
-            if self.sealed.positioned:
+            rows, mask = self._scan_all(spark), self._find_mask()
+            if mask is not None:
+                rows = mask.drop_superseded(rows, self.sealed)
+            elif self.sealed.positioned:
                 rows = self._merge_deltas(rows)
         return rows.select(*[named_column(name) for name in self.schema.names])
 
@@ -421,6 +425,12 @@ class VersionReader:
     def _scan_all(self, spark: SparkSession) -> DataFrame:
         """Return all stored rows of all generations."""
         return bucketed_frame(spark, self.store, self._what, self._layout, self.sealed.generations)
+
+    def _find_mask(self) -> Mask | None:
+        """Return the stored mask of this version, or None; once found it is kept."""
+        if self._mask is None and can_have_mask(self.sealed):
+            self._mask = read_mask(self.store, self.sealed)
+        return self._mask
 
     def _merge_deltas(self, rows: DataFrame) -> DataFrame:
         """Return the newest row of each key that is not deleted.

@@ -31,6 +31,7 @@ from dagster_adjunct.assets.declaration.change_formats import ORDER, PROBLEM
 from dagster_adjunct.assets.declaration.change_values import LOWEST, Samples, describe_order
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.declaration.snapshots import Snapshot, offset_error, resolve_position
+from dagster_adjunct.assets.reading.superseded import can_have_mask, seconds_to_make, write_mask
 from dagster_adjunct.assets.sources.changes import add_order
 from dagster_adjunct.assets.sources.entries import Offsets, OpenedStream, offsets_by_partition, offsets_to_json
 from dagster_adjunct.assets.unbounded import commit
@@ -471,6 +472,7 @@ def execute_plan(advance: Advance, plan: RecoveryPlan, *, applied: Mapping[str, 
         advance = commit.confirm_caught_up(advance)
     elif action != "waiting":
         advance = compact_if_due(advance)
+        mask_version(advance)
     return build_report(advance, action)
 
 
@@ -489,6 +491,23 @@ def compact_if_due(advance: Advance) -> Advance:
     with advance.stages("compact"):
         compacted = compact_due(advance.context, advance.manifest, policy)
     return advance if compacted is None else advance.after(*compacted)
+
+
+def mask_version(advance: Advance) -> None:
+    """Store the mask of the version that this advance has committed, if that takes no longer than the advance took.
+
+    It is a cache of readers: where it can't be made, the log says so, and the version is read without it.
+    """
+    sealed = advance.manifest.version
+    if not advance.sealed or sealed is None or not can_have_mask(sealed):
+        return
+    if seconds_to_make(sealed) > sum(advance.stages.seconds.values()):
+        return
+    with advance.stages("mask") as stage:
+        try:
+            write_mask(advance.context.lake.store, advance.spec.name, sealed)
+        except AdjunctError as error:
+            stage.detail = f"none of version {sealed.id}: {error.problem}"
 
 
 def _commit_repartitioned(advance: Advance) -> Advance:

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
+from dagster_adjunct.assets.reading.stored_file import verify_version
+from dagster_adjunct.assets.reading.superseded import can_have_mask, mask_key, write_mask
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.versions.version import POSITION, TOMBSTONE, SealedVersion, build_layout
 from dagster_adjunct.resources.bucketing.files import Generation
@@ -134,19 +136,38 @@ def lake(tmp_path: Any) -> Lake:
     return open_lake(tmp_path / "lake")
 
 
-@pytest.mark.parametrize("broadcast", [True, False], ids=["few deltas", "many deltas"])
+WAYS = {
+    "few deltas": ("version_reader._BROADCAST_ROWS", 2_000_000),
+    "many deltas": ("version_reader._BROADCAST_ROWS", 0),
+    "a mask": ("superseded.FEWEST_ROWS", 0),
+}
+
+
+@pytest.fixture(params=WAYS)
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """How the deltas are merged."""
+    setting, value = WAYS[request.param]
+    monkeypatch.setattr(f"dagster_adjunct.assets.reading.{setting}", value)
+    return str(request.param)
+
+
+def masked(view: VersionReader) -> VersionReader:
+    write_mask(view.store, view.dataset, view.sealed)
+    return view
+
+
 @pytest.mark.parametrize("by_column", [False, True], ids=["by offset", "by a column"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_frame_is_the_newest_row_of_each_key(
-    lake: Lake, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, layout: str, by_column: bool, broadcast: bool
+    lake: Lake, spark: SparkSession, layout: str, by_column: bool, way: str
 ) -> None:
-    if not broadcast:
-        monkeypatch.setattr("dagster_adjunct.assets.reading.version_reader._BROADCAST_ROWS", 0)
     schema, key_of, options = LAYOUTS[layout]
     chance = random.Random(f"{layout} {by_column}")
     for _ in range(2):
         generations = history(chance, key_of, by_column=by_column)
         view = version(lake, schema, generations, order_by=("v",) if by_column else None, **options)
+        if way == "a mask" and can_have_mask(view.sealed):
+            masked(view)
         assert entries_in(view.frame(spark)) == wanted(generations)
         by_key = {key if isinstance(key, tuple) else (key,): entry["v"] for key, entry in view.items()}
         assert by_key == wanted(generations)
@@ -197,18 +218,16 @@ def columns_read(scan: str) -> set[str]:
 
 
 @pytest.mark.parametrize("by_column", [False, True], ids=["by offset", "by a column"])
-@pytest.mark.parametrize("broadcast", [True, False], ids=["few deltas", "many deltas"])
 def test_a_join_on_the_key_shuffles_nothing_of_the_merged_frame(
-    lake: Lake, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, broadcast: bool, by_column: bool
+    lake: Lake, spark: SparkSession, by_column: bool, way: str
 ) -> None:
-    if not broadcast:
-        monkeypatch.setattr("dagster_adjunct.assets.reading.version_reader._BROADCAST_ROWS", 0)
-    frame = version(lake, TEXT, GENERATIONS, order_by=("v",) if by_column else None).frame(spark)
+    view = version(lake, TEXT, GENERATIONS, order_by=("v",) if by_column else None)
+    frame = (masked(view) if way == "a mask" else view).frame(spark)
     stream = version(lake, TEXT, [[Change(texts(number), number, number) for number in range(5, 70)]]).frame(spark)
     joined = stream.withColumnRenamed("v", "n").join(frame.hint("merge"), "k", "left")
     plan = plan_of(joined)
     assert "Exchange hashpartitioning" not in plan
-    assert ("BroadcastHashJoin" in plan) == broadcast
+    assert ("BroadcastHashJoin" in plan) == (way == "few deltas")
     entries = wanted(GENERATIONS)
     assert {row.k: row.v for row in joined.collect()} == {
         texts(number)[0]: entries.get(texts(number)) for number in range(5, 70)
@@ -220,3 +239,56 @@ def test_positions_and_deletions_are_read_of_the_deltas_only(lake: Lake, spark: 
     assert not {POSITION, TOMBSTONE} & columns_read(whole)
     assert {POSITION, TOMBSTONE} <= columns_read(deltas)
     assert "isnotnull(__gen" in deltas, "the base is left out of what is broadcast"
+
+
+@pytest.fixture
+def small_masks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dagster_adjunct.assets.reading.superseded.FEWEST_ROWS", 0)
+
+
+@pytest.mark.usefixtures("small_masks")
+def test_a_masked_frame_reads_no_positions_and_joins_nothing(lake: Lake, spark: SparkSession) -> None:
+    frame = masked(version(lake, TEXT, GENERATIONS)).frame(spark)
+    (scan,) = scans(frame)
+    assert not {POSITION, TOMBSTONE} & columns_read(scan)
+    assert "Join" not in plan_of(frame)
+
+
+TORN = {
+    "missing": lambda mask, others: None,
+    "empty": lambda mask, others: b"",
+    "cut": lambda mask, others: mask[:-1],
+    "changed": lambda mask, others: mask[:-9] + bytes([mask[-9] ^ 1]) + mask[-8:],
+    "something else": lambda mask, others: b"{}" * 40,
+    "of other files": lambda mask, others: others,
+}
+
+
+@pytest.mark.usefixtures("small_masks")
+@pytest.mark.parametrize("harm", TORN)
+def test_a_version_is_read_rightly_without_its_mask(lake: Lake, spark: SparkSession, harm: str) -> None:
+    """Without it, or with one that is not of these files: of a version with other rows under the same numbers."""
+    other = masked(version(lake, TEXT, [GENERATIONS[0][5:], GENERATIONS[1], GENERATIONS[2]]))
+    view = masked(version(lake, TEXT, GENERATIONS))
+    key = mask_key(view.sealed)
+    left = TORN[harm](lake.store.get(key).data, lake.store.get(mask_key(other.sealed)).data)
+    lake.store.delete(key)
+    if left is not None:
+        lake.store.put(key, left)
+    assert entries_in(VersionReader(lake.store, "merged", view.sealed).frame(spark)) == wanted(GENERATIONS)
+
+
+@pytest.mark.usefixtures("small_masks")
+def test_a_mask_drops_nothing_where_tasks_read_several_buckets(lake: Lake, spark: SparkSession) -> None:
+    view = masked(version(lake, TEXT, GENERATIONS, partitions=7))
+    assert entries_in(view.frame(spark).coalesce(2)) == wanted(GENERATIONS)
+    spark.conf.set("spark.sql.sources.bucketing.enabled", "false")
+    try:
+        assert entries_in(VersionReader(lake.store, "merged", view.sealed).frame(spark)) == wanted(GENERATIONS)
+    finally:
+        spark.conf.unset("spark.sql.sources.bucketing.enabled")
+
+
+@pytest.mark.usefixtures("small_masks")
+def test_a_version_is_as_its_manifest_lists_it_though_it_has_a_mask(lake: Lake) -> None:
+    assert verify_version(masked(version(lake, TEXT, GENERATIONS)), deep=True).damaged == ()

@@ -9,7 +9,10 @@ from typing import Any
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, unbounded_dataset
 from dagster_adjunct.assets.declaration.policies import DeltaCompaction
+from dagster_adjunct.assets.reading.stored_file import list_stored_files, read_stored_file
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
+from dagster_adjunct.assets.reading.superseded import make_mask
+from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.unbounded.engine import select_engine
 from dagster_adjunct.assets.versions.leases import attempt_key, list_attempts
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
@@ -49,6 +52,7 @@ def entries(world: World, spec: AdjunctDataset, version: str | None = None) -> C
     view = store.require_current() if version is None else store.version(version)
     held = content(view)
     assert view.rows in (None, len(held))
+    assert unmasked(view) == sorted(held.items()), "a mask of this version would be another one"
     if world.spark is not IN_PROCESS:
         rows = [(row.k, row.n) for row in view.frame(world.spark()).collect()]
         assert len(dict(rows)) == len(rows), "a key stands twice in the frame"
@@ -69,6 +73,20 @@ def content(view: Any) -> Content:
     values = {key: entry["n"] for key, entry in view.items()}
     assert {key: entry["n"] for key, entry in view.get_all(KEYS).items()} == values
     return values
+
+
+def unmasked(view: VersionReader) -> list[tuple[str, int]]:
+    """Return the stored rows that a mask of the version leaves, by key."""
+    if view.sealed.history is not None:
+        return sorted(content(view).items())
+    numbers = {generation.folder: generation.id for generation in view.sealed.generations}
+    mask = make_mask(view.store, view.dataset, view.sealed)
+    left = []
+    for stored in list_stored_files(view.store, view.dataset, view.sealed):
+        rows = read_stored_file(stored, view.sealed.layout).select(["k", "n"]).to_pylist()
+        packed = mask.bits.get((numbers[stored.folder], stored.file.bucket), b"\0" * len(rows))
+        left += [(row["k"], row["n"]) for at, row in enumerate(rows) if not packed[at // 8] >> at % 8 & 1]
+    return sorted(left)
 
 
 def copy_of(world: World, folder: Path) -> World:

@@ -1,0 +1,254 @@
+"""Which stored rows of an unbounded dataset's version are entries, and masks, which tell Spark so without a join.
+
+Of a key's rows the one with the highest (position, generation) counts, and a tombstone is no entry. A *mask* of a
+version with deltas holds a bit for each stored row that is none. It is made after a commit from the keys of all files,
+and stored next to the files of the newest generation, so that it goes when they go; its name is made of the folders of
+all generations, so that a mask of other files is never read. It is a cache: a version whose mask is missing, torn or
+not made yet is merged by its keys, with the same result.
+
+Spark gets the bits as one array of 64-bit words. A row finds its bit by generation, bucket and its number in the file,
+so the scan of the files needs neither a join nor another job.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from dagster_adjunct.assets.reading.stored_file import StoredFile, list_stored_files
+from dagster_adjunct.assets.versions.version import POSITION, TOMBSTONE, SealedVersion
+from dagster_adjunct.resources.bucketing.files import GENERATION_COLUMN, VALID_FROM, Generation
+from dagster_adjunct.resources.errors import ObjectNotFoundError
+from dagster_adjunct.resources.lazy_modules import F, np, pa, pc, pt
+from dagster_adjunct.resources.objects.store import ObjectStore
+from dagster_adjunct.resources.schemas.schema import named_column
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+FEWEST_ROWS = 200_000
+"""Versions with fewer stored rows have no mask: merging them by key costs about as little as looking for one."""
+MOST_ROWS = 64_000_000
+"""Versions with more have none either: every task would get a copy of more than 8 MB."""
+_SECONDS_A_ROW = 0.2e-6
+_CODES = 2**62
+_DIGEST = hashlib.sha256().digest_size
+
+
+def kept_rows(rows: pa.Table, generation: Any, key: Sequence[str], *, by_time: bool = False) -> Any:
+    """Return which rows are the newest of their key, and no tombstones: a numpy array of booleans.
+
+    `rows` have the key, `__position` and `__tombstone`, and `generation` has their generations (numpy). Only keys in
+    deltas are sorted; the other rows of the base are kept. With history a key has a row for each `__valid_from`, and
+    the highest (valid_from, position, generation) counts.
+    """
+    kept: Any = ~rows.column(TOMBSTONE).to_numpy()
+    later = generation != generation.min()
+    if by_time or later.any():
+        codes, ranks = key_codes([rows.column(name) for name in key]), [generation]
+        ranks.append(_sortable_positions(rows.column(POSITION)))
+        ranks += [rows.column(VALID_FROM).cast("int64").to_numpy()] if by_time else []
+        contested = np.arange(rows.num_rows)
+        if not by_time:
+            contested = np.nonzero(pc.is_in(codes, value_set=codes.filter(later)).to_numpy())[0]
+        number, _ = _number_values(codes.take(contested))
+        order = np.lexsort((*(rank[contested] for rank in ranks), number))
+        kept = kept.copy()
+        kept[contested[order[:-1][np.diff(number[order]) == 0]]] = False
+    return kept
+
+
+def key_codes(columns: Sequence[pa.ChunkedArray]) -> pa.ChunkedArray:
+    """Return one column that is equal where all of `columns` are: the only one, or numbers for several."""
+    if len(columns) == 1:
+        return columns[0]
+    codes: Any = np.zeros(len(columns[0]), np.int64)
+    span = 1
+    for column in columns:
+        numbers, count = _number_values(column)
+        if span * count > _CODES:
+            codes, span = _number_values(pa.chunked_array([pa.array(codes)]))
+        codes = codes * count + numbers
+        span *= count
+    return pa.chunked_array([pa.array(codes, pa.int64())])
+
+
+def _number_values(column: pa.ChunkedArray) -> tuple[Any, int]:
+    """Return a number for each row, equal where the values are, and the count of distinct numbers (at least 1)."""
+    encoded = column.dictionary_encode().unify_dictionaries()
+    if not encoded.num_chunks:
+        return np.zeros(0, np.int64), 1
+    numbers = np.concatenate([chunk.indices.to_numpy().astype(np.int64) for chunk in encoded.chunks])
+    return numbers, max(1, len(encoded.chunk(0).dictionary))
+
+
+def _sortable_positions(positions: pa.ChunkedArray) -> Any:
+    """Return numbers that sort like the positions, which may be strings."""
+    return (pc.rank(positions, tiebreaker="dense") if pt.is_string(positions.type) else positions).to_numpy()
+
+
+def can_have_mask(sealed: SealedVersion) -> bool:
+    """Whether a mask pays for a version: one without history, with deltas, and neither small nor huge."""
+    has_deltas = sealed.positioned and sealed.history is None and len(_with_files(sealed)) > 1
+    return has_deltas and FEWEST_ROWS <= sealed.stored_rows <= MOST_ROWS
+
+
+def seconds_to_make(sealed: SealedVersion) -> float:
+    """Return about how long making the mask of a version takes."""
+    return sealed.stored_rows * _SECONDS_A_ROW
+
+
+@dataclass(frozen=True, slots=True)
+class Mask:
+    """The stored rows of a version that are no entries: packed bits by generation and bucket, the first row lowest.
+
+    Files without such rows are left out.
+    """
+
+    bits: Mapping[tuple[int, int], bytes]
+
+    def drop_superseded(self, rows: DataFrame, sealed: SealedVersion) -> DataFrame:
+        """Return the entries of a scan of all stored rows, which must come from the files, row by row.
+
+        The bucket of a row is computed from its partition columns: the number of a task would be another one where
+        Spark reads several buckets in one task.
+        """
+        if not self.bits:
+            return rows
+        words, starts = self._words(sealed)
+        frame = rows.sparkSession.createDataFrame(pa.table({"words": pa.array([words], pa.list_(pa.int64()))}))
+        bits = frame.select("words").scalar()
+        bucket = F.lit(0)
+        if sealed.partition_by:
+            bucket = F.pmod(F.hash(*map(named_column, sealed.partition_by)), F.lit(sealed.layout.partitions))
+        start = F.get(bits, _place_of_generation(starts) + bucket)
+        place = start + F.col("_metadata.row_index")
+        bit = F.getbit(F.get(bits, F.shiftright(place, 6).cast("int")), place.bitwiseAND(F.lit(63)).cast("int"))
+        return rows.where(F.coalesce((start < 0) | (bit == 0), F.lit(True)))
+
+    def _words(self, sealed: SealedVersion) -> tuple[Any, dict[int, int]]:
+        """Return one array, and where in it the part of each generation begins.
+
+        It begins with the number of the first bit of each file, for each generation and bucket, -1 for a file without a
+        mask; the bits follow.
+        """
+        partitions = sealed.layout.partitions
+        numbers = sorted({generation for generation, _ in self.bits})
+        starts = {generation: place * partitions for place, generation in enumerate(numbers)}
+        firsts = np.full(len(numbers) * partitions, -1, np.int64)
+        parts, end = [firsts], len(firsts)
+        for (generation, bucket), packed in self.bits.items():
+            firsts[starts[generation] + bucket] = end * 64
+            parts.append(np.frombuffer(packed + bytes(-len(packed) % 8), "<i8"))
+            end += len(parts[-1])
+        return np.concatenate(parts), starts
+
+    def to_bytes(self, files: str) -> bytes:
+        """Return the mask as it is stored: a digest, and an Arrow table that says of which `files` it is."""
+        places = list(self.bits)
+        table = pa.table(
+            {
+                "generation": pa.array([generation for generation, _ in places], pa.int64()),
+                "bucket": pa.array([bucket for _, bucket in places], pa.int64()),
+                "bits": pa.array(list(self.bits.values()), pa.large_binary()),
+            }
+        ).replace_schema_metadata({"files": files})
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, table.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
+            writer.write_table(table)
+        content: bytes = sink.getvalue().to_pybytes()
+        return hashlib.sha256(content).digest() + content
+
+    @classmethod
+    def from_bytes(cls, data: bytes, files: str) -> Mask | None:
+        """Return the stored mask of these files; None for one that was cut or changed, or is of others."""
+        digest, content = data[:_DIGEST], data[_DIGEST:]
+        if hashlib.sha256(content).digest() != digest:
+            return None
+        table = pa.ipc.open_stream(content).read_all()
+        if table.schema.metadata != {b"files": files.encode()}:
+            return None
+        columns = (table.column(name).to_pylist() for name in ("generation", "bucket", "bits"))
+        return cls({(generation, bucket): bits for generation, bucket, bits in zip(*columns, strict=True)})
+
+
+def _place_of_generation(starts: Mapping[int, int]) -> Column:
+    """Return where a row's generation begins in the words; null for a generation without a mask."""
+    places = iter(starts.items())
+    first, start = next(places)
+    known = F.when(F.col(GENERATION_COLUMN) == first, F.lit(start))
+    for generation, start in places:
+        known = known.when(F.col(GENERATION_COLUMN) == generation, F.lit(start))
+    return known
+
+
+def _with_files(sealed: SealedVersion) -> list[Generation]:
+    return [generation for generation in sealed.generations if generation.files]
+
+
+def digest_files(sealed: SealedVersion) -> str:
+    """Return a digest of the files of a version, which never change: of the folders of its generations."""
+    folders = "\n".join(generation.folder for generation in _with_files(sealed))
+    return hashlib.sha256(folders.encode()).hexdigest()
+
+
+def mask_key(sealed: SealedVersion) -> str:
+    """Return the key of the object with a version's mask. Spark skips files whose names begin with "_"."""
+    return f"{_with_files(sealed)[-1].folder}/_mask-{digest_files(sealed)[:24]}"
+
+
+def read_mask(store: ObjectStore, sealed: SealedVersion) -> Mask | None:
+    """Return the stored mask of a version; None if there is none, or not a whole one of its files. One request."""
+    try:
+        return Mask.from_bytes(store.get(mask_key(sealed)).data, digest_files(sealed))
+    except ObjectNotFoundError:
+        return None
+
+
+def write_mask(store: ObjectStore, dataset: str, sealed: SealedVersion) -> None:
+    """Make the mask of a version from the keys of its files, and store it. Raises ManifestMismatchError for damage."""
+    store.put(mask_key(sealed), make_mask(store, dataset, sealed).to_bytes(digest_files(sealed)))
+
+
+def make_mask(store: ObjectStore, dataset: str, sealed: SealedVersion) -> Mask:
+    """Return the mask of a version. Memory holds the keys of one bucket at a time."""
+    by_bucket: dict[int, list[StoredFile]] = {}
+    for stored in list_stored_files(store, dataset, sealed):
+        by_bucket.setdefault(stored.file.bucket, []).append(stored)
+    numbers = {generation.folder: generation.id for generation in sealed.generations}
+    bits: dict[tuple[int, int], bytes] = {}
+    for bucket, files in sorted(by_bucket.items()):
+        for generation, kept in _kept_of_bucket(files, numbers, sealed):
+            if not kept.all():
+                bits[generation, bucket] = np.packbits(~kept, bitorder="little").tobytes()
+    return Mask(bits)
+
+
+def _kept_of_bucket(
+    files: Sequence[StoredFile], numbers: Mapping[str, int], sealed: SealedVersion
+) -> Iterator[tuple[int, Any]]:
+    """Yield the generation of each of a bucket's files, and which of its rows are entries."""
+    tables = [_keys_of(stored, sealed, base=numbers[stored.folder] == sealed.generations[0].id) for stored in files]
+    generations = [np.full(table.num_rows, numbers[stored.folder]) for stored, table in zip(files, tables, strict=True)]
+    kept = kept_rows(pa.concat_tables(tables), np.concatenate(generations), sealed.key)
+    ends = np.cumsum([table.num_rows for table in tables])
+    for stored, part in zip(files, np.split(kept, ends[:-1]), strict=True):
+        yield numbers[stored.folder], part
+
+
+def _keys_of(stored: StoredFile, sealed: SealedVersion, *, base: bool) -> pa.Table:
+    """Return the key, `__position` and `__tombstone` of a file's rows.
+
+    By offset every change is newer than the base, whose positions are not read: they are most of what would be.
+    """
+    by_offset = base and sealed.order_by is None
+    columns = [*sealed.key, TOMBSTONE, *(() if by_offset else (POSITION,))]
+    rows = stored.reading(lambda: stored.open().read(columns=columns)).replace_schema_metadata()
+    if rows.num_rows != stored.file.rows:
+        raise stored.damaged(f"it has {rows.num_rows} rows")
+    if not by_offset:
+        return rows.select([*sealed.key, TOMBSTONE, POSITION])
+    lowest = pa.array(np.full(rows.num_rows, np.iinfo(np.int64).min))
+    return rows.select([*sealed.key, TOMBSTONE]).append_column(POSITION, lowest)
