@@ -14,8 +14,8 @@ from dataclasses import asdict, dataclass
 from functools import lru_cache, partial
 from typing import Any, TypeAlias
 
-from dagster_adjunct.assets.reading.stored_file import list_stored_files, read_stored_file
-from dagster_adjunct.assets.reading.superseded import kept_rows, key_codes
+from dagster_adjunct.assets.reading.arrow_rows import read_entries
+from dagster_adjunct.assets.reading.superseded import key_codes
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.resources.bucketing.files import BucketFile, encode_key
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError
@@ -126,27 +126,6 @@ def _differing(old: pa.ChunkedArray, new: pa.ChunkedArray) -> Any:
     if old.null_count or new.null_count:
         differs = pc.or_(pc.fill_null(differs, False), pc.xor(pc.is_null(old), pc.is_null(new)))
     return np.asarray(differs.to_numpy(), np.bool_)
-
-
-def read_entries(view: VersionReader, bucket: int | None, *, threads: bool = True) -> pa.Table:
-    """Return the entries of one bucket, or of all (None), with the columns that users see and deltas merged.
-
-    Each file is fetched whole, in one request. `threads` decodes columns in parallel; pass False where buckets are read
-    in parallel. Raises ManifestMismatchError for a file that is missing or damaged or differs from the manifest.
-    """
-    sealed = view.sealed
-    tables: list[pa.Table] = []
-    generations: list[Any] = [np.zeros(0, np.int64)]
-    numbers = {generation.folder: generation.id for generation in sealed.generations}
-    for stored in list_stored_files(view.store, view.dataset, sealed):
-        if bucket is None or stored.file.bucket == bucket:
-            tables.append(read_stored_file(stored, sealed.layout, threads=threads))
-            generations.append(np.full(tables[-1].num_rows, numbers[stored.folder]))
-    rows = pa.concat_tables(tables) if tables else sealed.layout.arrow_schema().empty_table()
-    if rows.num_rows and (sealed.history is not None or sealed.positioned):
-        kept = kept_rows(rows, np.concatenate(generations), sealed.key, by_time=sealed.history is not None)
-        rows = rows if kept.all() else rows.filter(kept)
-    return rows.select(sealed.columns.names)
 
 
 Entry = dict[str, Any]

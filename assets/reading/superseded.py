@@ -48,12 +48,12 @@ def kept_rows(rows: pa.Table, generation: Any, key: Sequence[str], *, by_time: b
     later = generation != generation.min()
     if by_time or later.any():
         codes, ranks = key_codes([rows.column(name) for name in key]), [generation]
-        ranks.append(_sortable_positions(rows.column(POSITION)))
+        ranks.append(sortable_positions(rows.column(POSITION)))
         ranks += [rows.column(VALID_FROM).cast("int64").to_numpy()] if by_time else []
         contested = np.arange(rows.num_rows)
         if not by_time:
             contested = np.nonzero(pc.is_in(codes, value_set=codes.filter(later)).to_numpy())[0]
-        number, _ = _number_values(codes.take(contested))
+        number, _ = number_values(codes.take(contested))
         order = np.lexsort((*(rank[contested] for rank in ranks), number))
         kept = kept.copy()
         kept[contested[order[:-1][np.diff(number[order]) == 0]]] = False
@@ -67,15 +67,15 @@ def key_codes(columns: Sequence[pa.ChunkedArray]) -> pa.ChunkedArray:
     codes: Any = np.zeros(len(columns[0]), np.int64)
     span = 1
     for column in columns:
-        numbers, count = _number_values(column)
+        numbers, count = number_values(column)
         if span * count > _CODES:
-            codes, span = _number_values(pa.chunked_array([pa.array(codes)]))
+            codes, span = number_values(pa.chunked_array([pa.array(codes)]))
         codes = codes * count + numbers
         span *= count
     return pa.chunked_array([pa.array(codes, pa.int64())])
 
 
-def _number_values(column: pa.ChunkedArray) -> tuple[Any, int]:
+def number_values(column: pa.ChunkedArray) -> tuple[Any, int]:
     """Return a number for each row, equal where the values are, and the count of distinct numbers (at least 1)."""
     encoded = column.dictionary_encode().unify_dictionaries()
     if not encoded.num_chunks:
@@ -84,7 +84,7 @@ def _number_values(column: pa.ChunkedArray) -> tuple[Any, int]:
     return numbers, max(1, len(encoded.chunk(0).dictionary))
 
 
-def _sortable_positions(positions: pa.ChunkedArray) -> Any:
+def sortable_positions(positions: pa.ChunkedArray) -> Any:
     """Return numbers that sort like the positions, which may be strings."""
     return (pc.rank(positions, tiebreaker="dense") if pt.is_string(positions.type) else positions).to_numpy()
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import reduce
 from operator import and_, or_
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, TypeAlias
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.sources.entries import derive_stored_schema
@@ -38,7 +38,7 @@ from dagster_adjunct.orchestration.operators.stream_facts import CURRENT, Catalo
 from dagster_adjunct.resources.bucketing.files import IS_FIRST, VALID_FROM, VALID_TO
 from dagster_adjunct.resources.common import argument_error
 from dagster_adjunct.resources.errors import ConfigurationError, OperatorFailedError, PlanningError, SchemaMismatchError
-from dagster_adjunct.resources.lazy_modules import F
+from dagster_adjunct.resources.lazy_modules import F, pc
 from dagster_adjunct.resources.schemas.schema import Schema, named_column, quote_name
 from dagster_adjunct.resources.streams.system import OFFSET, PARTITION
 from dagster_adjunct.resources.user_code import MASKED, truncate_text
@@ -253,8 +253,6 @@ class Join(PassThroughSpec):
         return kept.drop(*keys, "__matched")
 
     def spark_need(self, context: PlanContext, arriving: Sequence[Columns]) -> str:
-        if isinstance(self, AsOfJoin):
-            return "as_of="
         if context.app.dataset(self.dataset).is_local:
             return f"local table {self.dataset}"
         if not context.app.dataset(self.dataset).following.persistent:
@@ -271,10 +269,14 @@ class Join(PassThroughSpec):
         self, operator: str, table: Any, chosen: Sequence[SelectedColumn] | None, batch: ArrowBatch
     ) -> Any:
         """Return the records with these columns of their entries, or with the entry as one struct."""
-        entries, dataset = Columns.of_schema(batch.schema_of(self.dataset)), batch.app.dataset(self.dataset)
-        self._join_columns(operator, Columns.of_schema(batch.output_schema(table)), entries, dataset)
+        self._check_table(operator, table, batch.schema_of(self.dataset), batch)
         joined, matched = batch.join(operator, table, self.dataset, self.on, chosen, _ENTRY)
         return joined.filter(matched) if self.how == "inner" else joined
+
+    def _check_table(self, operator: str, table: Any, schema: Schema, batch: ArrowBatch) -> None:
+        """Check the records and the entries of the batch's version."""
+        arriving, dataset = Columns.of_schema(batch.output_schema(table)), batch.app.dataset(self.dataset)
+        self._join_columns(operator, arriving, Columns.of_schema(schema), dataset)
 
     def _check_frame(self, operator: str, frame: DataFrame, schema: Schema, batch: BatchContext) -> None:
         """Check the records and the entries of the batch's version, before Spark does."""
@@ -393,9 +395,12 @@ class AsOfJoin(Join):
     on_null_time: OnNullTime = field(kw_only=True)
 
     @property
+    def _as_of(self) -> AsOf:
+        return AsOf(self.as_of, self.before_history, self.on_null_time)
+
+    @property
     def match(self) -> Match:
-        as_of = AsOf(self.as_of, self.before_history, self.on_null_time)
-        return Match(self.dataset, self.min_match_rate, as_of=as_of)
+        return Match(self.dataset, self.min_match_rate, as_of=self._as_of)
 
     def summary(self) -> str:
         return f"{Join.summary(self)} as of {self.as_of}"
@@ -423,7 +428,7 @@ class AsOfJoin(Join):
         self._check_frame(operator, frame, over.schema, batch)
         keys = [f"__key_{index}" for index in range(len(self.on))]
         matched = self._match(frame, keys, over, batch.app.dataset(self.dataset))
-        if self.before_history == "error" or self.on_null_time == "fail":
+        if self._failing:
             matched = batch.materialize(operator, matched)
             self._check_times(operator, matched, batch)
         counted = batch.count_matches(operator, self.dataset, matched)
@@ -484,19 +489,43 @@ class AsOfJoin(Join):
         known = reduce(and_, [named_column(name).isNotNull() for name, _ in self.on])
         return row.isNull() & known & (time < F.lit(over.known_from))
 
+    def compute(self, operator: str, tables: Sequence[Any], batch: ArrowBatch) -> Any:
+        if batch.reading == CURRENT:
+            return Join.compute(self, operator, tables, batch)
+        (table,), schema = tables, batch.schema_over_time(self.dataset)
+        self._check_table(operator, table, schema, batch)
+        chosen = self.selection(schema.names)
+        joined, matched = batch.join_as_of(operator, table, self.dataset, self.on, chosen, self._as_of)
+        if self._failing:
+            wrong = joined.filter(reduce(pc.or_, [joined.column(name) for name in self._failing]))
+            places = (PARTITION, OFFSET, *tie_breakers(wrong.column_names))
+            for record in wrong.sort_by([(name, "ascending") for name in places]).slice(0, 1).to_pylist():
+                self._raise_for_time(operator, record, batch)
+        joined = joined.drop_columns([BEFORE_HISTORY, NO_TIME])
+        return joined.filter(matched) if self.how == "inner" else joined
+
+    @property
+    def _failing(self) -> list[str]:
+        """The flags of records that fail the batch."""
+        fails = {BEFORE_HISTORY: self.before_history == "error", NO_TIME: self.on_null_time == "fail"}
+        return [name for name, is_failure in fails.items() if is_failure]
+
     def _check_times(self, operator: str, matched: DataFrame, batch: BatchContext) -> None:
         """Raise OperatorFailedError for the first record, by position, that must fail the batch."""
-        fails = {BEFORE_HISTORY: self.before_history == "error", NO_TIME: self.on_null_time == "fail"}
-        wrong = reduce(or_, [F.col(name) for name, is_failure in fails.items() if is_failure])
+        wrong = reduce(or_, [F.col(name) for name in self._failing])
         record = batch.first(matched.where(wrong).orderBy(PARTITION, OFFSET, *tie_breakers(matched.columns)))
-        if record is None:
-            return
+        if record is not None:
+            self._raise_for_time(operator, record.asDict(), batch)
+
+    def _raise_for_time(self, operator: str, record: Mapping[str, Any], batch: BatchContext) -> NoReturn:
         hidden = {name.lower() for name in batch.sensitive(operator)}
         hidden_entries = {name.lower() for name in batch.app.dataset(self.dataset).sensitive}
 
         def describe(name: str, entry: str = "") -> str:
             is_hidden = name.lower() in hidden or entry.lower() in hidden_entries
-            return f"{name} = {MASKED if is_hidden else truncate_text(str(record[name]))}"
+            value = record[name]
+            value = value.replace(tzinfo=None) if isinstance(value, datetime) else value  # it is in UTC
+            return f"{name} = {MASKED if is_hidden else truncate_text(str(value))}"
 
         key = ", ".join(describe(stream, entry) for stream, entry in self.on)
         stream, partition, offset = batch.stream_of(operator), record[PARTITION], str(record[OFFSET])

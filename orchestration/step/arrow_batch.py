@@ -7,29 +7,35 @@ that one engine has begun may be ended by the other.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from dagster_adjunct.assets.reading.diff import read_entries
+from dagster_adjunct.assets.reading.history import Reader
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.orchestration.operators.columns import BATCH_ONLY, BRANCH, ORIGIN, first_duplicate, tie_breakers
 from dagster_adjunct.orchestration.operators.functions import RecordCall, call_in_process
-from dagster_adjunct.orchestration.operators.joins import MATCHED, SelectedColumn
-from dagster_adjunct.orchestration.operators.operator import Exchange, Operator
+from dagster_adjunct.orchestration.operators.joins import BEFORE_HISTORY, MATCHED, NO_TIME, SelectedColumn
+from dagster_adjunct.orchestration.operators.operator import AsOf, Exchange, Operator
 from dagster_adjunct.orchestration.operators.remote_tables import AnyTable, TableLookup, TableSend
 from dagster_adjunct.orchestration.step import recorded_answers
 from dagster_adjunct.orchestration.step.batch import BatchContext, BatchMetrics
 from dagster_adjunct.orchestration.step.batch_outputs import Letters, table_of_letters
 from dagster_adjunct.orchestration.step.context import BatchInputs, StepContext, View
 from dagster_adjunct.orchestration.step.event_times import ranges_to_read
+from dagster_adjunct.orchestration.step.kept_entries import (
+    MAX_DATASET_ROWS,
+    EntryCache,
+    KeyedEntries,
+    TimedEntries,
+    count_stored_rows,
+)
 from dagster_adjunct.orchestration.step.verify_plan import DryRun, inputs_of_dry_run
 from dagster_adjunct.resources.backends.columns import to_arrow_type
 from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.lazy_modules import np, pa, pc
-from dagster_adjunct.resources.schemas.schema import Schema, type_from_arrow
+from dagster_adjunct.resources.schemas.schema import Schema, arrow_type, type_from_arrow
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from dagster_adjunct.resources.sql.arrow_evaluation import ArrowExpression, NeedsSpark, compile_expression
 from dagster_adjunct.resources.sql.expression import parse_expression
@@ -54,55 +60,6 @@ from dagster_adjunct.resources.tables.spark import TableWrite, WriteResult, writ
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.operators.table_updates import Update
 
-MAX_DATASET_ROWS = 300_000
-"""The most entries of a dataset that are kept in memory, as long as the version is served."""
-_MAX_KEPT = 32
-
-
-@dataclass(frozen=True, slots=True)
-class KeyedEntries:
-    """The entries of a version, and the row of each key."""
-
-    entries: pa.Table
-    key: tuple[str, ...]
-    rows: Mapping[tuple[Any, ...], int] | None  # None for a key of one column, which Arrow finds
-
-    @staticmethod
-    def of(entries: pa.Table, key: tuple[str, ...]) -> KeyedEntries:
-        """Return the entries by these columns, which are unique."""
-        entries = entries.combine_chunks()
-        if len(key) == 1:
-            return KeyedEntries(entries, key, None)
-        columns = [entries.column(name).to_pylist() for name in key]
-        return KeyedEntries(entries, key, {values: row for row, values in enumerate(zip(*columns, strict=True))})
-
-    def find(self, columns: Sequence[pa.ChunkedArray]) -> pa.Array:
-        """Return the row of the entry of each key, null where there is none; keys with a null have none."""
-        if self.rows is None:
-            found = pc.index_in(columns[0], value_set=self.entries.column(self.key[0]))
-            return found.combine_chunks() if isinstance(found, pa.ChunkedArray) else found
-        values = zip(*(column.to_pylist() for column in columns), strict=True)
-        return pa.array([self.rows.get(value) for value in values], pa.int32())
-
-
-class EntryCache:
-    """The entries of the versions that batches of a run have joined, the most recent ones."""
-
-    def __init__(self) -> None:
-        self._kept: OrderedDict[tuple[str, str, tuple[str, ...]], KeyedEntries] = OrderedDict()
-
-    def get(self, view: VersionReader, key: tuple[str, ...]) -> KeyedEntries:
-        """Return the entries of a version by its key."""
-        name = view.dataset, view.version, key
-        if name not in self._kept:
-            for older in [kept for kept in self._kept if kept[0] == view.dataset]:  # no longer served
-                del self._kept[older]
-            self._kept[name] = KeyedEntries.of(read_entries(view, None, threads=False), key)
-            while len(self._kept) > _MAX_KEPT:
-                self._kept.popitem(last=False)
-        self._kept.move_to_end(name)
-        return self._kept[name]
-
 
 def find_spark_need(context: StepContext, inputs: BatchInputs) -> str:
     """Return what of a batch needs Spark, although nothing of its application does; "" for nothing.
@@ -113,13 +70,9 @@ def find_spark_need(context: StepContext, inputs: BatchInputs) -> str:
         return "a batch that retention has cut"
     if context.spark is IN_PROCESS:
         return ""
-    views = [view for view in inputs.views.values() if isinstance(view, VersionReader)]
-    large = next((view.dataset for view in views if _count_rows(view) > MAX_DATASET_ROWS), None)
+    readers = [view for view in (*inputs.views.values(), *inputs.over_time.values()) if isinstance(view, Reader)]
+    large = next((reader.dataset for reader in readers if count_stored_rows(reader) > MAX_DATASET_ROWS), None)
     return f"the size of dataset {large}" if large else "" if inputs.few else "the size of the batch"
-
-
-def _count_rows(view: VersionReader) -> int:
-    return sum(generation.rows for generation in view.sealed.generations)
 
 
 def run_in_process(
@@ -306,6 +259,28 @@ class ArrowBatch(BatchContext):
         self._count(operator, {"rows": frame.num_rows, "unmatched": places.null_count})
         return frame, pc.is_valid(places)
 
+    def join_as_of(
+        self,
+        operator: str,
+        frame: Any,
+        dataset: str,
+        on: Sequence[tuple[str, str]],
+        chosen: Sequence[SelectedColumn],
+        as_of: AsOf,
+    ) -> tuple[Any, Any]:
+        """Return the records with the chosen columns of the entries that were valid at their times, BEFORE_HISTORY and
+        NO_TIME, and which records have an entry; counts all of these."""
+        found = self._timed_entries(dataset, tuple(name for _, name in on))
+        times = frame.column(as_of.column).cast(arrow_type("timestamp"))
+        columns = [frame.column(stream) for stream, _ in on]
+        places, early = found.find(columns, times.cast("int64").to_pylist(), oldest=as_of.before_history == "oldest")
+        for item in chosen:
+            frame = frame.append_column(item.name, found.entries.column(item.column).take(places))
+        counts = {"rows": frame.num_rows, "unmatched": places.null_count}
+        counts |= {"before_history": pc.sum(early).as_py() or 0, "null_times": times.null_count}
+        self._count(operator, counts)
+        return frame.append_column(BEFORE_HISTORY, early).append_column(NO_TIME, times.is_null()), pc.is_valid(places)
+
     def look_up(self, operator: str, frame: Any, lookup: TableLookup) -> Any:
         """Return the records with the columns looked up in a remote table, and MATCHED, null where there are none."""
         keys = frame.select(list(lookup.keys)).rename_columns(recorded_answers.key_columns(lookup))
@@ -331,11 +306,22 @@ class ArrowBatch(BatchContext):
         view = self.inputs.views[dataset]
         return self._declared_schema(self.app.dataset(dataset)) if view is None else view.schema
 
+    def schema_over_time(self, dataset: str) -> Schema:
+        """Return the columns of a dataset's rows over time, of the versions that the batch reads."""
+        reader, _ = self.reader_over_time(dataset)
+        return self.schema_of(dataset) if reader is None else reader.schema
+
     def _entries(self, dataset: str, key: tuple[str, ...]) -> KeyedEntries:
         view = self.inputs.views[dataset]
         if isinstance(view, VersionReader):
             return self._cache.get(view, key)
         return KeyedEntries.of(self.schema_of(dataset).to_arrow().empty_table(), key)
+
+    def _timed_entries(self, dataset: str, key: tuple[str, ...]) -> TimedEntries:
+        reader, known_from = self.reader_over_time(dataset)
+        if reader is None:
+            return TimedEntries.empty(self.schema_of(dataset), key)
+        return self._cache.get_over_time(reader, key, known_from)
 
     # -- outputs
 
@@ -410,6 +396,9 @@ class ArrowDryRun(DryRun, ArrowBatch):
 
     def _entries(self, dataset: str, key: tuple[str, ...]) -> KeyedEntries:
         return KeyedEntries.of(self.schema_of(dataset).to_arrow().empty_table(), key)
+
+    def _timed_entries(self, dataset: str, key: tuple[str, ...]) -> TimedEntries:
+        return TimedEntries.empty(self.schema_of(dataset), key)
 
 
 def add_positions(records: pa.Table, sources: Sources | None) -> pa.Table:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-from dagster_adjunct.assets.reading.history import VersionsOverTime
+from dagster_adjunct.assets.reading.history import Reader, VersionsOverTime
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.sources.entries import derive_stored_schema
 from dagster_adjunct.assets.unbounded.local_table import (
@@ -402,17 +402,25 @@ class BatchContext:
         records = self.system_of(dataset.input).info(split_stream_name(dataset.input)[1]).schema
         return Schema(()) if records is None else derive_stored_schema(dataset, records)
 
+    def reader_over_time(self, dataset: str) -> tuple[Reader | None, int | None]:
+        """Return what the batch reads of a dataset over time, and since when it is known, in microseconds (None:
+        always).
+
+        None for a dataset without a version yet.
+        """
+        view, versions = self.inputs.views[dataset], self.inputs.over_time.get(dataset)
+        if versions is None and isinstance(view, VersionReader):
+            if self.app.dataset(dataset).follows_changes:
+                return view, None if view.sealed.history is None else view.sealed.history.pruned
+            versions = VersionsOverTime(view.store, dataset, [view.sealed])
+        return versions, None if versions is None else versions.edge  # versions before it may have been discarded
+
     def over_time(self, dataset: str) -> TimedRows:
         """Return the rows over time of a dataset, of the versions that the batch started with."""
-        declared, view = self.app.dataset(dataset), self.inputs.views[dataset]
-        versions = self.inputs.over_time.get(dataset)
-        if versions is None and isinstance(view, VersionReader):
-            if declared.follows_changes:
-                edge = None if view.sealed.history is None else view.sealed.history.pruned
-                return TimedRows(view.history_frame(self.spark), view.schema, _to_time(edge))
-            versions = VersionsOverTime(view.store, dataset, [view.sealed])
-        if versions is not None:  # versions before its edge may have been discarded
-            return TimedRows(versions.history_frame(self.spark), versions.schema, _to_time(versions.edge))
+        reader, known_from = self.reader_over_time(dataset)
+        if reader is not None:
+            return TimedRows(reader.history_frame(self.spark), reader.schema, _to_time(known_from))
+        declared = self.app.dataset(dataset)
         schema = self._declared_schema(declared)  # no version yet: no rows, in its buckets
         layout = build_layout(schema, declared.key, declared.partition_by, declared.partitions, True, over_time=True)
         return TimedRows(bucketed_frame(self.spark, self.context.lake.store, dataset, layout, []), schema, None)

@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 from dagster_adjunct.assets.writing.generation import Runtime
 from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
-from dagster_adjunct.orchestration.step.arrow_batch import EntryCache, check_in_process, find_spark_need, run_in_process
+from dagster_adjunct.orchestration.step.arrow_batch import check_in_process, find_spark_need, run_in_process
 from dagster_adjunct.orchestration.step.batch import BatchMetrics, run_batch
 from dagster_adjunct.orchestration.step.context import BatchInputs, StepContext, View
+from dagster_adjunct.orchestration.step.kept_entries import EntryCache
 from dagster_adjunct.orchestration.step.progress import StepEvent
 from dagster_adjunct.orchestration.step.verify_plan import PhysicalProof, analyze_batch
 from dagster_adjunct.resources.errors import ConfigurationError

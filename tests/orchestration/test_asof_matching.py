@@ -9,18 +9,21 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
+import pyarrow as pa
 import pytest
 
 from dagster_adjunct.assets.declaration.dataset import unbounded_dataset
+from dagster_adjunct.assets.versions.version import TOMBSTONE
 from dagster_adjunct.orchestration.operators.joins import AsOfJoin, TimedRows, build_join
 from dagster_adjunct.orchestration.step.batch import BatchContext
+from dagster_adjunct.orchestration.step.kept_entries import TimedEntries
+from dagster_adjunct.resources.bucketing.files import IS_FIRST, VALID_FROM, VALID_TO
+from dagster_adjunct.resources.common import to_microseconds
 from dagster_adjunct.resources.errors import OperatorFailedError, PlanningError
 from dagster_adjunct.resources.schemas.schema import Schema
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Observation, Row, SparkSession
-
-pytestmark = pytest.mark.spark
 
 History = dict[str, list[tuple[dt.datetime, int | None]]]
 """Of each key, since when which price was valid, in the order of time; None: it was deleted."""
@@ -107,12 +110,8 @@ def expected(history: History, record: Record, known_from: dt.datetime | None, o
     return [price for start, price in changes if start <= at][-1], False
 
 
-@pytest.mark.parametrize("how", ["left", "inner"])
-@pytest.mark.parametrize("before_history", ["null", "oldest"])
-def test_each_record_meets_the_entry_that_was_valid_at_its_own_time(
-    spark: SparkSession, how: str, before_history: str
-) -> None:
-    chance = random.Random(f"{how} {before_history}")
+def drawn(chance: random.Random) -> tuple[History, list[Record]]:
+    """Return a history, and records of any time, also at and right before each change."""
     history: History = {}
     for item in "abcdefgh":
         starts = sorted(chance.sample(range(10, 60), chance.randint(1, 12)))
@@ -125,6 +124,15 @@ def test_each_record_meets_the_entry_that_was_valid_at_its_own_time(
     records += [
         (item, start - dt.timedelta(microseconds=1)) for item, changes in history.items() for start, _ in changes
     ]
+    return history, records
+
+
+@pytest.mark.parametrize("how", ["left", "inner"])
+@pytest.mark.parametrize("before_history", ["null", "oldest"])
+def test_each_record_meets_the_entry_that_was_valid_at_its_own_time(
+    spark: SparkSession, how: str, before_history: str
+) -> None:
+    history, records = drawn(random.Random(f"{how} {before_history}"))
     known_from, oldest = moment(20), before_history == "oldest"
     batch = FakeBatch(stored(spark, history, known_from))
     by_offset = {row["__offset"]: row for row in joined(
@@ -141,6 +149,33 @@ def test_each_record_meets_the_entry_that_was_valid_at_its_own_time(
         "null_times": sum(at is None for _, at in records),
     }
     assert all(not name.startswith("__met") for name in by_offset[next(iter(by_offset))].asDict())
+
+
+@pytest.mark.parametrize("known_from", [None, moment(20)])
+@pytest.mark.parametrize("oldest", [False, True])
+@pytest.mark.parametrize("seed", range(5))
+def test_without_spark_each_record_meets_the_same(seed: int, oldest: bool, known_from: dt.datetime | None) -> None:
+    history, records = drawn(random.Random(seed))
+    rows = [
+        (item, price, start, ends, number == 0, price is None)
+        for item, changes in history.items()
+        for number, ((start, price), ends) in enumerate(
+            zip(changes, [*(start for start, _ in changes[1:]), None], strict=True)
+        )
+    ]
+    names = (*SCHEMA.names, VALID_FROM, VALID_TO, IS_FIRST, TOMBSTONE)
+    instant = pa.timestamp("us", "UTC")
+    kinds = (pa.string(), pa.int32(), instant, instant, pa.bool_(), pa.bool_())
+    columns = [pa.array(column, kind) for column, kind in zip(zip(*rows, strict=True), kinds, strict=True)]
+    table = pa.table(dict(zip(names, columns, strict=True)))
+    entries = TimedEntries.of(table, SCHEMA, ("item",), known_from and to_microseconds(known_from))
+    items = pa.chunked_array([pa.array([item for item, _ in records], pa.string())])
+    times = [None if at is None else to_microseconds(at) for _, at in records]
+    places, early = entries.find([items], times, oldest=oldest)
+    prices = entries.entries.column("price").take(places).to_pylist()
+    assert [*zip(prices, early.to_pylist(), strict=True)] == [
+        expected(history, record, known_from, oldest) for record in records
+    ]
 
 
 def test_a_date_is_its_midnight_in_utc(spark: SparkSession) -> None:

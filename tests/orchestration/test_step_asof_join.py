@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import random
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,10 +21,9 @@ from dagster_adjunct.orchestration.planner.planner import plan_application
 from dagster_adjunct.orchestration.step.step import run_step
 from dagster_adjunct.orchestration.step.verify_plan import analyze_batch
 from dagster_adjunct.resources.errors import OperatorFailedError, StreamNotFoundError
+from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from tests.orchestration.step_world import StepWorld
-
-pytestmark = pytest.mark.spark
 
 PRICES = unbounded_dataset("prices", input="lake.prices", key="item", partitions=2, history="all", valid_from="since")
 PLANES = bounded_dataset("planes", input="lake.planes", key="item", partitions=2, valid_from="name")
@@ -38,12 +38,18 @@ def moment(number: int) -> dt.datetime:
     return dt.datetime(2026, 1, 1, tzinfo=dt.UTC) + dt.timedelta(hours=number)
 
 
-@pytest.fixture
-def world(step_world: StepWorld) -> StepWorld:
-    step_world.stream("sales", "item", 2, n="int", item="string", at="timestamp")
-    step_world.stream("prices", "item", 2, item="string", price="int", since="timestamp")
-    step_world.stream("planes", "item", 2, item="string", price="int")
-    return step_world
+@pytest.fixture(params=[pytest.param("spark", marks=pytest.mark.spark), "in process"])
+def world(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StepWorld:
+    """A lake whose batches are computed by Spark, and again in this process."""
+    if request.param == "spark":
+        made: StepWorld = request.getfixturevalue("step_world")
+    else:
+        monkeypatch.setenv("ADJUNCT_ENGINE", "auto")
+        made = StepWorld(open_lake(tmp_path / "lake"), tmp_path, IN_PROCESS)
+    made.stream("sales", "item", 2, n="int", item="string", at="timestamp")
+    made.stream("prices", "item", 2, item="string", price="int", since="timestamp")
+    made.stream("planes", "item", 2, item="string", price="int")
+    return made
 
 
 def application(dataset: AdjunctDataset, name: str = "app", *, most: int = 1_000_000, **options: Any) -> Application:
@@ -135,6 +141,7 @@ def test_the_oldest_entry_is_met_where_a_history_begins_with_deletions(world: St
         compact_dataset(world.lake, "spread", spark=IN_PROCESS, by="test", level="major")
 
 
+@pytest.mark.parametrize("world", [pytest.param("spark", marks=pytest.mark.spark)], indirect=True)
 def test_no_exchange_is_on_the_datasets_side_and_the_plan_tells_of_times(world: StepWorld) -> None:
     send_changes(world, [("a", 1, moment(1)), ("b", 2, moment(2))])
     advance(world, PRICES)

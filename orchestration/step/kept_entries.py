@@ -1,0 +1,162 @@
+"""What a run without Spark keeps in memory of datasets: entries by their key, or by key and time."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
+
+from dagster_adjunct.assets.reading.arrow_rows import read_entries, read_rows_over_time
+from dagster_adjunct.assets.reading.history import Reader, VersionsOverTime
+from dagster_adjunct.assets.reading.version_reader import VersionReader
+from dagster_adjunct.assets.versions.version import TOMBSTONE
+from dagster_adjunct.resources.bucketing.files import IS_FIRST, VALID_FROM, VALID_TO
+from dagster_adjunct.resources.lazy_modules import pa, pc
+from dagster_adjunct.resources.schemas.schema import Schema
+
+MAX_DATASET_ROWS = 300_000
+"""The most rows of a dataset that are kept in memory, as long as the version is served."""
+_MAX_KEPT = 32
+_OPEN = 2**62
+"""Microseconds: the end of an interval that has none."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeyedEntries:
+    """The entries of a version, and the row of each key."""
+
+    entries: pa.Table
+    key: tuple[str, ...]
+    rows: Mapping[tuple[Any, ...], int] | None  # None for a key of one column, which Arrow finds
+
+    @staticmethod
+    def of(entries: pa.Table, key: tuple[str, ...]) -> KeyedEntries:
+        """Return the entries by these columns, which are unique."""
+        entries = entries.combine_chunks()
+        if len(key) == 1:
+            return KeyedEntries(entries, key, None)
+        columns = [entries.column(name).to_pylist() for name in key]
+        return KeyedEntries(entries, key, {values: row for row, values in enumerate(zip(*columns, strict=True))})
+
+    def find(self, columns: Sequence[pa.ChunkedArray]) -> pa.Array:
+        """Return the row of the entry of each key, null where there is none; keys with a null have none."""
+        if self.rows is None:
+            found = pc.index_in(columns[0], value_set=self.entries.column(self.key[0]))
+            return found.combine_chunks() if isinstance(found, pa.ChunkedArray) else found
+        values = zip(*(column.to_pylist() for column in columns), strict=True)
+        return pa.array([self.rows.get(value) for value in values], pa.int32())
+
+
+@dataclass(frozen=True, slots=True)
+class TimedEntries:
+    """The rows over time of a dataset: those of a key are adjacent, in the order of their time, and do not overlap.
+
+    The rows of the key number n of `keys` are those from `starts[n]` up to `starts[n + 1]`. A row is valid from
+    `begins` up to `ends`, in microseconds; one without an entry (`there`) is a deletion. Nothing is known of a key
+    before its first row if `firsts` says so; otherwise its history is unknown before `known_from` (None: never).
+    """
+
+    keys: KeyedEntries
+    entries: pa.Table
+    starts: Sequence[int]
+    begins: Sequence[int]
+    ends: Sequence[int]
+    there: Sequence[bool]
+    firsts: Sequence[bool]
+    known_from: int | None
+
+    @staticmethod
+    def of(rows: pa.Table, schema: Schema, key: tuple[str, ...], known_from: int | None) -> TimedEntries:
+        """Return rows from `read_rows_over_time`, by these key columns."""
+        columns = [rows.column(name).to_pylist() for name in key]
+        keys = list(zip(*columns, strict=True))
+        starts = [row for row, values in enumerate(keys) if not row or values != keys[row - 1]]
+        return TimedEntries(
+            KeyedEntries.of(rows.select(key).take(pa.array(starts, pa.int64())), key),
+            rows.select(schema.names).combine_chunks(),
+            [*starts, rows.num_rows],
+            rows.column(VALID_FROM).cast("int64").to_pylist(),
+            pc.fill_null(rows.column(VALID_TO).cast("int64"), _OPEN).to_pylist(),
+            pc.invert(rows.column(TOMBSTONE)).to_pylist(),
+            rows.column(IS_FIRST).to_pylist(),
+            known_from,
+        )
+
+    @staticmethod
+    def empty(schema: Schema, key: tuple[str, ...]) -> TimedEntries:
+        """Return no rows."""
+        entries = schema.to_arrow().empty_table()
+        return TimedEntries(KeyedEntries.of(entries.select(key), key), entries, [0], [], [], [], [], None)
+
+    def find(
+        self, columns: Sequence[pa.ChunkedArray], times: Sequence[int | None], *, oldest: bool
+    ) -> tuple[pa.Array, pa.Array]:
+        """Return the row of the entry of each record's key at its time, null for none; and whether its time is before
+        the history of its key.
+
+        `times` are in microseconds. With `oldest` a record from before the history gets the key's oldest entry.
+        """
+        known = reduce(pc.and_, [column.is_valid() for column in columns]).to_pylist()
+        numbers = self.keys.find(columns).to_pylist()
+        found = [
+            self._find(number, time, oldest=oldest) if has_key and time is not None else (None, False)
+            for number, time, has_key in zip(numbers, times, known, strict=True)
+        ]
+        return pa.array([row for row, _ in found], pa.int64()), pa.array([early for _, early in found], pa.bool_())
+
+    def _find(self, number: int | None, time: int, *, oldest: bool) -> tuple[int | None, bool]:
+        is_unknown = self.known_from is not None and time < self.known_from
+        if number is None:
+            return None, is_unknown
+        first, end = self.starts[number], self.starts[number + 1]
+        row = bisect_right(self.begins, time, first, end) - 1
+        if row >= first:
+            if time >= self.ends[row]:
+                return None, is_unknown
+            return row if self.there[row] else None, False
+        if not self.firsts[first]:
+            return None, is_unknown
+        row = next((place for place in range(first, end) if self.there[place]), first)
+        return row if oldest and self.there[row] else None, True
+
+
+class EntryCache:
+    """What the batches of a run have joined of datasets, the most recent versions of each."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[tuple[Any, ...], Any] = OrderedDict()
+
+    def get(self, view: VersionReader, key: tuple[str, ...]) -> KeyedEntries:
+        """Return the entries of a version by its key."""
+        found: KeyedEntries = self._get(
+            (view.dataset, key), view.version, lambda: KeyedEntries.of(read_entries(view, None, threads=False), key)
+        )
+        return found
+
+    def get_over_time(self, reader: Reader, key: tuple[str, ...], known_from: int | None) -> TimedEntries:
+        """Return the rows over time of a version with history, or of several versions, by their key."""
+        versions = reader.versions if isinstance(reader, VersionsOverTime) else (reader.version,)
+        found: TimedEntries = self._get(
+            (reader.dataset, key, "over time"),
+            versions,
+            lambda: TimedEntries.of(read_rows_over_time(reader), reader.schema, key, known_from),
+        )
+        return found
+
+    def _get(self, what: tuple[Any, ...], version: Any, read: Callable[[], Any]) -> Any:
+        """Return what is kept of this version, read if need be; other versions of it are served no more."""
+        if what not in self._kept or self._kept[what][0] != version:
+            self._kept[what] = version, read()
+            while len(self._kept) > _MAX_KEPT:
+                self._kept.popitem(last=False)
+        self._kept.move_to_end(what)
+        return self._kept[what][1]
+
+
+def count_stored_rows(reader: Reader) -> int:
+    """Return the rows in all files of a version, or of several."""
+    generations = reader.generations if isinstance(reader, VersionsOverTime) else reader.sealed.generations
+    return sum(generation.rows for generation in generations)
