@@ -15,6 +15,7 @@ _COMMANDS = {
     "checkpoint": ("startpoints", "Show where applications continue in their input streams."),
     "dataset": ("datasets", "Manage datasets of the lake."),
     "demo": ("applications", "Run the main job on real data, of flights joined with reference data."),
+    "doctor": ("doctor", "Check what runs need: packages, Java, Spark, the lake, Dagster; and how to mend it."),
     "kv": ("tables", "Manage key-value tables: entries with versions, conditional and atomic writes."),
     "plan": ("applications", "Validate an application's partition counts and show its plan."),
     "run": ("applications", "Bring datasets up to date and run an application until it has caught up."),

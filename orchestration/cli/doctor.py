@@ -1,0 +1,275 @@
+"""`adjunct doctor`: whether everything that runs need is there, and how to mend what is not.
+
+Each check says what it has found. Nothing is left behind: a store is tried with an object that is deleted again, a
+table is only opened.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, requires, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import click
+
+from dagster_adjunct.orchestration.application.application import Application, load_application
+from dagster_adjunct.orchestration.cli import options, output
+from dagster_adjunct.orchestration.planner.planner import check_syntax, plan_application
+from dagster_adjunct.resources.common import utc_now
+from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError
+from dagster_adjunct.resources.lazy_modules import pa
+from dagster_adjunct.resources.objects.lake import Lake, LakeSettings, lake_in, open_store, probe_conditional_writes
+from dagster_adjunct.resources.objects.store import PROBE_PREFIX, ObjectStore
+from dagster_adjunct.resources.spark.in_process import is_in_process
+from dagster_adjunct.resources.spark.session import check_java, session_scope
+from dagster_adjunct.resources.spark.tasks import find_adjunct_error, first_message_line, translate_spark_errors
+from dagster_adjunct.resources.tables.table import RemoteTable
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_PACKAGE = "dagster-adjunct"
+_MOST_SECONDS_APART = 60.0
+_HEARTBEAT_SECONDS = 300.0  # Dagster's own limit for a daemon that is healthy
+State = Literal["ok", "warning", "failed", "skipped"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What one check has found, and what to do about it where it is not "ok"."""
+
+    check: str
+    state: State
+    found: str
+    next_step: str = ""
+
+
+class Concern(Exception):
+    """What works, but not well, or ("failed") does not: what was found, and what to do."""
+
+    def __init__(self, found: str, next_step: str, state: State = "warning") -> None:
+        super().__init__(found)
+        self.found, self.next_step, self.state = found, next_step, state
+
+
+@click.command()
+@click.argument("reference", metavar="[MODULE:APP]", required=False)
+@options.master_option
+@options.lake_url_option
+@options.output_options
+def doctor(reference: str | None, master: str | None, lake_url: str | None) -> None:
+    """Check what runs need: packages, Java, Spark and its workers, the lake, Dagster; with MODULE:APP its streams and
+    tables, too.
+
+    Changes nothing. Starts Spark, which takes some seconds. Exits with 1 if a check failed.
+    """
+    findings = []
+    for finding in examine(reference, master, lake_url):
+        findings.append(finding)
+        output.show_line(f"{finding.state:8} {finding.check}: {finding.found}")
+        if finding.next_step:
+            output.show_line(f"{'':8} {finding.next_step}")
+    output.show_json({"findings": [asdict(finding) for finding in findings]})
+    if any(finding.state == "failed" for finding in findings):
+        raise click.exceptions.Exit(1)
+
+
+def examine(reference: str | None, master: str | None, lake_url: str | None) -> Iterator[Finding]:
+    """Yield the finding of each check, in the order in which they depend on each other."""
+    yield check("packages", packages)
+    in_process = is_in_process(master)
+    if in_process:
+        yield Finding("Java", "skipped", "the master is none: no session is started")
+    else:
+        java = check("Java", check_java)
+        yield java
+    store: list[ObjectStore] = []
+    yield check("lake", lambda: lake_of(lake_url, store))
+    if in_process or java.state == "failed":
+        yield Finding("Spark", "skipped", "there is no session" if in_process else "it needs Java")
+    else:
+        yield check("Spark", lambda: spark_works(master, store[0] if store else None))
+    yield check("Dagster", dagster_works)
+    if reference is None:
+        return
+    loaded: list[Application] = []
+    yield check("application", lambda: load(reference, loaded))
+    if not loaded:
+        return
+    if not store:
+        yield Finding("streams", "skipped", "they need the lake")
+        return
+    (app,), lake = loaded, lake_in(store[0])
+    yield check("streams", lambda: plan(app, lake, parse=not in_process))
+    for table in app.tables.values():
+        yield check(f"table {table.name}", lambda table=table: opens(table))  # type: ignore[misc]
+
+
+def check(name: str, look: Callable[[], str]) -> Finding:
+    """Return what a check has found; an error is a finding, too."""
+    try:
+        return Finding(name, "ok", look())
+    except Concern as concern:
+        return Finding(name, concern.state, concern.found, concern.next_step)
+    except Exception as error:  # noqa: BLE001 - whatever is wrong is what is asked for
+        ours = find_adjunct_error(error)
+        if isinstance(ours, AdjunctError):
+            return Finding(name, "failed", ours.problem, ours.next_step)
+        return Finding(name, "failed", f"{type(error).__name__}: {first_message_line(error)}")
+
+
+def packages() -> str:
+    """Check this Python's packages against what is required; those of extras only where they are installed."""
+    from packaging.requirements import Requirement
+
+    needed, wrong = 0, []
+    for requirement in map(Requirement, requires(_PACKAGE) or ()):
+        is_extra = requirement.marker is not None and not requirement.marker.evaluate({"extra": ""})
+        try:
+            found = version(requirement.name)
+        except PackageNotFoundError:
+            if not is_extra:
+                wrong.append(f"{requirement.name} is missing")
+            continue
+        needed += 1
+        if not requirement.specifier.contains(found, prereleases=True):
+            wrong.append(f"{requirement.name} is {found}, expected {requirement.specifier}")
+    if wrong:
+        step = f'Install them again, in an environment of their own: pip install --upgrade "{_PACKAGE}".'
+        raise Concern("; ".join(sorted(set(wrong))), step, "failed")
+    return f"{_PACKAGE} {version(_PACKAGE)} on Python {sys.version.split()[0]}, {needed} packages as required"
+
+
+def lake_of(url: str | None, opened: list[ObjectStore]) -> str:
+    """Check that the lake's store can be read and written, honours conditional writes, and has about this clock."""
+    store = open_store(url, LakeSettings())
+    exists = lake_in(store).exists()
+    if not exists and not store.url.startswith("s3://"):
+        parent = next((path for path in (Path(store.url), *Path(store.url).parents) if path.exists()), Path("/"))
+        if not store.url.startswith("memory:") and not os.access(parent, os.W_OK):
+            problem = f"there is no lake at {store.url} yet, and {parent} is not writable."
+            raise ConfigurationError(problem, "Give another folder (--lake, ADJUNCT_LAKE), or the right to write.")
+        opened.append(store)
+        return f"there is none at {store.url} yet; the first write creates it"
+    probe_conditional_writes(store)
+    key = f"{PROBE_PREFIX}{uuid.uuid4().hex}"
+    began, now = time.perf_counter(), utc_now()
+    store.put(key, b"doctor")
+    try:
+        head = store.head(key)
+        listed = [item.key for item in store.list(PROBE_PREFIX)]
+        read = store.get(key).data
+        seconds = time.perf_counter() - began
+    finally:
+        store.delete(key)
+    if head is None or read != b"doctor" or key not in listed:
+        raise Concern(f"{store.url} does not show an object that was just written", "Use another store.", "failed")
+    opened.append(store)
+    apart = (head.modified - now).total_seconds()
+    about = f"{store.url}, {seconds * 250:.0f} ms a request" + ("" if exists else "; there is no lake yet")
+    if abs(apart) > _MOST_SECONDS_APART:
+        found = f"{about}; its clock is {apart:+.0f} s from this machine's"
+        raise Concern(found, "Let this machine follow a time server: leases and retention compare these clocks.")
+    return about
+
+
+def versions_here(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Return this worker's Python and package, once for each batch."""
+    for _ in batches:
+        facts = [f"{sys.version_info.major}.{sys.version_info.minor}"], [version(_PACKAGE)]
+        yield pa.RecordBatch.from_arrays([pa.array(fact) for fact in facts], names=["python", "package"])
+
+
+def spark_works(master: str | None, store: ObjectStore | None) -> str:
+    """Check that a session starts, that its workers have this Python and package, and that Spark reads the lake."""
+    with session_scope(master=master, lake_url=None if store is None else store.url) as session:
+        spark = session()
+        with translate_spark_errors():
+            rows = spark.range(0, 2, 1, 2).mapInArrow(versions_here, "python string, package string").collect()
+        found = f"Spark {spark.version} at {spark.conf.get('spark.master')}"
+        here = f"{sys.version_info.major}.{sys.version_info.minor}", version(_PACKAGE)
+        others = {(row.python, row.package) for row in rows} - {here}
+        if others:
+            python, package = min(others)
+            raise Concern(
+                f"{found}: workers run Python {python} with {_PACKAGE} {package}, this is {here[0]} with {here[1]}",
+                "Give executors the same environment: PYSPARK_PYTHON, or an archive of it (spark.archives).",
+                "failed",
+            )
+        read = "" if store is None or store.url.startswith("memory:") else f"; {_spark_reads(spark, store)}"
+        return f"{found}, workers have this Python and package{read}"
+
+
+def _spark_reads(spark: SparkSession, store: ObjectStore) -> str:
+    """Check that Spark reads what is written to the store."""
+    import pyarrow.parquet as pq
+
+    if not lake_in(store).exists():
+        return "the lake is not there yet"
+    folder, sink = f"{PROBE_PREFIX}{uuid.uuid4().hex}", pa.BufferOutputStream()
+    pq.write_table(pa.table({"n": [1, 2, 3]}), sink)
+    key = f"{folder}/rows.parquet"
+    store.put(key, sink.getvalue().to_pybytes())
+    try:
+        with translate_spark_errors():
+            count = spark.read.schema("n bigint").parquet(store.spark_uri(key)).count()
+    finally:
+        store.delete(key)
+    if count != 3:
+        raise Concern(f"Spark reads {count} of 3 records from {store.url}", "Check its S3A settings.", "failed")
+    return "it reads the lake"
+
+
+def dagster_works() -> str:
+    """Check that Dagster's instance opens, and whether its daemon runs."""
+    home = os.environ.get("DAGSTER_HOME")
+    if not home:
+        step = "Set DAGSTER_HOME to a folder with a dagster.yaml, or serve the UI with adjunct ui, which has its own."
+        raise Concern("DAGSTER_HOME is not set: runs leave nothing, and no schedule or sensor works", step)
+    import dagster as dg
+
+    with dg.DagsterInstance.get() as instance:
+        found = f"version {dg.__version__}, {type(instance.run_storage).__name__} in {home}"
+        beats = [heartbeat.timestamp for heartbeat in instance.get_daemon_heartbeats().values()]
+        if not beats or time.time() - max(beats) > _HEARTBEAT_SECONDS:
+            step = "Start it, with the same DAGSTER_HOME: dagster-daemon run (adjunct ui and dg dev start their own)."
+            raise Concern(f"{found}; its daemon does not run, so schedules and sensors start nothing", step)
+        return f"{found}, the daemon runs"
+
+
+def load(reference: str, loaded: list[Application]) -> str:
+    """Load the application."""
+    loaded.append(load_application(reference))
+    app = loaded[0]
+    return f"{app.name}: {len(app.datasets)} dataset(s), {len(app.operators)} operator(s), {len(app.tables)} table(s)"
+
+
+def plan(app: Application, lake: Lake, *, parse: bool) -> str:
+    """Check that the application's streams are reached and its plan is proven."""
+    planned = plan_application(app, lake=lake)
+    if parse:
+        check_syntax(app)
+    reached = ", ".join(f"{edge.name} ({edge.partitions})" for edge in planned.streams if edge.role != "intermediate")
+    return f"the plan is proven; partitions of {reached}" if reached else "the plan is proven"
+
+
+def opens(table: RemoteTable[Any, Any, Any]) -> str:
+    """Check that a table's store is reached and has the columns that are declared."""
+    functions = dict.fromkeys(filter(None, (table.read_function, table.write_function)))
+
+    async def open_and_close() -> None:
+        for function in functions:
+            try:
+                await function.open()
+            finally:
+                await function.close()
+
+    asyncio.run(open_and_close())
+    return ", ".join(map(repr, functions))

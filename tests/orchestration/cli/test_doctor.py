@@ -1,0 +1,149 @@
+"""`adjunct doctor`: what it finds where all is well, what it says where something is not; it leaves nothing behind."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+from dagster._daemon.types import DaemonHeartbeat
+
+from dagster_adjunct import Lake, LakeStreams, Schema, open_lake
+from dagster_adjunct.orchestration.cli import doctor
+from tests.orchestration.cli.commands import document, printed
+
+APP = """
+from dagster_adjunct import Application
+from dagster_adjunct.tables import RemoteTable, SqliteTable
+
+store = SqliteTable({file!r}, "things", "k", columns={{"k": "string", "n": "bigint"}})
+app = Application("shop")
+orders = app.input_stream("lake.orders")
+things = app.table(RemoteTable("things", key="k", write_function=store))
+orders.update(things, add={{"n": "1"}}, if_missing={{"n": "0"}})
+orders.send_to(app.output_stream("lake.out", partitions=2, key="k"))
+"""
+
+
+@dataclass
+class Project:
+    lake: Lake
+    folder: Path
+
+    def findings(self, *arguments: str, code: int = 0) -> dict[str, dict[str, str]]:
+        found = document(self, "doctor", *arguments, code=code)["findings"]
+        return {finding["check"]: finding for finding in found}
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Project]:
+    """A lake with a stream, and an application that counts its records in a table; no Dagster, and no Spark."""
+    lake = open_lake(tmp_path / "lake")
+    LakeStreams(lake).create("orders", schema=Schema.of(k="string"), key=["k"], partitions=3)
+    (tmp_path / "shop_doctor.py").write_text(APP.format(file=str(tmp_path / "things.sqlite")))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ADJUNCT_SPARK_MASTER", "none")
+    monkeypatch.delenv("DAGSTER_HOME", raising=False)
+    yield Project(lake, tmp_path)
+    sys.modules.pop("shop_doctor", None)
+
+
+def objects(lake: Lake) -> set[str]:
+    return {item.key for item in lake.store.list("")}
+
+
+def test_what_is_well_is_told_and_nothing_is_left(project: Project) -> None:
+    before = objects(project.lake)
+    found = project.findings()
+    assert {name: finding["state"] for name, finding in found.items()} == {
+        "packages": "ok",
+        "Java": "skipped",
+        "lake": "ok",
+        "Spark": "skipped",
+        "Dagster": "warning",
+    }
+    assert project.lake.url in found["lake"]["found"]
+    assert "DAGSTER_HOME" in found["Dagster"]["next_step"]
+    assert objects(project.lake) == before
+    assert "ok       packages: " in printed(project, "doctor")
+
+
+def test_an_applications_streams_and_tables_are_tried_too(project: Project) -> None:
+    found = project.findings("shop_doctor:app", code=1)
+    assert [found[name]["state"] for name in ("application", "streams")] == ["ok", "ok"]
+    assert "lake.orders (3)" in found["streams"]["found"]
+    table = found["table things"]
+    assert table["state"] == "failed"
+    assert table["next_step"]
+    assert not (project.folder / "things.sqlite").exists()
+    assert project.findings("shop_doctor:other", code=1)["application"]["state"] == "failed"
+
+
+@pytest.mark.spark
+def test_spark_its_workers_and_its_way_to_the_lake_are_tried(project: Project, spark: Any) -> None:
+    found = project.findings("--master", "local[2]")
+    assert found["Java"]["state"] == "ok"
+    assert found["Spark"]["state"] == "ok", found["Spark"]
+    assert "it reads the lake" in found["Spark"]["found"]
+
+
+@pytest.mark.spark
+def test_workers_with_another_package_are_told(project: Project, spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "version", lambda name: "9.9")  # here, and not in the workers
+    found = project.findings("--master", "local[2]", code=1)["Spark"]
+    assert (found["state"], "9.9" in found["found"], "PYSPARK_PYTHON" in found["next_step"]) == ("failed", True, True)
+
+
+def test_a_wrong_java_is_told_and_spark_is_not_tried(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(project.folder))
+    found = project.findings("--master", "local[2]", code=1)
+    assert (found["Java"]["state"], found["Spark"]["state"]) == ("failed", "skipped")
+    assert "JAVA_HOME" in found["Java"]["found"]
+
+
+def test_a_store_that_is_not_reached_is_told(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = {"ENDPOINT": "http://127.0.0.1:9", "ATTEMPTS": "1", "REGION": "us-east-1", "CONNECT_TIMEOUT": "1"}
+    for name, value in settings.items():
+        monkeypatch.setenv(f"ADJUNCT_S3_{name}", value)
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "x")
+    findings = list(doctor.examine("shop_doctor:app", None, "s3://bucket/lake"))
+    found = {finding.check: finding for finding in findings}
+    assert found["lake"].state == "failed"
+    assert found["lake"].next_step
+    assert found["streams"].state == "skipped"
+
+
+def test_a_lake_that_is_not_there_is_not_created(project: Project) -> None:
+    folder = project.folder / "elsewhere"
+    (finding,) = (found for found in doctor.examine(None, None, str(folder)) if found.check == "lake")
+    assert (finding.state, "the first write creates it" in finding.found) == ("ok", True)
+    assert not folder.exists()
+
+
+def test_packages_that_do_not_fit_are_named(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    needed = ["pyarrow>=99", "nothing-like-it>=1", 'not-there-either; extra == "more"', "click>=8"]
+    monkeypatch.setattr(doctor, "requires", lambda name: needed)
+    found = project.findings(code=1)["packages"]
+    assert found["state"] == "failed"
+    assert "expected >=99" in found["found"]
+    assert "nothing-like-it is missing" in found["found"]
+    assert "not-there-either" not in found["found"]
+
+
+def test_dagsters_instance_and_daemon_are_looked_at(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = project.folder / "home"
+    home.mkdir()
+    monkeypatch.setenv("DAGSTER_HOME", str(home))
+    found = project.findings()["Dagster"]
+    assert (found["state"], "daemon does not run" in found["found"]) == ("warning", True)
+    with dg.DagsterInstance.get() as instance:
+        instance.add_daemon_heartbeat(DaemonHeartbeat(doctor.time.time(), "SENSOR", "id"))
+    assert project.findings()["Dagster"]["state"] == "ok"
+    monkeypatch.setenv("DAGSTER_HOME", str(home / "nowhere"))
+    assert project.findings(code=1)["Dagster"]["state"] == "failed"
