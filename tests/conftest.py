@@ -65,10 +65,14 @@ def spark() -> Iterator[SparkSession]:
     from dagster_adjunct.resources.spark.session import new_session
     from dagster_adjunct.resources.spark.tuning import prewarm_workers, wait_for_workers
 
-    # Hardly a query is run twice, and none over many rows: compiling each takes longer than interpreting it. Sessions
-    # that examples, pages and runs start are as they are for users.
-    interpreted = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
-    session = new_session({"spark.sql.shuffle.partitions": "4", **interpreted}, master="local[2]")
+    # Hardly a query is run twice, and none over many rows: compiling each takes longer than interpreting it. The checks
+    # that Spark makes of its own optimizer take a twelfth of all. Sessions of examples, pages and runs have them.
+    hurried = {
+        "spark.sql.codegen.wholeStage": "false",
+        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+        "spark.sql.lightweightPlanChangeValidation": "false",
+    }
+    session = new_session({"spark.sql.shuffle.partitions": "4", **hurried}, master="local[2]")
     prewarm_workers(session)
     wait_for_workers(session.sparkContext)  # tests count the jobs of what they look at
     yield session

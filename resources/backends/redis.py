@@ -111,6 +111,7 @@ class RedisServer:
                 retry=Retry(NoBackoff(), 0),
                 socket_connect_timeout=timeout,
                 socket_timeout=None,  # the limit applies to whole requests, here
+                redis_connect_func=self._log_in,
                 **settings,
             )
         except (ValueError, TypeError):  # its message may quote the password
@@ -119,6 +120,16 @@ class RedisServer:
             raise errors.ConfigurationError(problem, step, setting=source) from None
         self._busy, self._idle = 0, asyncio.Event()
         self._idle.set()
+
+    async def _log_in(self, connection: Any) -> None:
+        """Begin a connection within the time limit: a server that hangs accepts it, and then answers nothing."""
+        from redis.exceptions import TimeoutError as LateReply
+
+        try:
+            async with asyncio.timeout(self._timeout):
+                await connection.on_connect()
+        except TimeoutError:
+            raise LateReply(f"no reply to the login within {self._timeout} s") from None
 
     async def ask(self, commands: Sequence[bytes], *, reads: bool = False) -> list[Any]:
         """Send packed commands together, in order, and return their answers: values, or the `Problem` of one.

@@ -49,7 +49,7 @@ EVERYWHERE_IN_BATCHES = [
     "deaths",
     [
         pytest.param(BEFORE_THE_FIRST_BATCH, marks=pytest.mark.long),
-        AMONG_SPARKS_TASKS,
+        pytest.param(AMONG_SPARKS_TASKS, marks=pytest.mark.long),
         pytest.param(EVERYWHERE_IN_BATCHES, marks=pytest.mark.long),
     ],
     ids=["before-the-first-batch", "among-sparks-tasks", "everywhere-in-batches"],

@@ -24,7 +24,7 @@ OUTPUTS = {"flights-of-aircraft": OF_AIRCRAFT, "flights-instead": INSTEAD, "airp
 @pytest.mark.parametrize(
     ("every", "batch"),
     [
-        pytest.param(48, 3_000, id="every 48th"),
+        pytest.param(48, 3_000, id="every 48th", marks=pytest.mark.long),  # test_main_job_elsewhere runs it, too
         pytest.param(1, 60_000, id="all", marks=[pytest.mark.long, pytest.mark.timeout(1800)]),
     ],
 )

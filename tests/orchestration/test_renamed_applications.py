@@ -116,7 +116,15 @@ def test_a_renamed_application_goes_on_as_if_it_had_its_name_of_before(tmp_path:
         run(world, shopping(world, name))
     assert everything(renamed) == everything(kept) != before
 
-    # A batch that is run again after the renaming adds nothing, as ever.
+
+@pytest.mark.spark
+@pytest.mark.long
+def test_batches_and_replays_of_a_renamed_application_are_repeated_as_ever(tmp_path: Path, spark: Any) -> None:
+    renamed, kept = world_in(tmp_path / "renamed", spark), world_in(tmp_path / "kept", spark)
+    for world in (renamed, kept):
+        send(world, 1, 2, 3)
+        run(world, shopping(world, "old"))
+    rename_application(renamed.lake, "old", "new", **WHO)
     for world, name in ((renamed, "new"), (kept, "old")):
         send(world, 12)
         with pytest.raises(Crash):

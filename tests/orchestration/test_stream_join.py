@@ -156,6 +156,7 @@ def test_what_is_late_behind_a_join_does_not_depend_on_the_cut(step_world: StepW
         assert (joined["null_keys"], joined["late"]) == (2, 1)
 
 
+@pytest.mark.long
 def test_streams_of_one_partition_meet(step_world: StepWorld) -> None:
     create(step_world, 1)
     chance, app = random.Random(8), meeting(130, "full", "inner", partitions=1)

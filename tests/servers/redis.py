@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
@@ -60,6 +61,15 @@ class RedisServerProcess:
         if process is not None:
             process.kill() if kill else process.terminate()
             process.wait(30)
+
+    def pause(self) -> None:
+        """Let the server do nothing until `go_on`; connections stay."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        assert self.process is not None
+        self.process.send_signal(signal.SIGCONT)
 
     def restart(self, *, kill: bool = False) -> None:
         self.stop(kill=kill)

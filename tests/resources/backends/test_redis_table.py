@@ -533,16 +533,25 @@ def test_a_restart_loses_nothing_that_was_answered_and_the_script_is_loaded_agai
 
 
 def test_a_reply_that_does_not_come_leaves_writes_unknown_and_gets_failed(new_table, redis_server):
+    """The first request goes to an open connection, the others need new ones, which the server accepts unanswered."""
     table = new_table(timeout=1.5)
-    send(table, Operation(PUT, RowEntries(["k"], [{"n": 1}])))
-    with redis_server.client() as client:
-        client.execute_command("CLIENT", "PAUSE", "60000", "ALL")
-    put, got = send(table, Operation(PUT, RowEntries(["k"], [{"n": 2}])), Operation(GET, RowEntries(["k"])))
-    assert (states(put), states(got)) == ({0: State.UNKNOWN}, {0: State.FAILED})
-    with redis_server.client() as client:
-        client.execute_command("CLIENT", "UNPAUSE")
+    put = [Operation(PUT, RowEntries(["k"], [{"n": number}])) for number in (1, 2, 3)]
+    get = Operation(GET, RowEntries(["k"]))
+
+    async def ask():
+        await table.open()
+        await table.send(put[0])
+        redis_server.pause()
+        try:
+            answers = [await table.send(operation) for operation in (put[1], put[2], get)]
+        finally:
+            redis_server.go_on()
+        await table.close()
+        return answers
+
+    assert [*map(states, asyncio.run(ask()))] == [{0: State.UNKNOWN}, {0: State.FAILED}, {0: State.FAILED}]
     patient = RedisTable(**{**table.to_dict(), "timeout": 60.0})
-    assert send(patient, Operation(GET, RowEntries(["k"])))[0].records[0]["n"] in (1, 2)
+    assert send(patient, get)[0].records[0]["n"] in (1, 2), "what could not be sent is not there"
 
 
 def test_the_connection_of_a_cancelled_request_answers_nobody_else(new_table):
