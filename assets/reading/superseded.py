@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from dagster_adjunct.assets.reading.stored_file import StoredFile, list_stored_files
 from dagster_adjunct.assets.versions.version import POSITION, TOMBSTONE, SealedVersion
 from dagster_adjunct.resources.bucketing.files import GENERATION_COLUMN, VALID_FROM, Generation
-from dagster_adjunct.resources.errors import ObjectNotFoundError
+from dagster_adjunct.resources.errors import AdjunctError
 from dagster_adjunct.resources.lazy_modules import F, np, pa, pc, pt
 from dagster_adjunct.resources.objects.store import ObjectStore
 from dagster_adjunct.resources.schemas.schema import named_column
@@ -90,9 +90,13 @@ def sortable_positions(positions: pa.ChunkedArray) -> Any:
 
 
 def can_have_mask(sealed: SealedVersion) -> bool:
-    """Whether a mask pays for a version: one without history, with deltas, and neither small nor huge."""
+    """Whether a mask pays for a version: one without history, with deltas, and neither small nor huge.
+
+    A column of the name that Spark has for the facts of a file would hide the numbers of rows.
+    """
     has_deltas = sealed.positioned and sealed.history is None and len(_with_files(sealed)) > 1
-    return has_deltas and FEWEST_ROWS <= sealed.stored_rows <= MOST_ROWS
+    hidden = any(name.lower() == "_metadata" for name in sealed.columns.names)
+    return has_deltas and not hidden and FEWEST_ROWS <= sealed.stored_rows <= MOST_ROWS
 
 
 def seconds_to_make(sealed: SealedVersion) -> float:
@@ -200,10 +204,13 @@ def mask_key(sealed: SealedVersion) -> str:
 
 
 def read_mask(store: ObjectStore, sealed: SealedVersion) -> Mask | None:
-    """Return the stored mask of a version; None if there is none, or not a whole one of its files. One request."""
+    """Return the stored mask of a version; None if there is none that can be read, or not a whole one of its files.
+
+    One request.
+    """
     try:
         return Mask.from_bytes(store.get(mask_key(sealed)).data, digest_files(sealed))
-    except ObjectNotFoundError:
+    except AdjunctError:
         return None
 
 

@@ -506,8 +506,9 @@ def mask_version(advance: Advance) -> None:
     with advance.stages("mask") as stage:
         try:
             write_mask(advance.context.lake.store, advance.spec.name, sealed)
-        except AdjunctError as error:
-            stage.detail = f"none of version {sealed.id}: {error.problem}"
+        except Exception as error:  # noqa: BLE001 - whatever it is, the version is committed
+            reason = error.problem if isinstance(error, AdjunctError) else f"{type(error).__name__}: {error}"
+            stage.detail = f"none of version {sealed.id}: {reason}"
 
 
 def _commit_repartitioned(advance: Advance) -> Advance:

@@ -155,7 +155,8 @@ def lake_of(url: str | None, opened: list[ObjectStore]) -> str:
         parent = next((path for path in (Path(store.url), *Path(store.url).parents) if path.exists()), Path("/"))
         if not store.url.startswith("memory:") and not os.access(parent, os.W_OK):
             problem = f"there is no lake at {store.url} yet, and {parent} is not writable."
-            raise ConfigurationError(problem, "Give another folder (--lake, ADJUNCT_LAKE), or the right to write.")
+            step = "Give another folder (--lake, ADJUNCT_LAKE), or the right to write."
+            raise ConfigurationError(problem, step, setting="--lake")
         opened.append(store)
         return f"there is none at {store.url} yet; the first write creates it"
     probe_conditional_writes(store)

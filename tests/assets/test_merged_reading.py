@@ -290,5 +290,12 @@ def test_a_mask_drops_nothing_where_tasks_read_several_buckets(lake: Lake, spark
 
 
 @pytest.mark.usefixtures("small_masks")
+def test_a_column_of_sparks_own_name_for_files_has_no_mask(lake: Lake, spark: SparkSession) -> None:
+    view = version(lake, Schema.of(k="string", _metadata="int"), GENERATIONS)
+    assert not can_have_mask(view.sealed)
+    assert entries_in(view.frame(spark)) == wanted(GENERATIONS)
+
+
+@pytest.mark.usefixtures("small_masks")
 def test_a_version_is_as_its_manifest_lists_it_though_it_has_a_mask(lake: Lake) -> None:
     assert verify_version(masked(version(lake, TEXT, GENERATIONS)), deep=True).damaged == ()

@@ -153,7 +153,7 @@ def balance_of_stream(lake: Lake) -> int:
     return sum(row["balance"] for row in rows if row)
 
 
-@pytest.mark.slow
+@pytest.mark.long  # tests/assets/changes/test_whole_transactions.py shows it without a server
 def test_every_commit_holds_whole_transactions(bank: Bank, sparkling: World) -> None:
     """The capture appends three changes at a time; where that cuts a transaction in two, the datasets are advanced."""
     capture = capture_of(bank, sparkling, most=3, ends="ends")

@@ -384,7 +384,8 @@ def oracle(hits: Sequence[tuple[Any, ...]], delay: int, late: int) -> dict[str, 
     return made
 
 
-def test_what_nothing_can_hold_moves_no_watermark(step_world: StepWorld) -> None:
+@pytest.mark.parametrize(("name", "most"), [("cut", 2), pytest.param("whole", 100, marks=pytest.mark.long)])
+def test_what_nothing_can_hold_moves_no_watermark(step_world: StepWorld, name: str, most: int) -> None:
     """Of the first record no sliding window begins in the year 1; of the third, windows would end in the year 10000."""
     world = step_world
     world.stream("hits", "k", 1, k="string", at="timestamp", v="bigint")
@@ -414,16 +415,15 @@ def test_what_nothing_can_hold_moves_no_watermark(step_world: StepWorld) -> None
     world.send("others", ("a", last, 1), ("z", second(200_000), 1))
     for row in [("a", first, 1), kept[0], ("a", last - 5 * SECOND, 4), *kept[1:], ("z", second(200_000), 32)]:
         world.send("hits", row)
-    for name, most in (("whole", 100), ("cut", 2)):
-        world.run(app(name, most))
-        totals = world.state(app(name, most)).totals
-        null_times = {operator: counts["null_times"] for operator, counts in totals.items() if "null_times" in counts}
-        assert null_times == {"window-2-w": 2, "window-3-days": 0, "stream-join-5-j": 2}
-        rows = {(row["k"], row["window_start"], row["sum"]) for row in world.rows(f"{name}-windows")}
-        assert rows == {("a", second(-7), 2), ("a", second(0), 10), ("b", second(0), 16)}
-        rows = {(row["k"], row["window_start"], row["sum"]) for row in world.rows(f"{name}-days")}
-        assert rows == {("a", second(0), 12), ("b", second(0), 16)}
-        met = {(row["v"], row["w"]) for row in world.rows(f"{name}-joined") if row["k"] != "z"}
-        assert met == {(1, None), (2, None), (4, None), (8, None), (16, None), (None, 1)}, (
-            "what can't be kept comes at once"
-        )
+    world.run(app(name, most))
+    totals = world.state(app(name, most)).totals
+    null_times = {operator: counts["null_times"] for operator, counts in totals.items() if "null_times" in counts}
+    assert null_times == {"window-2-w": 2, "window-3-days": 0, "stream-join-5-j": 2}
+    rows = {(row["k"], row["window_start"], row["sum"]) for row in world.rows(f"{name}-windows")}
+    assert rows == {("a", second(-7), 2), ("a", second(0), 10), ("b", second(0), 16)}
+    rows = {(row["k"], row["window_start"], row["sum"]) for row in world.rows(f"{name}-days")}
+    assert rows == {("a", second(0), 12), ("b", second(0), 16)}
+    met = {(row["v"], row["w"]) for row in world.rows(f"{name}-joined") if row["k"] != "z"}
+    assert met == {(1, None), (2, None), (4, None), (8, None), (16, None), (None, 1)}, (
+        "what can't be kept comes at once"
+    )

@@ -90,6 +90,18 @@ def test_a_mask_that_can_not_be_stored_or_made_is_told_and_the_commit_stays(quic
     assert entries(quick, spec) == {"a": 2, "b": 1}
 
 
+def test_nothing_that_is_wrong_with_a_mask_fails_the_advance(quick: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*what: object) -> None:
+        raise MemoryError("no more of it")
+
+    monkeypatch.setattr("dagster_adjunct.assets.unbounded.advance.write_mask", broken)
+    spec = table(quick, partitions=2)
+    send(quick, spec, {"a": 1, "b": 1})
+    quick.send(spec.name, [("a", 2)])
+    assert quick.advance(spec).action == "applied"
+    assert entries(quick, spec) == {"a": 2, "b": 1}
+
+
 def test_masks_go_with_the_versions_that_they_are_of(quick: World) -> None:
     spec = table(quick, partitions=2)
     for number in range(4):
