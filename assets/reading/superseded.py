@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.assets.reading.stored_file import StoredFile, list_stored_files
@@ -26,7 +26,7 @@ from dagster_adjunct.resources.objects.store import ObjectStore
 from dagster_adjunct.resources.schemas.schema import named_column
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import Column, DataFrame, SparkSession
 
 FEWEST_ROWS = 200_000
 """Versions with fewer stored rows have no mask: merging them by key costs about as little as looking for one."""
@@ -108,10 +108,11 @@ def seconds_to_make(sealed: SealedVersion) -> float:
 class Mask:
     """The stored rows of a version that are no entries: packed bits by generation and bucket, the first row lowest.
 
-    Files without such rows are left out.
+    Files without such rows are left out. `frames` has the words as a frame, by session.
     """
 
     bits: Mapping[tuple[int, int], bytes]
+    frames: dict[str, tuple[DataFrame, dict[int, int]]] = field(default_factory=dict, compare=False, repr=False)
 
     def drop_superseded(self, rows: DataFrame, sealed: SealedVersion) -> DataFrame:
         """Return the entries of a scan of all stored rows, which must come from the files, row by row.
@@ -121,9 +122,8 @@ class Mask:
         """
         if not self.bits:
             return rows
-        words, starts = self._words(sealed)
-        frame = rows.sparkSession.createDataFrame(pa.table({"words": pa.array([words], pa.list_(pa.int64()))}))
-        bits = frame.select("words").scalar()
+        frame, starts = self._words_in(rows.sparkSession, sealed)
+        bits = frame.scalar()
         bucket = F.lit(0)
         if sealed.partition_by:
             bucket = F.pmod(F.hash(*map(named_column, sealed.partition_by)), F.lit(sealed.layout.partitions))
@@ -131,6 +131,15 @@ class Mask:
         place = start + F.col("_metadata.row_index")
         bit = F.getbit(F.get(bits, F.shiftright(place, 6).cast("int")), place.bitwiseAND(F.lit(63)).cast("int"))
         return rows.where(F.coalesce((start < 0) | (bit == 0), F.lit(True)))
+
+    def _words_in(self, spark: SparkSession, sealed: SealedVersion) -> tuple[DataFrame, dict[int, int]]:
+        """Return the words as a frame of one row, made once for each session, and where each generation begins."""
+        session = spark.sparkContext.applicationId
+        if session not in self.frames:
+            words, starts = self._words(sealed)
+            table = pa.table({"words": pa.array([words], pa.list_(pa.int64()))})
+            self.frames[session] = spark.createDataFrame(table).coalesce(1), starts
+        return self.frames[session]
 
     def _words(self, sealed: SealedVersion) -> tuple[Any, dict[int, int]]:
         """Return one array, and where in it the part of each generation begins.
