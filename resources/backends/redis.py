@@ -235,6 +235,7 @@ class RedisRequests(RowCodec):
                 check_key_text(label, column)
         self._prefix = prefix.encode() + b":"
         self._decoders = [(name, c.decode) for name, c in self._stored.items() if name not in self.key]
+        self._key_decoders = [(name, self._stored[name].decode) for name in self.key]
         asked = [name.encode() for name in (*self.key, *(name for name, _ in self._decoders))]
         self._get = (
             b"*%d\r\n$5\r\nHMGET\r\n" % (len(asked) + 3),
@@ -248,15 +249,23 @@ class RedisRequests(RowCodec):
         return self._prefix + b":".join(text.replace(b"\\", b"\\\\").replace(b":", b"\\:") for text in key)
 
     def _encoder_of(self, column: Column) -> Callable[[Any], bytes]:
-        check, encode = make_checker(column), self._stored[column.name].encode
+        check, encode, largest = make_checker(column), self._stored[column.name].encode, self._largest
 
         def encoded(value: Any) -> bytes:
             text = encode(check(value))
-            if len(text) > self._largest:
-                raise ValueError(f"it has {len(text)} bytes, and {self._largest} are allowed (largest_value=…)")
+            if len(text) > largest:
+                raise ValueError(f"it has {len(text)} bytes, and {largest} are allowed (largest_value=…)")
             return text
 
-        return encoded
+        def encoded_text(value: Any) -> bytes:
+            """Do the same for plain text, in one call: most values are that."""
+            if value.__class__ is str and value.isascii() and value[:1] != "\0":
+                text: bytes = value.encode()
+                if len(text) <= largest:
+                    return text
+            return encoded(value)
+
+        return encoded_text if column.kind is Kind.STRING else encoded
 
     def check_added(self, name: str, value: Any) -> Any:
         text = super().check_added(name, value)
@@ -272,7 +281,7 @@ class RedisRequests(RowCodec):
         """The record read for a key, with the key's columns and the stored ones."""
         if answer[0] is not None or answer.count(None) == len(answer):
             return None
-        record: dict[str, Any] = {n: self._stored[n].decode(text) for n, text in zip(self.key, key, strict=True)}
+        record: dict[str, Any] = {name: decode(text) for (name, decode), text in zip(self._key_decoders, key)}  # noqa: B905
         try:
             for (name, decode), text in zip(self._decoders, answer[len(key) + 1 :], strict=True):
                 if text is not None:
