@@ -257,7 +257,8 @@ def plan(app: Application, lake: Lake, *, parse: bool) -> str:
     planned = plan_application(app, lake=lake)
     if parse:
         check_syntax(app)
-    reached = ", ".join(f"{edge.name} ({edge.partitions})" for edge in planned.streams if edge.role != "intermediate")
+    edges = [edge for edge in planned.streams if edge.role != "intermediate"]
+    reached = ", ".join(f"{edge.name} ({edge.partitions or 'one copy'})" for edge in edges)
     return f"the plan is proven; partitions of {reached}" if reached else "the plan is proven"
 
 
