@@ -7,7 +7,7 @@ all generations, so that a mask of other files is never read. It is a cache: a v
 not made yet is merged by its keys, with the same result.
 
 Spark gets the bits as one array of 64-bit words. A row finds its bit by generation, bucket and its number in the file,
-so the scan of the files needs neither a join nor another job.
+so that the scan of the files needs no join.
 """
 
 from __future__ import annotations
@@ -99,9 +99,9 @@ def can_have_mask(sealed: SealedVersion) -> bool:
     return has_deltas and not hidden and FEWEST_ROWS <= sealed.stored_rows <= MOST_ROWS
 
 
-def seconds_to_make(sealed: SealedVersion) -> float:
-    """Return about how long making the mask of a version takes."""
-    return sealed.stored_rows * _SECONDS_A_ROW
+def is_mask_due(sealed: SealedVersion, seconds: float) -> bool:
+    """Whether to make the mask of a version whose commit took so long: not where that would take longer."""
+    return can_have_mask(sealed) and sealed.stored_rows * _SECONDS_A_ROW <= seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,6 +226,16 @@ def read_mask(store: ObjectStore, sealed: SealedVersion) -> Mask | None:
 def write_mask(store: ObjectStore, dataset: str, sealed: SealedVersion) -> None:
     """Make the mask of a version from the keys of its files, and store it. Raises ManifestMismatchError for damage."""
     store.put(mask_key(sealed), make_mask(store, dataset, sealed).to_bytes(digest_files(sealed)))
+
+
+def try_to_write_mask(store: ObjectStore, dataset: str, sealed: SealedVersion) -> str:
+    """Make and store the mask of a version; return why there is none, "" if there is. Nothing depends on it."""
+    try:
+        write_mask(store, dataset, sealed)
+    except Exception as error:  # noqa: BLE001 - whatever it is, the version is committed
+        reason = error.problem if isinstance(error, AdjunctError) else f"{type(error).__name__}: {error}"
+        return f"none of version {sealed.id}: {reason}"
+    return ""
 
 
 def make_mask(store: ObjectStore, dataset: str, sealed: SealedVersion) -> Mask:

@@ -31,7 +31,7 @@ from dagster_adjunct.assets.declaration.change_formats import ORDER, PROBLEM
 from dagster_adjunct.assets.declaration.change_values import LOWEST, Samples, describe_order
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.declaration.snapshots import Snapshot, offset_error, resolve_position
-from dagster_adjunct.assets.reading.superseded import can_have_mask, seconds_to_make, write_mask
+from dagster_adjunct.assets.reading.superseded import is_mask_due, try_to_write_mask
 from dagster_adjunct.assets.sources.changes import add_order
 from dagster_adjunct.assets.sources.entries import Offsets, OpenedStream, offsets_by_partition, offsets_to_json
 from dagster_adjunct.assets.unbounded import commit
@@ -496,19 +496,12 @@ def compact_if_due(advance: Advance) -> Advance:
 def mask_version(advance: Advance) -> None:
     """Store the mask of the version that this advance has committed, if that takes no longer than the advance took.
 
-    It is a cache of readers: where it can't be made, the log says so, and the version is read without it.
+    It is a cache of readers: where it can't be made, the stage says why, and the version is read without it.
     """
     sealed = advance.manifest.version
-    if not advance.sealed or sealed is None or not can_have_mask(sealed):
-        return
-    if seconds_to_make(sealed) > sum(advance.stages.seconds.values()):
-        return
-    with advance.stages("mask") as stage:
-        try:
-            write_mask(advance.context.lake.store, advance.spec.name, sealed)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the version is committed
-            reason = error.problem if isinstance(error, AdjunctError) else f"{type(error).__name__}: {error}"
-            stage.detail = f"none of version {sealed.id}: {reason}"
+    if advance.sealed and sealed is not None and is_mask_due(sealed, sum(advance.stages.seconds.values())):
+        with advance.stages("mask") as stage:
+            stage.detail = try_to_write_mask(advance.context.lake.store, advance.spec.name, sealed)
 
 
 def _commit_repartitioned(advance: Advance) -> Advance:

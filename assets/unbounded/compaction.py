@@ -9,6 +9,7 @@ the inputs with the output; deltas that were committed meanwhile stay on top of 
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from dagster_adjunct.assets.declaration.change_values import STREAMED_FIRST
 from dagster_adjunct.assets.declaration.policies import DeltaCompaction
+from dagster_adjunct.assets.reading.superseded import is_mask_due, try_to_write_mask
 from dagster_adjunct.assets.unbounded.commit import strip_large_footers, switch_version
 from dagster_adjunct.assets.unbounded.engine import select_engine
 from dagster_adjunct.assets.versions.dataset_log import Attempt, DatasetLog
@@ -42,6 +44,8 @@ from dagster_adjunct.resources.validation import validated
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+
+_log = logging.getLogger("adjunct.dataset")
 
 Level = Literal["minor", "major"]
 MIN_ROWS_FOR_MAJOR = 50_000
@@ -256,7 +260,14 @@ def compact_dataset(
     """
     manifest = as_unbounded(DatasetLog(lake, dataset_name).require()[1])
     with open_runtime([], lake=lake, systems={}, spark=spark, by=resolve_user(by)) as runtime:
-        return _compact(runtime, manifest, policy or manifest.declaration.compaction, level)[0]
+        report, done = _compact(runtime, manifest, policy or manifest.declaration.compaction, level)
+    sealed = None if done is None else done[1].version
+    problem = ""
+    if sealed is not None and is_mask_due(sealed, report.seconds):
+        problem = try_to_write_mask(lake.store, dataset_name, sealed)
+    if problem:
+        _log.info("dataset %s: no mask after the compaction: %s", dataset_name, problem)
+    return report
 
 
 def compact_due(context: Runtime, manifest: UnboundedManifest, policy: DeltaCompaction) -> _Current | None:

@@ -281,7 +281,8 @@ class RedisRequests(RowCodec):
         """The record read for a key, with the key's columns and the stored ones."""
         if answer[0] is not None or answer.count(None) == len(answer):
             return None
-        record: dict[str, Any] = {name: decode(text) for (name, decode), text in zip(self._key_decoders, key)}  # noqa: B905
+        keyed = zip(self._key_decoders, key, strict=True)
+        record: dict[str, Any] = {name: decode(text) for (name, decode), text in keyed}
         try:
             for (name, decode), text in zip(self._decoders, answer[len(key) + 1 :], strict=True):
                 if text is not None:

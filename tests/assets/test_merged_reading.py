@@ -279,7 +279,7 @@ def test_a_version_is_read_rightly_without_its_mask(lake: Lake, spark: SparkSess
 
 
 @pytest.mark.usefixtures("small_masks")
-def test_a_mask_drops_nothing_where_tasks_read_several_buckets(lake: Lake, spark: SparkSession) -> None:
+def test_a_mask_drops_the_right_rows_where_tasks_read_several_buckets(lake: Lake, spark: SparkSession) -> None:
     view = masked(version(lake, TEXT, GENERATIONS, partitions=7))
     assert entries_in(view.frame(spark).coalesce(2)) == wanted(GENERATIONS)
     spark.conf.set("spark.sql.sources.bucketing.enabled", "false")

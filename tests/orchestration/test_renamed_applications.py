@@ -74,6 +74,15 @@ def run(world: StepWorld, app: Application, **options: Any) -> StepReport:
     return run_application(app, lake=world.lake, systems=world.systems, spark=world.spark, run="a run", **options).step
 
 
+def twins(folder: Path, spark: Any) -> tuple[StepWorld, StepWorld]:
+    """Return two lakes in which the same application, named "old", has run."""
+    worlds = world_in(folder / "renamed", spark), world_in(folder / "kept", spark)
+    for world in worlds:
+        send(world, 1, 2, 3)
+        run(world, shopping(world, "old"))
+    return worlds
+
+
 def everything(world: StepWorld) -> dict[str, Any]:
     """Return all that the outputs hold."""
     rows = {
@@ -88,10 +97,7 @@ def everything(world: StepWorld) -> dict[str, Any]:
 
 @pytest.mark.spark
 def test_a_renamed_application_goes_on_as_if_it_had_its_name_of_before(tmp_path: Path, spark: Any) -> None:
-    renamed, kept = world_in(tmp_path / "renamed", spark), world_in(tmp_path / "kept", spark)
-    for world in (renamed, kept):
-        send(world, 1, 2, 3)
-        run(world, shopping(world, "old"))
+    renamed, kept = twins(tmp_path, spark)
     module = ModuleType("shops")
     module.app = shopping(renamed, "new")  # type: ignore[attr-defined]
     sys.modules["shops"] = module
@@ -120,10 +126,7 @@ def test_a_renamed_application_goes_on_as_if_it_had_its_name_of_before(tmp_path:
 @pytest.mark.spark
 @pytest.mark.long
 def test_batches_and_replays_of_a_renamed_application_are_repeated_as_ever(tmp_path: Path, spark: Any) -> None:
-    renamed, kept = world_in(tmp_path / "renamed", spark), world_in(tmp_path / "kept", spark)
-    for world in (renamed, kept):
-        send(world, 1, 2, 3)
-        run(world, shopping(world, "old"))
+    renamed, kept = twins(tmp_path, spark)
     rename_application(renamed.lake, "old", "new", **WHO)
     for world, name in ((renamed, "new"), (kept, "old")):
         send(world, 12)

@@ -94,12 +94,22 @@ def test_nothing_that_is_wrong_with_a_mask_fails_the_advance(quick: World, monke
     def broken(*what: object) -> None:
         raise MemoryError("no more of it")
 
-    monkeypatch.setattr("dagster_adjunct.assets.unbounded.advance.write_mask", broken)
+    monkeypatch.setattr(f"{SUPERSEDED}.write_mask", broken)
     spec = table(quick, partitions=2)
     send(quick, spec, {"a": 1, "b": 1})
     quick.send(spec.name, [("a", 2)])
     assert quick.advance(spec).action == "applied"
     assert entries(quick, spec) == {"a": 2, "b": 1}
+
+
+def test_a_compaction_that_leaves_deltas_makes_the_mask_of_its_version(quick: World) -> None:
+    spec = table(quick, partitions=2)
+    for number in range(4):
+        send(quick, spec, {"a": number, "b": number})
+    report = compact_dataset(quick.lake, spec.name, spark=quick.spark, by="test", level="minor")
+    assert report.version is not None
+    assert has_mask(quick, report.version)
+    assert entries(quick, spec) == {"a": 3, "b": 3}
 
 
 def test_masks_go_with_the_versions_that_they_are_of(quick: World) -> None:
