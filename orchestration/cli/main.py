@@ -17,6 +17,7 @@ _COMMANDS = {
     "demo": ("applications", "Run the main job on real data, of flights joined with reference data."),
     "doctor": ("doctor", "Check what runs need: packages, Java, Spark, the lake, Dagster; and how to mend it."),
     "kv": ("tables", "Manage key-value tables: entries with versions, conditional and atomic writes."),
+    "new": ("new", "Make a small project: datasets, an application, sample data, tests, Dagster's settings."),
     "plan": ("applications", "Validate an application's partition counts and show its plan."),
     "run": ("applications", "Bring datasets up to date and run an application until it has caught up."),
     "startpoint": ("startpoints", "Request that partitions are read from another position than their checkpoint."),

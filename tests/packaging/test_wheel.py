@@ -134,6 +134,8 @@ def test_a_wheel_holds_one_package_with_all_that_it_needs(wheel: Path) -> None:
     }
     assert sources <= set(names)
     assert {"dagster_adjunct/py.typed", "dagster_adjunct/resources/spark/log4j2.properties"} <= set(names)
+    template = [path for path in (ROOT / "examples/new_project").rglob("*.*") if "__pycache__" not in path.parts]
+    assert {f"dagster_adjunct/{path.relative_to(ROOT)}" for path in template if path.is_file()} <= set(names)
 
 
 def test_the_package_is_found_where_it_was_installed_beside_names_of_the_project(python: Path, project: Path) -> None:

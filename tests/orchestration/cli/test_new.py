@@ -1,0 +1,73 @@
+"""`adjunct new`: the project that it makes, and the names that it refuses. Its page runs the project."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from dagster_adjunct.errors import ConfigurationError
+from dagster_adjunct.orchestration.cli.main import root
+from tests.doc_blocks import blocks_of
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_the_project_has_its_own_name_everywhere(tmp_path: Path) -> None:
+    result = CliRunner().invoke(root, ["new", "price-2-lists", "--json"])
+    assert result.exit_code == 0, result.exception
+    made = json.loads(result.output)
+    folder = tmp_path / "price-2-lists"
+    assert made["folder"] == str(folder)
+    assert {".gitignore", "dagster.yaml", "price_2_lists/pipeline.py", "tests/test_pipeline.py"} <= set(made["files"])
+    for file in made["files"]:
+        text = (folder / file).read_text(encoding="utf-8")
+        assert not re.search("new.project", f"{file} {text}", re.IGNORECASE), file
+        if file.endswith(".py"):
+            compile(text, file, "exec")
+    project = tomllib.loads((folder / "pyproject.toml").read_text())
+    assert project["tool"]["dagster"]["module_name"] == "price_2_lists.definitions"
+    assert yaml.safe_load((folder / "dagster.yaml").read_text())["concurrency"]["pools"]["default_limit"] == 1
+
+
+def test_its_readme_names_what_there_is(tmp_path: Path) -> None:
+    assert CliRunner().invoke(root, ["new", "prices"]).exit_code == 0
+    readme = tmp_path / "prices/README.md"
+    named = re.findall(r"^\| `([^`]+)`", readme.read_text(), re.MULTILINE)
+    assert len(named) == 5
+    assert all((tmp_path / "prices" / file).exists() for file in named)
+    commands = " ".join(block.text for block in blocks_of(readme))
+    modules = re.findall(r"(prices\.\w+)", commands)
+    assert {*modules} == {"prices.deliver", "prices.pipeline"}
+
+
+@pytest.mark.parametrize("name", ["Prices", "1st", "my orders", "../orders", "class", "a--b", "", "my.orders", "-x-"])
+def test_a_name_that_is_no_modules_is_refused(name: str, tmp_path: Path) -> None:
+    error = CliRunner().invoke(root, ["new", "--", name]).exception
+    assert isinstance(error, ConfigurationError)
+    assert error.argument == "name"
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["json", "dagster", "numpy"])
+def test_a_name_that_would_hide_another_module_is_refused(name: str, tmp_path: Path) -> None:
+    error = CliRunner().invoke(root, ["new", name]).exception
+    assert isinstance(error, ConfigurationError)
+    assert f"{name}-streams" in error.next_step
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_exists_is_left_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "prices").mkdir()
+    (tmp_path / "prices/notes.txt").write_text("ours")
+    error = CliRunner().invoke(root, ["new", "prices"]).exception
+    assert isinstance(error, ConfigurationError)
+    assert [path.name for path in (tmp_path / "prices").iterdir()] == ["notes.txt"]
