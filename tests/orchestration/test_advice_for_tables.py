@@ -110,6 +110,7 @@ def gates_in_any_order(by_tag: Mapping[str, list[Mapping[str, Any]]]) -> dict[st
     return {tag: sorted(row["gate"] for row in rows) for tag, rows in by_tag.items()}
 
 
+@pytest.mark.long
 def test_each_advice_to_partition_by_the_tables_key_loses_nothing(step_world: StepWorld) -> None:
     by_tag = sent(step_world, "tag")
     app = Application("by-tag", max_batch_records=120, strict=True)

@@ -111,13 +111,14 @@ SECOND = dt.timedelta(seconds=1)
 T0 = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
 
 
-def sums_app(**casts: str) -> Application:
+def sums_app(*only: str, **casts: str) -> Application:
     """Return sums of n and d in windows of ten seconds, final, and in sessions, as updates; with these types."""
     app = Application("sums")
     amounts = app.input_stream("lake.amounts", default_offset="oldest", event_time="at")
     if casts:
         amounts = amounts.with_columns(**{name: f"cast({name} as {kind})" for name, kind in casts.items()})
     made = {"n": Sum("n"), "d": Sum("d"), "mean": Mean("d")}
+    made = {name: made[name] for name in only or made}
     for name, window, results in (
         ("final", Tumbling(10 * SECOND), "final"),
         ("updates", Session(5 * SECOND), "updates"),
@@ -168,19 +169,19 @@ def test_sums_that_are_kept_in_other_units_are_not_gone_on_with(step_world: Step
 def test_a_sum_beyond_its_type_fails_the_batch_that_closes_it(step_world: StepWorld) -> None:
     step_world.stream("amounts", "k", 1, k="string", at="timestamp", n="bigint", d="decimal(38,38)")
     step_world.send("amounts", ("a", T0, 2**62, Decimal(0)), ("b", T0, 1, Decimal(0)))
-    step_world.run(sums_app())
+    step_world.run(sums_app("n"))
     step_world.send("amounts", ("a", T0 + SECOND, 2**62, Decimal(0)))
-    step_world.run(sums_app())
+    step_world.run(sums_app("n"))
     assert [row["n"] for row in step_world.rows("updates") if row["k"] == "a"] == [2**62, None], "not final"
     step_world.send("amounts", ("end", T0 + 60 * SECOND, 1, Decimal(0)))
     with pytest.raises(OperatorFailedError) as caught:  # the batch stays open, and nothing is lost
-        step_world.run(sums_app())
+        step_world.run(sums_app("n"))
     assert caught.value.operator in ("window-2-final", "window-3-updates")
     assert str(2**63) in caught.value.problem
     assert "k = a" in caught.value.problem
     assert "2026-01-01 00:00:00" in caught.value.problem
     assert '.with_columns(n="cast(n as decimal(20,0))")' in caught.value.next_step
-    step_world.run(sums_app(n="decimal(20,0)"))
+    step_world.run(sums_app("n", n="decimal(20,0)"))
     assert [(row["k"], row["n"]) for row in step_world.rows("final")] == [("a", 2**63), ("b", 1)]
 
 

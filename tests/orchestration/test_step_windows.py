@@ -195,7 +195,8 @@ def begins(records: pa.Table) -> str:
     return " ".join(f"{begin:%S}" for begin in records.column("window_start").to_pylist())
 
 
-@pytest.mark.parametrize("kind", [pytest.param("sliding", marks=pytest.mark.long), "session"])
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["sliding", "session"])
 def test_windows_behind_others_take_the_begins_of_these_and_not_their_own(step_world: StepWorld, kind: str) -> None:
     step_world.stream("clicks", "key", 2, key="string", time="timestamp", number="int", text="string")
     app = Application("behind")

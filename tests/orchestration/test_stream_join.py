@@ -127,6 +127,7 @@ def give_up(world: StepWorld, app: Application, stream: str) -> None:
         BatchLog(world.lake, app.name).abandon(reason="test", by="test", skip=False)
 
 
+@pytest.mark.long  # test_stream_join_splits.py holds it of joins alone, test_windows_behind_others of windows
 def test_what_is_late_behind_a_join_does_not_depend_on_the_cut(step_world: StepWorld) -> None:
     create(step_world, 1)
 

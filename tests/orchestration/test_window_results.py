@@ -182,16 +182,12 @@ def shown(row: Mapping[str, Any], names: Any) -> tuple[Any, ...]:
     return tuple(row[name] for name in ("key", "window_start", "window_end", *names))
 
 
-AT_LENGTH = [("tumbling", "final"), ("session", "final"), ("tumbling", "updates"), ("sliding", "updates")]
+AT_LENGTH = [("tumbling", "final"), ("session", "final"), ("sliding", "final"), ("tumbling", "updates")]
+AT_LENGTH += [("sliding", "updates")]
 
 
 @pytest.mark.parametrize(
-    ("name", "results"),
-    [
-        ("sliding", "final"),
-        ("session", "updates"),
-        *(pytest.param(*case, marks=pytest.mark.long) for case in AT_LENGTH),
-    ],
+    ("name", "results"), [("session", "updates"), *(pytest.param(*case, marks=pytest.mark.long) for case in AT_LENGTH)]
 )
 def test_any_split_gives_the_windows_of_the_whole_input_once(spark: SparkSession, name: str, results: Any) -> None:
     kind, delay, lateness = KINDS[name], 5.0, 3.0

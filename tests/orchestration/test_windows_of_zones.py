@@ -51,8 +51,13 @@ def windows_by_minute(zone: str, first: dt.datetime, last: dt.datetime, length: 
     return begins[1:]  # the first has begun before
 
 
+AT_LENGTH: list[dict[str, int]] = [{"days": 2}, {"hours": 1}, {"hours": 2}, {"hours": 12}]
+
+
 @pytest.mark.spark
-@pytest.mark.parametrize("kind", [{"days": 1}, {"days": 2}, {"hours": 1}, {"hours": 2}, {"hours": 6}, {"hours": 12}])
+@pytest.mark.parametrize(
+    "kind", [{"days": 1}, {"hours": 6}, *(pytest.param(kind, marks=pytest.mark.long) for kind in AT_LENGTH)]
+)
 def test_windows_begin_where_clocks_first_show_their_begin(spark: SparkSession, kind: dict[str, int]) -> None:
     beginning = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
     known: list[list[dt.datetime]] = []
@@ -79,7 +84,7 @@ def test_windows_begin_where_clocks_first_show_their_begin(spark: SparkSession, 
 def test_days_of_a_zone_have_23_and_25_hours_however_batches_are_cut(step_world: StepWorld) -> None:
     world = step_world
     world.stream("sales", "shop", 1, shop="string", at="timestamp", amount="bigint")
-    app = Application("takings", max_batch_records=31)
+    app = Application("takings", max_batch_records=70)
     sales = app.input_stream("lake.sales", event_time="at")
     sales.window(
         Tumbling(days=1, zone=NEW_YORK), by="shop", name="days", aggregates={"n": Count(), "total": Sum("amount")}

@@ -101,7 +101,16 @@ CONNECTORS: list[tuple[str, Any, list[dict[str, Any]]]] = [
 ]
 
 
-@pytest.mark.parametrize(("connector", "order", "sources"), CONNECTORS, ids=[case[0] for case in CONNECTORS])
+ONE_OF_A_KIND = ("mysql by GTID", "sqlserver", "oracle")
+
+
+@pytest.mark.parametrize(
+    ("connector", "order", "sources"),
+    [
+        pytest.param(*case, id=case[0], marks=() if case[0] in ONE_OF_A_KIND else pytest.mark.long)
+        for case in CONNECTORS
+    ],
+)
 def test_the_newest_change_of_each_connector_wins(
     sparkling: World, connector: str, order: Any, sources: list[dict[str, Any]]
 ) -> None:

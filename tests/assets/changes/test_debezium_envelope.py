@@ -224,29 +224,35 @@ def in_utc(row: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize(
-    ("given", "values", "expected"),
+    ("given", "cases"),
     [
-        ({}, {}, {}),
-        ({}, {"day": "2020-01-01", "at": "2020-01-01 13:30:00.1234560+01"}, {}),
-        ({"timestamps": "micros"}, {"at": 1577881800123456}, {}),
-        ({"timestamps": "millis"}, {"at": 1577881800123}, {5: dt.datetime(2020, 1, 1, 12, 30, 0, 123000)}),
-        ({}, {"price": 12.5}, {}),
-        ({}, {"price": "12.5000"}, {}),
-        ({"decimals": "precise"}, {"price": "BOI="}, {}),
-        ({"decimals": "precise"}, {"price": "/zo="}, {6: Decimal("-1.98")}),
-        ({}, dict.fromkeys(TYPED.names[1:]), dict.fromkeys(range(1, 9))),
-        ({}, {"note": {"a": [1]}}, {8: '{"a":[1]}'}),
+        (
+            {},
+            [
+                ({}, {}),
+                ({"day": "2020-01-01", "at": "2020-01-01 13:30:00.1234560+01"}, {}),
+                ({"price": 12.5}, {}),
+                ({"price": "12.5000"}, {}),
+                (dict.fromkeys(TYPED.names[1:]), dict.fromkeys(range(1, 9))),
+                ({"note": {"a": [1]}}, {8: '{"a":[1]}'}),
+            ],
+        ),
+        ({"timestamps": "micros"}, [({"at": 1577881800123456}, {})]),
+        ({"timestamps": "millis"}, [({"at": 1577881800123}, {5: dt.datetime(2020, 1, 1, 12, 30, 0, 123000)})]),
+        ({"decimals": "precise"}, [({"price": "BOI="}, {}), ({"price": "/zo="}, {6: Decimal("-1.98")})]),
     ],
+    ids=["as declared", "micros", "millis", "precise"],
 )
 def test_values_have_their_declared_types(
-    sparkling: World, given: dict[str, Any], values: dict[str, Any], expected: dict[int, Any]
+    sparkling: World, given: dict[str, Any], cases: list[tuple[dict[str, Any], dict[int, Any]]]
 ) -> None:
     form = DebeziumEnvelope(COLUMNS, **{"decimals": "string", **given})
     good = GOOD | ({"price": "BOI="} if form.decimals == "precise" else {})
-    envelopes(sparkling, {"op": "c", "after": {**good, **values}})
-    (change,) = decoded(sparkling, dataset(changes=form))
-    assert change.problem is None
-    assert in_utc(change.row) == tuple(expected.get(index, value) for index, value in enumerate(ROW))
+    envelopes(sparkling, *({"op": "c", "after": {**good, **values}} for values, _ in cases))
+    changes = decoded(sparkling, dataset(changes=form))
+    assert [change.problem for change in changes] == [None] * len(cases)
+    wanted = [tuple(expected.get(index, value) for index, value in enumerate(ROW)) for _, expected in cases]
+    assert [in_utc(change.row) for change in changes] == wanted
 
 
 MISFITS = [

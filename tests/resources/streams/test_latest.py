@@ -105,7 +105,7 @@ def test_another_reader_s_results_of_the_same_source_are_its_own(world: World) -
 
 
 @pytest.mark.lengthy
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", [*range(6), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(6, 12))])
 def test_replays_bounded_and_overlapping_ones_and_compaction_agree_with_the_oracle(
     world: World, clock: Clock, seed: int
 ) -> None:
@@ -193,7 +193,7 @@ class Reader:
 
 
 @pytest.mark.lengthy
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", [2, *(pytest.param(seed, marks=pytest.mark.long) for seed in (0, 1, 3, 4, 5))])
 def test_along_a_chain_results_count_that_were_made_last_of_records_that_count(
     streams: LakeStreams, records: Callable[..., pa.Table], seed: int
 ) -> None:
