@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 _MODULES = (
     "changes",
     "code_location",
+    "components",
     "errors",
     "exchange",
     "kafka",

@@ -10,7 +10,9 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass, fields, is_dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -94,8 +96,23 @@ def is_library_code(file: str) -> bool:
     return file.startswith(str(_PACKAGE)) and not file.startswith(_EXAMPLES)
 
 
+_declared_at: ContextVar[CodeLine | None] = ContextVar("declared_at", default=None)
+
+
+@contextmanager
+def declaring_at(line: CodeLine | None) -> Iterator[None]:
+    """Take this line, of a file that is no code, for the one that calls whatever is called meanwhile."""
+    before = _declared_at.set(line)
+    try:
+        yield
+    finally:
+        _declared_at.reset(before)
+
+
 def find_calling_line() -> CodeLine | None:
     """Return the line of user code that called into this distribution, None in an interactive session."""
+    if (declared := _declared_at.get()) is not None:
+        return declared
     frame = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
@@ -266,6 +283,18 @@ def first_validation_problem(error: ValidationError) -> str:
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _FIRST = datetime.min.replace(tzinfo=UTC)
+
+
+_DURATION = re.compile(r"(\d+)\s*(s|m|h|d|w)")
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+
+
+def read_duration(text: str) -> timedelta | None:
+    """Return the duration that is written as 30s, 90m, 2h, 7d or 1w; None if it is none."""
+    written = _DURATION.fullmatch(text.strip())
+    with suppress(OverflowError):
+        return timedelta(**{_UNITS[written[2]]: int(written[1])}) if written else None
+    return None
 
 
 def subtract_span(now: datetime, span: timedelta) -> datetime:

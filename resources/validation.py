@@ -125,7 +125,7 @@ def _keywords(parameter: inspect.Parameter) -> list[str]:
 
 def _arguments_validator(function: Callable[..., Any], annotated: Any) -> Callable[..., Any]:
     """Return a function of the same parameters that validates its arguments and returns them."""
-    hints = _type_hints(annotated)
+    hints = type_hints(annotated)
     parameters = [
         parameter.replace(annotation=_checked_type(hints.get(parameter.name, Any)))
         for parameter in inspect.signature(function).parameters.values()
@@ -139,7 +139,7 @@ def _arguments_validator(function: Callable[..., Any], annotated: Any) -> Callab
     return validate_call(config=ConfigDict(strict=True))(accept)
 
 
-def _type_hints(item: Any) -> dict[str, Any]:
+def type_hints(item: Any) -> dict[str, Any]:
     """Return the types of parameters or fields; those imported for type checkers only are Any, if not Spark's."""
     unloaded: dict[str, Any] = {}
     annotated = item

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import csv
-import re
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial, wraps
 from pathlib import Path
@@ -16,14 +14,12 @@ import click
 from dagster_adjunct.assets.reading.key_lookup import key_from_text
 from dagster_adjunct.orchestration.cli.output import WIDE, console, show_report
 from dagster_adjunct.orchestration.maintenance.delete import DeletionReport
-from dagster_adjunct.resources.common import resolve_user
+from dagster_adjunct.resources.common import read_duration, resolve_user
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
 from dagster_adjunct.resources.schemas.schema import Field
 
 C = TypeVar("C", bound=Callable[..., Any])
-_DURATION = re.compile(r"(\d+)\s*(m|h|d|w)")
-_UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
 lake_url_option = click.option(
     "--lake",
@@ -90,22 +86,15 @@ def audit_options(command: C) -> C:
 
 def parse_duration(option: str, text: str, example: str) -> timedelta:
     """Return the duration of an option, such as 90m, 2h, 7d or 1w."""
-    duration = _read_duration(text)
+    duration = read_duration(text)
     if duration is None:
         raise ConfigurationError(f"{option} {text!r} is not a duration.", f"Give {example}.", setting=option)
     return duration
 
 
-def _read_duration(text: str) -> timedelta | None:
-    written = _DURATION.fullmatch(text.strip())
-    with suppress(OverflowError):
-        return timedelta(**{_UNITS[written[2]]: int(written[1])}) if written else None
-    return None
-
-
 def parse_expiry(text: str, now: datetime) -> datetime:
     """Return when a pin ends, given an ISO time with its zone or a duration from now such as 90m, 2h, 7d, 1w."""
-    span = _read_duration(text)
+    span = read_duration(text)
     if span is not None:
         return now + span
     try:

@@ -1,0 +1,3 @@
+"""Datasets, tables and applications in YAML, for Dagster's components and `dg`."""
+
+from dagster_adjunct.orchestration.code_location.components import AdjunctComponent as AdjunctComponent

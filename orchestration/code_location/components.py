@@ -1,0 +1,494 @@
+"""Datasets, tables and applications declared in YAML, for Dagster's components and its command line `dg`.
+
+YAML has the names of the Python API: a section or step is a function or method, its keys are the arguments. Of values,
+`{Tumbling: {size: 5m}}` is what a public class or function makes, `{python: "module:name"}` is anything that a module
+has, and a duration is 30s, 5m, 2h, 7d or 1w. What can't be declared is told with its line and column.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import shutil
+import types
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import is_dataclass
+from datetime import timedelta
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
+
+import dagster as dg
+from dagster.components.scaffold.scaffold import Scaffolder, ScaffoldRequest
+from dagster_shared.yaml_utils.source_position import SourcePositionTree
+from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, create_model
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
+
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, bounded_dataset, unbounded_dataset
+from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.application.graph import DatasetHandle, OutputStream, RemoteTableHandle
+from dagster_adjunct.orchestration.application.message_stream import MessageStream
+from dagster_adjunct.orchestration.code_location.definitions import build_definitions
+from dagster_adjunct.orchestration.planner.planner import plan_application
+from dagster_adjunct.resources.common import CodeLine, declaring_at, read_duration
+from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError
+from dagster_adjunct.resources.objects.lake import open_lake
+from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.tables.table import RemoteTable
+from dagster_adjunct.resources.validation import type_hints, validated_methods
+
+Place = tuple[str | int, ...]
+_PYTHON = "python"
+_IN_YAML = {"on": "by"}  # YAML reads on as true
+_PLAIN = (str, int, float, bool, type(None))
+_TARGETS = (DatasetHandle, RemoteTableHandle, OutputStream)
+_MODULES = ("", ".changes", ".code_location", ".exchange", ".sources", ".tables", ".validators", ".windows", ".kafka")
+_EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+
+
+# -- what YAML may say, read off the signatures of the API
+
+
+class _Declaration(BaseModel):
+    model_config = ConfigDict(extra="forbid", populate_by_name=True)
+
+
+class _ByShape:
+    """Tells a value's form by its shape in the JSON schema, so that an error is about that form and not about all."""
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        forms = handler(core)["anyOf"]
+        objects = [form for form in forms if "$ref" in form]
+        if len(objects) == 2:  # a declaration, or what a module has
+            return {"if": {"required": [_PYTHON]}, "then": objects[1], "else": objects[0]}
+        others = [form for form in forms if form not in objects]
+        return {"if": {"type": "object"}, "then": objects[0], "else": {"anyOf": others}}
+
+
+def _arguments(function: Callable[..., Any]) -> dict[str, tuple[Any, inspect.Parameter]]:
+    """Return the type and the parameter of each argument that YAML may give."""
+    made = function if is_dataclass(function) or not isinstance(function, type) else function.__init__  # type: ignore[misc]
+    hints, parameters = type_hints(inspect.unwrap(made)), inspect.signature(function).parameters.values()
+    found: dict[str, tuple[Any, inspect.Parameter]] = {}
+    for parameter in parameters:
+        hint = hints.get(parameter.name, Any)
+        if parameter.kind is parameter.VAR_KEYWORD and get_origin(hint) is not None:  # Unpack[…]
+            options = get_type_hints(get_args(hint)[0])
+            found |= {
+                name: (kind, parameter.replace(name=name, kind=parameter.KEYWORD_ONLY, default=None))
+                for name, kind in options.items()
+            }
+        elif parameter.name != "self":
+            found[parameter.name] = (hint, parameter)
+    return found
+
+
+def _form(hint: Any) -> Any:
+    """Return the type that YAML has for an argument of this type."""
+    members, arguments = _members(hint), get_args(hint)
+    if len(members) > 1:
+        return Union[tuple(dict.fromkeys(_form(member) for member in members))]  # noqa: UP007
+    (kind,) = members
+    origin = get_origin(kind)
+    if kind in _PLAIN or origin is Literal:
+        return kind
+    if kind is timedelta:
+        return str
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return Literal[tuple(member.name.lower() for member in kind)]
+    if kind is MessageStream or kind in _TARGETS:
+        return str  # its name
+    if kind is Schema:
+        return dict[str, str]
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        return dict[str, _form(arguments[1])]  # type: ignore[misc]
+    if isinstance(origin, type) and issubclass(origin, Iterable):
+        return list[Union[tuple(_form(each) for each in arguments if each is not ...)]]  # type: ignore[misc]  # noqa: UP007
+    return dict[str, Any]  # {Class: …} or {python: …}
+
+
+def _members(hint: Any) -> tuple[Any, ...]:
+    if get_origin(hint) is Annotated:
+        hint = get_args(hint)[0]
+    if get_origin(hint) in (Union, types.UnionType):
+        return tuple(member for each in get_args(hint) for member in _members(each))
+    return (hint,)
+
+
+def _model(name: str, function: Callable[..., Any], *, without: Sequence[str] = (), **more: Any) -> type[_Declaration]:
+    """Return the model of a function's arguments; `more` are fields of YAML alone."""
+    fields: dict[str, Any] = {}
+    for argument, (hint, parameter) in _arguments(function).items():
+        if argument in without:
+            continue
+        form = _form(hint)
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            form = list[form]  # type: ignore[valid-type]
+        needed = parameter.default is parameter.empty and parameter.kind is not parameter.VAR_POSITIONAL
+        kind, default = (form, ...) if needed else (form | None, None)
+        # A field may not have the name of a method of the model, such as schema.
+        fields[f"{argument}_"] = (kind, Field(default, alias=_IN_YAML.get(argument, argument)))
+    return create_model(name, __base__=_Declaration, __doc__=inspect.getdoc(function), **fields, **more)
+
+
+def _step_form(name: str, function: Callable[..., Any]) -> Any:
+    """Return what a step may be given: all its arguments by name, or the first one alone."""
+    arguments = list(_arguments(function).values())
+    if not arguments:
+        return bool | None
+    if arguments[0][1].kind is inspect.Parameter.VAR_KEYWORD:
+        return dict[str, str] | None
+    hint, first = arguments[0]
+    alone = list[_form(hint)] if first.kind is first.VAR_POSITIONAL else str  # type: ignore[misc]
+    return Annotated[_model("".join(map(str.title, name.split("_"))), function) | alone | None, _ByShape]
+
+
+_METHODS = {name: method for name, method in vars(MessageStream).items() if inspect.isfunction(method)}
+_STEPS: dict[str, Callable[..., Any]] = {
+    "input_stream": Application.input_stream,
+    **{name: method for name, method in _METHODS.items() if not name.startswith("_") and name != "apply"},
+}
+_FROM = "The step whose records this one gets, by its `as`; by default the step before it."
+_AS = "A name for the records that leave this step, for `from`, merge and join_stream."
+_STEP: dict[str, Any] = {
+    "after": (str | None, Field(None, alias="from", description=_FROM)),
+    "name": (str | None, Field(None, alias="as", description=_AS)),
+    **{name: (_step_form(name, function), None) for name, function in _STEPS.items()},
+}
+Step = create_model("Step", __base__=_Declaration, __doc__="One operator, with what it is given.", **_STEP)
+OutputStreamForm = _model("OutputStream", Application.output_stream, without=("name",))
+LocalTableForm = _model("LocalTable", Application.local_table, without=("name",))
+ApplicationForm = _model(
+    "Application",
+    Application,
+    without=("name",),
+    output_streams=(dict[str, OutputStreamForm], {}),  # type: ignore[valid-type]
+    local_tables=(dict[str, LocalTableForm], {}),  # type: ignore[valid-type]
+    max_staleness=(dict[str, str], Field({}, description="By unbounded dataset: how old it may be.")),
+    steps=(list[Step], ...),
+)
+Imported = create_model("Imported", __base__=_Declaration, python=(str, ...))
+BoundedForm = _model("BoundedDataset", bounded_dataset, without=("name",))
+UnboundedForm = _model("UnboundedDataset", unbounded_dataset, without=("name",))
+_STORE = "Both read_function and write_function, such as {PostgresTable: {...}}."
+TableForm = _model(
+    "RemoteTable", RemoteTable, without=("name",), store=(dict[str, Any] | None, Field(None, description=_STORE))
+)
+Attributes = _model(
+    "Attributes",
+    build_definitions,
+    without=("app", "more"),
+    bounded_datasets=(dict[str, Annotated[BoundedForm | Imported, _ByShape]], {}),  # type: ignore[valid-type]
+    unbounded_datasets=(dict[str, Annotated[UnboundedForm | Imported, _ByShape]], {}),  # type: ignore[valid-type]
+    tables=(dict[str, Annotated[TableForm | Imported, _ByShape]], {}),  # type: ignore[valid-type]
+    applications=(dict[str, ApplicationForm], ...),  # type: ignore[valid-type]
+)
+
+
+# -- from YAML to the API
+
+
+class _Translation:
+    """The declarations of one YAML document; `tree` has the places of its values, where it came from a file."""
+
+    def __init__(self, tree: SourcePositionTree | None) -> None:
+        self.tree = tree
+        self.datasets: dict[str, AdjunctDataset] = {}
+        self.tables: dict[str, Any] = {}
+
+    def applications(self, given: Mapping[str, Any]) -> dict[str, _ApplicationTranslation]:
+        """Return all applications, by name, with the datasets and tables that they may use."""
+        place: Place = ("attributes",)
+        for section, function in (("bounded_datasets", bounded_dataset), ("unbounded_datasets", unbounded_dataset)):
+            for name, arguments in given.get(section, {}).items():
+                where = (*place, section, name)
+                if name in self.datasets:
+                    self.refuse(f"two datasets have the name {name!r}.", "Rename one of them.", where)
+                self.datasets[name] = self.declared(function, name, arguments, where)
+        for name, arguments in given.get("tables", {}).items():
+            self.tables[name] = self.table(name, arguments, (*place, "tables", name))
+        return {
+            name: _ApplicationTranslation(self, name, arguments, (*place, "applications", name))
+            for name, arguments in given["applications"].items()
+        }
+
+    def definitions(self, given: Mapping[str, Any]) -> dg.Definitions:
+        """Return the definitions of all applications."""
+        apps = self.applications(given)
+        if os.environ.get("DAGSTER_IS_DEFS_VALIDATION_CLI"):  # `dg check defs`
+            for app in apps.values():
+                app.plan(given.get("lake"))
+        options = {name: value for name, value in given.items() if name in _arguments(build_definitions)}
+        made: dg.Definitions = self.call(
+            build_definitions, options, ("attributes",), *(app.app for app in apps.values())
+        )
+        return made
+
+    def declared(self, function: Callable[..., Any], name: str, arguments: Mapping[str, Any], place: Place) -> Any:
+        """Return what the function declares under this name, or what a module has."""
+        if arguments.keys() == {_PYTHON}:
+            return self.imported(arguments[_PYTHON], (*place, _PYTHON))
+        return self.call(function, arguments, place, name)
+
+    def table(self, name: str, arguments: Mapping[str, Any], place: Place) -> Any:
+        """Return a remote table; its `store` reads and writes."""
+        if "store" not in arguments:
+            return self.declared(RemoteTable, name, arguments, place)
+        hint = _arguments(RemoteTable)["read_function"][0]
+        store = self.value(arguments["store"], hint, (*place, "store"))
+        rest = {argument: value for argument, value in arguments.items() if argument != "store"}
+        return self.call(RemoteTable, rest, place, name, read_function=store, write_function=store)
+
+    def call(self, function: Callable[..., Any], given: Any, place: Place, /, *args: Any, **more: Any) -> Any:
+        """Call a function or class with arguments as YAML has them: by name, or the first one alone."""
+        arguments, positional, keywords = _arguments(function), list(args), dict(more)
+        unnamed = [name for name in arguments if name not in more][len(args) :]
+        if not isinstance(given, Mapping):
+            given = {unnamed[0]: given} if unnamed and given is not None else {}
+        named = {_IN_YAML.get(argument, argument): argument for argument in arguments}
+        for key, value in given.items():
+            if key not in named:
+                takes = ", ".join(_IN_YAML.get(name, name) for name in unnamed) or "nothing"
+                self.refuse(f"{_label(function)} takes no {key!r}.", f"It takes {takes}.", (*place, key))
+            name, place_of = named[key], (*place, key)
+            hint, parameter = arguments[name]
+            if parameter.kind is parameter.VAR_POSITIONAL:
+                each = value if isinstance(value, list) else [value]
+                positional += [self.value(one, hint, (*place_of, number)) for number, one in enumerate(each)]
+            else:
+                keywords[name] = self.value(value, hint, place_of)
+        position = None if self.tree is None else self.tree.lookup_closest_and_path(list(place), None)[0]
+        try:
+            with declaring_at(None if position is None else CodeLine(position.filename, position.start.line)):
+                return function(*positional, **keywords)
+        except AdjunctError as error:
+            self.refuse_as(error, place)
+
+    def value(self, value: Any, hint: Any, place: Place) -> Any:
+        """Return a value of YAML as an argument of this type."""
+        members = _members(hint)
+        if isinstance(value, str):
+            return self.text(value, members, place)
+        if isinstance(value, list):
+            kinds = [kind for kind in members if _is_kind(kind, Iterable) and not _is_kind(kind, Mapping)]
+            inner = [one for kind in kinds for one in get_args(kind) if one is not ...]
+            element = Union[tuple(inner)] if inner else Any  # noqa: UP007
+            made = [self.value(one, element, (*place, number)) for number, one in enumerate(value)]
+            return tuple(made) if any(_is_kind(kind, tuple) for kind in kinds) else made
+        if not isinstance(value, Mapping):
+            return value
+        if value.keys() == {_PYTHON}:
+            return self.imported(value[_PYTHON], (*place, _PYTHON))
+        if Schema in members:
+            return self.schema(value, place)
+        mapping = next((kind for kind in members if _is_kind(kind, Mapping)), None)
+        objects = any(kind not in _PLAIN and get_origin(kind) in (None, type) for kind in members) or mapping is None
+        name, arguments = next(iter(value.items())) if len(value) == 1 else ("", None)
+        made_by = _public(name) if objects and name else None
+        if made_by is not None:
+            return self.call(made_by, arguments, (*place, name))
+        if mapping is None:
+            found = (
+                f"the package has no class or function {name!r}"
+                if name
+                else f"{place[-1]} has the keys {', '.join(value)}"
+            )
+            self.refuse(f"{found}.", 'Give {Class: {argument: value}}, or {python: "module:name"}.', (*place, name))
+        inside = get_args(mapping)[1] if get_args(mapping) else Any
+        return {name: self.value(one, inside, (*place, name)) for name, one in value.items()}
+
+    def text(self, text: str, members: Sequence[Any], place: Place) -> Any:
+        """Return a text as it is, or as the duration or the member of an enum that it names."""
+        if any(get_origin(kind) is Literal and text in get_args(kind) for kind in members):
+            return text
+        if timedelta in members:
+            duration = read_duration(text)
+            if duration is None and str not in members:
+                self.refuse(f"{place[-1]} is {text!r}: expected a duration.", "Give 30s, 5m, 2h, 7d or 1w.", place)
+            return text if duration is None else duration
+        for kind in members:
+            if isinstance(kind, type) and issubclass(kind, Enum):
+                found = {member.name.lower(): member for member in kind}
+                if text.lower() not in found:
+                    self.refuse(f"{place[-1]} is {text!r}.", f"Give {', '.join(found)}.", place)
+                return found[text.lower()]
+        return text
+
+    def schema(self, columns: Mapping[str, str], place: Place) -> Schema:
+        try:
+            return Schema.of(**columns)
+        except AdjunctError as error:
+            self.refuse_as(error, place)
+
+    def imported(self, reference: str, place: Place) -> Any:
+        """Return what "module:name" refers to."""
+        module, _, names = reference.partition(":")
+        step = f'Give "module:name" of a module that Python finds from here; found {reference!r}.'
+        if not names:
+            self.refuse(f"{reference!r} names nothing of a module.", step, place)
+        try:
+            found: Any = importlib.import_module(module)
+            for name in names.split("."):
+                found = getattr(found, name)
+        except (ImportError, AttributeError) as error:
+            self.refuse(f"{reference!r} can't be imported: {error}.", step, place)
+        return found
+
+    def refuse(self, problem: str, next_step: str, place: Place) -> NoReturn:
+        self.refuse_as(ConfigurationError(problem, next_step, argument=str(place[-1])), place)
+
+    def refuse_as(self, error: AdjunctError, place: Place) -> NoReturn:
+        """Raise the error with the file, line and column of what it is about, and the lines around that."""
+        about = _IN_YAML.get(str(error_argument := getattr(error, "argument", None)), error_argument)
+        if isinstance(about, str) and place[-1] != about:
+            place = (*place, about)
+        where = ""
+        if self.tree is not None:
+            position, _ = self.tree.lookup_closest_and_path(list(place), None)
+            snippet = self.tree.source_error(list(place), error.problem, False).snippet
+            where = f"{position.filename}:{position.start.line}:{position.start.col}: "
+            where += f"{'.'.join(map(str, place))}\n{snippet}\n"
+        raise dg.DagsterInvalidDefinitionError(f"{where}{error.problem} {error.next_step}") from error
+
+
+class _ApplicationTranslation(_Translation):
+    """One application; `places` has the step of each operator."""
+
+    def __init__(self, whole: _Translation, name: str, given: Mapping[str, Any], place: Place) -> None:
+        super().__init__(whole.tree)
+        self.datasets, self.tables = whole.datasets, whole.tables
+        options = {argument: value for argument, value in given.items() if argument in _arguments(Application)}
+        self.place, self.given = place, given
+        self.app: Application = self.call(Application, options, place, name)
+        self.places: dict[str, Place] = {}
+        self.streams: dict[str, MessageStream] = {}
+        self.targets: dict[str, Any] = {}
+        for section, declare in (("output_streams", self.app.output_stream), ("local_tables", self.app.local_table)):
+            for target, arguments in given.get(section, {}).items():
+                self.targets[target] = self.call(declare, arguments, (*place, section, target), target)
+        before: MessageStream | None = None
+        for number, step in enumerate(given["steps"]):
+            before = self.step(step, before, (*place, "steps", number))
+
+    def step(self, step: Mapping[str, Any], before: MessageStream | None, place: Place) -> MessageStream:
+        """Add one step's operator and return the stream that leaves it."""
+        named = [name for name in step if name in _STEPS]
+        if len(named) != 1:
+            found = f"a step has {' and '.join(named) or 'no operator'}: expected one operator."
+            self.refuse(found, f"Give one of {', '.join(_STEPS)}.", place)
+        (name,), known = named, set(self.app._graph.operators)
+        if name == "input_stream":
+            stream = self.call(self.app.input_stream, step[name], (*place, name))
+        else:
+            source = self.stream(step["from"], (*place, "from")) if "from" in step else before
+            if source is None:
+                self.refuse("the first step reads no stream.", "Begin with input_stream.", (*place, name))
+            given = step[name]
+            if name == "with_columns":
+                stream = self.call(lambda **columns: source.with_columns(**columns), {}, (*place, name), **given)
+            else:
+                stream = self.call(getattr(source, name), given, (*place, name))
+        self.places |= dict.fromkeys(set(self.app._graph.operators) - known, (*place, name))
+        if "as" in step:
+            if step["as"] in self.streams:
+                self.refuse(f"two steps have the name {step['as']!r}.", "Rename one of them.", (*place, "as"))
+            self.streams[step["as"]] = stream
+        return stream  # type: ignore[no-any-return]
+
+    def stream(self, name: str, place: Place) -> MessageStream:
+        """Return the records that leave the step of this name."""
+        if name not in self.streams:
+            known = ", ".join(self.streams) or "none yet"
+            self.refuse(f"no step before is named {name!r}.", f"Give a step's `as`: {known}.", place)
+        return self.streams[name]
+
+    def text(self, text: str, members: Sequence[Any], place: Place) -> Any:
+        """Return a text, or the stream, dataset, table or output stream that it names."""
+        if MessageStream in members:
+            return self.stream(text, place)
+        if not any(kind in _TARGETS for kind in members):
+            return super().text(text, members, place)
+        if text not in self.targets:
+            declared = self.datasets.get(text) or self.tables.get(text)
+            if declared is None:
+                known = ", ".join([*self.targets, *self.datasets, *self.tables]) or "nothing"
+                self.refuse(f"{text!r} is not declared.", f"Declared are {known}.", place)
+            limits = self.given.get("max_staleness", {})
+            stale = {"max_staleness": limits[text]} if text in limits else {}
+            self.targets[text] = self.call(self.app.table, stale, (*self.place, "max_staleness", text), declared)
+        return self.targets[text]
+
+    def plan(self, lake: str | None) -> None:
+        """Let the planner check the application, where its lake has begun; a refusal names the step."""
+        opened = open_lake(lake)
+        if not opened.exists():
+            dg.get_dagster_logger().warning("%s is not planned, as there is no lake yet: %s", self.app.name, opened.url)
+            return
+        try:
+            plan_application(self.app, lake=opened)
+        except AdjunctError as error:
+            self.refuse_as(error, self.places.get(getattr(error, "operator", None) or "", self.place))
+
+
+def _is_kind(hint: Any, kind: type) -> bool:
+    origin = get_origin(hint)
+    return isinstance(origin, type) and issubclass(origin, kind)
+
+
+def _label(function: Callable[..., Any]) -> str:
+    return getattr(function, "__name__", repr(function))
+
+
+def _public(name: str) -> Callable[..., Any] | None:
+    """Return the public class or function of this name."""
+    for module in _MODULES:
+        try:
+            found = getattr(importlib.import_module(f"dagster_adjunct{module}"), name, None)
+        except ImportError:  # of an extra that is not installed
+            continue
+        if callable(found):
+            return found  # type: ignore[no-any-return]
+    return None
+
+
+class AdjunctScaffolder(Scaffolder[Any]):
+    """Writes an application that runs at once, and sample data for it."""
+
+    def scaffold(self, request: ScaffoldRequest[Any]) -> None:
+        """Copy the example into the new component's folder."""
+        request.target_path.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(_EXAMPLES / "component.yaml", request.target_path / "defs.yaml")
+        deliver = (_EXAMPLES / "new_project/new_project/deliver.py").read_text(encoding="utf-8")
+        (request.target_path / "deliver.py").write_text(deliver.replace("-m new_project.deliver", "deliver.py"))
+
+
+@validated_methods
+@dg.scaffold_with(AdjunctScaffolder)
+class AdjunctComponent(dg.Component):
+    """Streams joined with reference data and written to tables: datasets, remote tables and applications."""
+
+    def __init__(self, attributes: Mapping[str, Any], tree: SourcePositionTree | None = None) -> None:
+        self.attributes, self.tree = attributes, tree
+
+    @classmethod
+    def get_model_cls(cls) -> type[BaseModel]:
+        """Return the model of `attributes` in `defs.yaml`."""
+        return Attributes
+
+    @classmethod
+    def load(cls, attributes: BaseModel | None, context: dg.ComponentLoadContext) -> AdjunctComponent:
+        """Return the component of these attributes, with templates such as {{ env.LAKE }} filled in."""
+        resolution = context.resolution_context
+        given = {} if attributes is None else attributes.model_dump(by_alias=True, exclude_unset=True)
+        return cls(resolution.at_path("attributes").resolve_value(given), resolution.source_position_tree)
+
+    def applications(self) -> dict[str, Application]:
+        """Return the applications by name, for programs and tests."""
+        return {name: made.app for name, made in _Translation(self.tree).applications(self.attributes).items()}
+
+    def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:
+        """Return the definitions of the applications. What can't be declared raises DagsterInvalidDefinitionError."""
+        return _Translation(self.tree).definitions(self.attributes)

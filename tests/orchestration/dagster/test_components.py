@@ -1,0 +1,346 @@
+"""Applications in YAML are those of Python, mistakes are told with line and column, and the real `dg` runs them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+from dagster.components.core.component_tree import ComponentTree
+from dagster_shared.yaml_utils import parse_yaml_with_source_position
+
+from dagster_adjunct import Application, Lake, LakeStreams, Schema, bounded_dataset, open_lake, unbounded_dataset
+from dagster_adjunct.changes import DebeziumEnvelope, DeltaCompaction
+from dagster_adjunct.components import AdjunctComponent
+from dagster_adjunct.tables import RemoteTable, SqliteTable
+from dagster_adjunct.validators import min_rows
+from dagster_adjunct.windows import Count, Sum, Tumbling
+from tests.orchestration.dagster import functions_of_components as functions
+
+FUNCTIONS = functions.__name__
+WHOLE = f"""
+bounded_datasets:
+  planes:
+    input: lake.planes
+    key: tailnum
+    partitions: 8
+    validators: [{{min_rows: 1}}]
+  airports: {{python: "{FUNCTIONS}:airports"}}
+unbounded_datasets:
+  weather:
+    input: lake.weather
+    key: [origin, time_hour]
+    partition_by: origin
+    partitions: 8
+    max_age: 2d
+    history: all
+    valid_from: time_hour
+    compaction: {{DeltaCompaction: {{deltas: 5}}}}
+  customers:
+    input: lake.changes
+    key: id
+    broadcast: true
+    changes: {{DebeziumEnvelope: {{columns: "id bigint, name string"}}}}
+    order_by: source.lsn
+tables:
+  seen:
+    key: tailnum
+    idempotent: true
+    store: {{SqliteTable: {{path: seen.sqlite, table: seen, key: tailnum, columns: {{tailnum: string, n: bigint}}}}}}
+applications:
+  flights:
+    description: All of it
+    max_batch_records: 1000
+    startpoints_expire_after: 90m
+    output_streams:
+      lake.enriched: {{partitions: 8, key: tailnum}}
+      lake.hours: {{partitions: 4, key: origin, description: by hour}}
+      lake.late: {{partitions: 1}}
+      lake.pairs: {{partitions: 8, key: tailnum}}
+      lake.letters: {{partitions: 1}}
+    local_tables:
+      last: {{key: tailnum, schema: {{tailnum: string, dest: string}}, partitions: 8}}
+    max_staleness: {{weather: 1h}}
+    steps:
+      - input_stream: {{name: lake.flights, event_time: time_hour, delay: 10m, idle_after: 1d}}
+        as: flights
+      - join: {{table: planes, by: tailnum, how: left, select: [seats, year as built]}}
+      - join: {{table: airports, by: {{dest: faa}}, how: left}}
+      - with_columns: {{gone: dest is null, half: seats / 2}}
+        as: joined
+      - send_to: lake.enriched
+      - update: {{table: seen, add: {{n: "1"}}, if_missing: [], dead_letters: lake.letters, at_most: 5}}
+      - from: joined
+        send_to: {{target: last, on_null_key: skip, deleted: gone}}
+      - from: flights
+        filter: dep_delay > 0
+      - partition_by: [origin]
+      - join: {{table: weather, by: [origin, time_hour], as_of: time_hour}}
+      - window:
+          kind: {{Tumbling: {{size: 1h}}}}
+          by: origin
+          name: hours
+          aggregates: {{flights: {{Count: }}, delay: {{Sum: dep_delay}}}}
+          allowed_lateness: 5m
+        as: hours
+      - send_to: lake.hours
+      - from: hours
+        late_records: true
+      - send_to: lake.late
+      - from: flights
+        map: ["*", tailnum as plane]
+        as: left
+      - input_stream: {{name: lake.landings, event_time: at}}
+        as: landings
+      - from: left
+        join_stream: {{right: landings, by: tailnum, within: [0s, 12h], name: met, how: left}}
+      - send_to: lake.pairs
+  words:
+    steps:
+      - input_stream: lake.texts
+        as: texts
+      - input_stream: lake.notes
+      - merge: [texts]
+      - flat_map: {{what: {{python: "{FUNCTIONS}:words"}}, schema: {{k: string, word: string}}}}
+      - sink: {{function: {{python: "{FUNCTIONS}:publish"}}}}
+      - join: {{table: customers, by: {{"length(word)": id}}}}
+"""
+WITHOUT_TIME = "      - window: {kind: {Session: 30s}, by: k, name: bursts, aggregates: {n: {Count: }}}\n"
+
+
+def component(attributes: str, folder: Path | None = None) -> AdjunctComponent:
+    """Return the component of these attributes; in a folder, with the lines of a file."""
+    text = "type: dagster_adjunct.components.AdjunctComponent\nattributes:\n"
+    text += "".join(f"  {line}\n" for line in attributes.strip("\n").split("\n"))
+    file = "<string>"
+    if folder is not None:
+        (folder / "defs.yaml").write_text(text)
+        file = str(folder / "defs.yaml")
+    parsed = parse_yaml_with_source_position(text, file)
+    model = AdjunctComponent.get_model_cls().model_validate(parsed.value["attributes"])
+    given = model.model_dump(by_alias=True, exclude_unset=True)
+    return AdjunctComponent(given, None if folder is None else parsed.source_position_tree)
+
+
+def in_python() -> list[Application]:
+    planes = bounded_dataset("planes", input="lake.planes", key="tailnum", partitions=8, validators=[min_rows(1)])
+    weather = unbounded_dataset(
+        "weather",
+        input="lake.weather",
+        key=["origin", "time_hour"],
+        partition_by="origin",
+        partitions=8,
+        max_age=timedelta(days=2),
+        history="all",
+        valid_from="time_hour",
+        compaction=DeltaCompaction(deltas=5),
+    )
+    envelope = DebeziumEnvelope("id bigint, name string")
+    customers = unbounded_dataset(
+        "customers", input="lake.changes", key="id", broadcast=True, changes=envelope, order_by="source.lsn"
+    )
+    store = SqliteTable("seen.sqlite", "seen", "tailnum", columns={"tailnum": "string", "n": "bigint"})
+    seen = RemoteTable("seen", key="tailnum", read_function=store, write_function=store, idempotent=True)
+
+    app = Application(
+        "flights", description="All of it", max_batch_records=1000, startpoints_expire_after=timedelta(minutes=90)
+    )
+    enriched = app.output_stream("lake.enriched", partitions=8, key="tailnum")
+    by_hour = app.output_stream("lake.hours", partitions=4, key="origin", description="by hour")
+    late = app.output_stream("lake.late", partitions=1)
+    pairs = app.output_stream("lake.pairs", partitions=8, key="tailnum")
+    letters = app.output_stream("lake.letters", partitions=1)
+    columns = Schema.of(tailnum="string", dest="string")
+    last = app.local_table("last", key="tailnum", schema=columns, partitions=8)
+    flights = app.input_stream(
+        "lake.flights", event_time="time_hour", delay=timedelta(minutes=10), idle_after=timedelta(days=1)
+    )
+    joined = (
+        flights.join(app.table(planes), on="tailnum", how="left", select=["seats", "year as built"])
+        .join(app.table(functions.airports), on={"dest": "faa"}, how="left")
+        .with_columns(gone="dest is null", half="seats / 2")
+    )
+    joined.send_to(enriched).update(app.table(seen), add={"n": "1"}, if_missing=[], dead_letters=letters, at_most=5)
+    joined.send_to(last, on_null_key="skip", deleted="gone")
+    hours = (
+        flights.filter("dep_delay > 0")
+        .partition_by("origin")
+        .join(app.table(weather, max_staleness=timedelta(hours=1)), on=["origin", "time_hour"], as_of="time_hour")
+        .window(
+            Tumbling(timedelta(hours=1)),
+            by="origin",
+            name="hours",
+            aggregates={"flights": Count(), "delay": Sum("dep_delay")},
+            allowed_lateness=timedelta(minutes=5),
+        )
+    )
+    hours.send_to(by_hour)
+    hours.late_records().send_to(late)
+    left = flights.map("*", "tailnum as plane")
+    landings = app.input_stream("lake.landings", event_time="at")
+    within = (timedelta(0), timedelta(hours=12))
+    left.join_stream(landings, on="tailnum", within=within, name="met", how="left").send_to(pairs)
+
+    words = Application("words")
+    texts, notes = words.input_stream("lake.texts"), words.input_stream("lake.notes")
+    told = notes.merge(texts).flat_map(functions.words, schema=Schema.of(k="string", word="string"))
+    told.sink(functions.publish).join(words.table(customers), on={"length(word)": "id"})
+    return [app, words]
+
+
+def facts(app: Application) -> dict[str, Any]:
+    options = {name: value for name, value in vars(app).items() if not name.startswith("_") and name != "declared_at"}
+    return {
+        "options": options,
+        "operators": [(operator.id, operator.inputs, operator.spec) for operator in app.operators],
+        "datasets": app.datasets,
+        "outputs": [(name, stream.partitions, stream.key, stream.description) for name, stream in app.outputs.items()],
+        "staleness": app.max_staleness,
+    }
+
+
+def test_what_is_declared_in_yaml_is_what_python_declares() -> None:
+    made = component(WHOLE).applications()
+    expected = in_python()
+    assert list(made) == [app.name for app in expected]
+    for app in expected:
+        found = made[app.name]
+        assert facts(found) == facts(app)
+        assert found.tables.keys() == app.tables.keys()
+        for name, table in found.tables.items():
+            assert (table.key, table.idempotent) == (app.tables[name].key, app.tables[name].idempotent)
+            assert table.read_function is table.write_function
+
+
+MISTAKES = {
+    "an operator that refuses": (WHOLE + WITHOUT_TIME, "- window: {kind: {Session", "no event time"),
+    "an argument that there is not": (WHOLE.replace("size: 1h", "sise: 1h"), "sise: 1h", "Tumbling takes no 'sise'"),
+    "no duration": (WHOLE.replace("size: 1h", "size: soon"), "size: soon", "'soon'"),
+    "a class that there is not": (
+        WHOLE.replace("{Tumbling:", "{Tumblin:"),
+        "Tumblin",
+        "no class or function 'Tumblin'",
+    ),
+    "nothing that is declared": (WHOLE.replace("table: planes,", "table: plains,"), "table: plains", "'plains'"),
+    "no step of this name": (WHOLE.replace("merge: [texts]", "merge: [text]"), "text]", "is named 'text'"),
+    "a function that there is not": (WHOLE.replace(":words", ":wordz"), "python: ", "wordz"),
+    "no module": (WHOLE.replace(f"{FUNCTIONS}:airports", "nowhere:airports"), "python: ", "nowhere"),
+    "two operators": (
+        WHOLE.replace("merge: [texts]", "merge: [texts]\n        filter: k > 1"),
+        "merge: [texts]",
+        "filter and merge",
+    ),
+    "no input": (WHOLE.replace("- input_stream: lake.texts\n        as: texts", "- filter: k"), "filter: k", "input"),
+    "a step's name twice": (WHOLE.replace("as: left", "as: joined"), "as: joined", "'joined'"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_told_with_its_line_and_column(mistake: str, tmp_path: Path) -> None:
+    text, there, told = MISTAKES[mistake]
+    with pytest.raises(dg.DagsterInvalidDefinitionError) as caught:
+        component(text, tmp_path).applications()
+    message = str(caught.value)
+    assert told in message
+    file, line, column, _ = message.split(":", 3)
+    assert file == str(tmp_path / "defs.yaml")
+    lines = Path(file).read_text().splitlines()
+    assert there in "\n".join(lines[int(line) - 1 : int(line) + 1])
+    assert int(column) > 4
+    assert f"{line} | " in message, "the lines around it are shown"
+
+
+def test_what_the_schema_refuses_is_told_of_the_form_that_is_meant() -> None:
+    from jsonschema import Draft202012Validator
+
+    schema = AdjunctComponent.get_model_cls().model_json_schema()
+    check = Draft202012Validator(schema)
+    steps = [{"input_stream": "lake.a"}, {"join": {"table": "b", "bie": "k"}}, {"send_to": ["lake.c"]}]
+    errors = list(check.iter_errors({"applications": {"a": {"steps": steps}}, "tables": {"t": {"keys": "k"}}}))
+    found = sorted(("/".join(map(str, error.absolute_path)), error.message) for error in errors)
+    assert [place for place, _ in found] == [
+        "applications/a/steps/1/join", "applications/a/steps/1/join", "applications/a/steps/2/send_to", "tables/t",
+        "tables/t",
+    ]  # fmt: skip
+    assert "'bie' was unexpected" in found[0][1] + found[1][1]
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Lake:
+    return open_lake(tmp_path / "lake")
+
+
+def test_a_refusal_of_the_planner_names_the_step_where_definitions_are_validated(
+    lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = f"""
+lake: {lake.url}
+bounded_datasets:
+  prices: {{input: lake.prices, key: k, partitions: 3}}
+applications:
+  shop:
+    output_streams: {{lake.out: {{partitions: 2, key: k}}}}
+    steps:
+      - input_stream: lake.orders
+      - join: {{table: prices, by: k}}
+      - send_to: lake.out
+"""
+    made = component(text, tmp_path)
+    context = ComponentTree.for_test().load_context
+    monkeypatch.setenv("DAGSTER_IS_DEFS_VALIDATION_CLI", "1")
+    assert made.build_defs(context) is not None, "there is no lake yet"
+    streams = LakeStreams(lake)
+    streams.create("orders", schema=Schema.of(k="string"), key=["k"], partitions=2)
+    streams.create("prices", schema=Schema.of(k="string", price="double"), key=["k"], partitions=3)
+    with pytest.raises(dg.DagsterInvalidDefinitionError, match="equal partition counts") as caught:
+        made.build_defs(context)
+    assert str(caught.value).startswith(f"{tmp_path / 'defs.yaml'}:11:")
+    monkeypatch.delenv("DAGSTER_IS_DEFS_VALIDATION_CLI")
+    assert made.build_defs(context) is not None, "code locations load without their lake"
+    assert "defs.yaml:11" in str(made.applications()["shop"].operators[1].declared_at)
+
+
+@pytest.mark.lengthy
+def test_a_project_of_dagsters_own_has_a_green_run_of_what_is_scaffolded(tmp_path: Path) -> None:
+    """`create-dagster`, `dg scaffold defs`, `dg check`, `dg list`, `dg launch`, as a user types them."""
+    environment = {**os.environ, "DAGSTER_DISABLE_TELEMETRY": "1", "PYTHONPATH": "src", "COLUMNS": "200"}
+    environment = {name: value for name, value in environment.items() if not name.startswith("ADJUNCT_")}
+    environment["DAGSTER_HOME"] = str(tmp_path / "home")
+    (tmp_path / "home").mkdir()
+    project = tmp_path / "shop"
+
+    def typed(*command: str, folder: Path = project, code: int = 0) -> str:
+        program = shutil.which(command[0], path=str(Path(sys.executable).parent))
+        assert program, command
+        done = subprocess.run(
+            [program, *command[1:]],
+            cwd=folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=240,
+        )
+        assert done.returncode == code, done.stdout[-3000:] + done.stderr[-3000:]
+        return done.stdout
+
+    typed("create-dagster", "project", "shop", "--no-uv-sync", folder=tmp_path)
+    assert "dagster_adjunct.components.AdjunctComponent" in typed("dg", "list", "components")
+    typed("dg", "scaffold", "defs", "dagster_adjunct.components.AdjunctComponent", "orders")
+    folder = project / "src/shop/defs/orders"
+    assert "validated successfully" in typed("dg", "check", "yaml")
+    typed("python", str(folder / "deliver.py"), "1")
+    assert "loaded successfully" in typed("dg", "check", "defs", "--no-check-yaml")
+    typed("dg", "launch", "--job", "orders")
+    found = json.loads(typed("adjunct", "table", "get", "spending", "ann", "--json"))
+    assert {"customer": "ann", "town": "Leeds", "spent": 1.5}.items() <= json.loads(json.dumps(found))["record"].items()
+    text = (folder / "defs.yaml").read_text()
+    (folder / "defs.yaml").write_text(text.replace("broadcast: true", "broadcas: true"))
+    assert "defs.yaml:6" in typed("dg", "check", "yaml", code=1)
