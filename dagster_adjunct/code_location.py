@@ -1,6 +1,7 @@
 """How a Dagster code location is adjusted: the keys and words of its assets, when its jobs are launched, its tables."""
 
 from dagster_adjunct.orchestration.code_location.definitions import prepare_dagster_home as prepare_dagster_home
+from dagster_adjunct.orchestration.code_location.loading import AdjunctLoader as AdjunctLoader
 from dagster_adjunct.orchestration.code_location.nodes import AdjunctTranslator as AdjunctTranslator
 from dagster_adjunct.orchestration.code_location.nodes import AssetSubject as AssetSubject
 from dagster_adjunct.orchestration.code_location.resources import DynamoDbTableResource as DynamoDbTableResource

@@ -138,7 +138,7 @@ def _step_form(name: str, function: Callable[..., Any]) -> Any:
     """Return what a step may be given: all its arguments by name, or the first one alone."""
     arguments = list(_arguments(function).values())
     if not arguments:
-        return bool | None
+        return Literal[True] | None
     if arguments[0][1].kind is inspect.Parameter.VAR_KEYWORD:
         return dict[str, str] | None
     hint, first = arguments[0]
@@ -229,9 +229,13 @@ class _Translation:
 
     def declared(self, function: Callable[..., Any], name: str, arguments: Mapping[str, Any], place: Place) -> Any:
         """Return what the function declares under this name, or what a module has."""
-        if arguments.keys() == {_PYTHON}:
-            return self.imported(arguments[_PYTHON], (*place, _PYTHON))
-        return self.call(function, arguments, place, name)
+        if arguments.keys() != {_PYTHON}:
+            return self.call(function, arguments, place, name)
+        made = self.imported(arguments[_PYTHON], (*place, _PYTHON))
+        if getattr(made, "name", None) != name:
+            found = f"{arguments[_PYTHON]!r} has the name {getattr(made, 'name', None)!r}: expected {name!r}."
+            self.refuse(found, "Declare it under its own name.", (*place, _PYTHON))
+        return made
 
     def table(self, name: str, arguments: Mapping[str, Any], place: Place) -> Any:
         """Return a remote table; its `store` reads and writes."""
@@ -287,9 +291,11 @@ class _Translation:
         mapping = next((kind for kind in members if _is_kind(kind, Mapping)), None)
         objects = any(kind not in _PLAIN and get_origin(kind) in (None, type) for kind in members) or mapping is None
         name, arguments = next(iter(value.items())) if len(value) == 1 else ("", None)
-        made_by = _public(name) if objects and name else None
+        made_by = _public(name) if objects and isinstance(name, str) and name else None
         if made_by is not None:
             return self.call(made_by, arguments, (*place, name))
+        if mapping is None and Any in members:
+            return {key: self.value(one, Any, (*place, key)) for key, one in value.items()}
         if mapping is None:
             found = (
                 f"the package has no class or function {name!r}"

@@ -30,6 +30,7 @@ from dagster_adjunct.orchestration.code_location.dataset_assets import (
     partition_job,
     partitioned_dataset_asset,
 )
+from dagster_adjunct.orchestration.code_location.loading import LOADER, AdjunctLoader
 from dagster_adjunct.orchestration.code_location.metadata import MAX_PREVIEW_ROWS, code_references
 from dagster_adjunct.orchestration.code_location.nodes import (
     NODE_KINDS,
@@ -105,13 +106,13 @@ def build_definitions(
     found += _partition_jobs(graph)
     found += [one for name, members in stored.items() for one in _upkeep_jobs(name, members)]
     found += [one for job in jobs.iceberg_jobs(stored, iceberg or {}) for one in jobs.with_schedule("iceberg", job)]
-    lake_resource, spark_resource = _resources(lake)
+    lake_resource, spark_resource, loader = _resources(lake)
     return dg.Definitions(
         assets=[*graph.external_specs(), *graph.built_assets()],
         jobs=[one for one in found if isinstance(one, LaunchedJob)],
         schedules=[one for one in found if isinstance(one, dg.ScheduleDefinition)],
         sensors=[one for one in found if isinstance(one, dg.SensorDefinition)],
-        resources={"adjunct_lake": lake_resource, "adjunct_spark": spark or spark_resource},
+        resources={"adjunct_lake": lake_resource, "adjunct_spark": spark or spark_resource, LOADER: loader},
         executor=dg.in_process_executor,
     )
 
@@ -179,9 +180,9 @@ def _reject_duplicate_names(apps: Sequence[Application]) -> None:
 
 
 @cache
-def _resources(lake: str | None) -> tuple[LakeResource, SparkResource]:
+def _resources(lake: str | None) -> tuple[LakeResource, SparkResource, AdjunctLoader]:
     """Return the same objects for the same lake, because Definitions.merge rejects two resources of one name."""
-    return LakeResource(url=lake), SparkResource(lake=lake)
+    return LakeResource(url=lake), SparkResource(lake=lake), AdjunctLoader(lake=lake)
 
 
 _CONFIG = """\

@@ -42,6 +42,8 @@ from dagster_adjunct.resources.streams.system import OffsetRange, StreamSystem, 
 
 # Tag of a materialization's data version.
 DATA_VERSION_TAG = "dagster/data_version"
+DATASET = "adjunct/dataset"
+STREAM = "adjunct/stream"
 
 
 def column_schema(schema: Schema, descriptions: Mapping[str, str] | None = None) -> dg.MetadataValue:
@@ -165,6 +167,7 @@ def declared_metadata(dataset: AdjunctDataset) -> dict[str, Any]:
     by = ", ".join(dataset.partition_by)
     return _known(
         {
+            DATASET: dataset.name,
             "adjunct/kind": dataset.kind,
             "adjunct/key": dg.MetadataValue.json(list(dataset.key)),
             "adjunct/input": str(dataset.input),
@@ -177,9 +180,12 @@ def declared_metadata(dataset: AdjunctDataset) -> dict[str, Any]:
     )
 
 
-def output_stream_metadata(output: OutputStream) -> dict[str, Any]:
-    """Return the declared key and partitions of an output stream."""
-    return {"adjunct/key": dg.MetadataValue.json(list(output.key)), "adjunct/partitions": output.partitions}
+def declared_stream_metadata(name: str, output: OutputStream | None) -> dict[str, Any]:
+    """Return the name of a stream, and the declared key and partitions of an output stream."""
+    if output is None:
+        return {STREAM: name}
+    key = dg.MetadataValue.json(list(output.key))
+    return {STREAM: name, "adjunct/key": key, "adjunct/partitions": output.partitions}
 
 
 def table_metadata(table: AnyTable, descriptions: Mapping[str, str] | None = None) -> dict[str, Any]:

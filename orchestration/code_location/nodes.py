@@ -159,7 +159,7 @@ NODE_KINDS: dict[Kind, NodeKind] = {
         key=lambda subject: dg.AssetKey([to_dagster_name(part) for part in split_stream_name(subject.name)]),
         icons=_stream_icons,
         subject=lambda app, name: {"description": app.outputs[name].description} if name in app.outputs else {},
-        declared=lambda app, name: metadata.output_stream_metadata(app.outputs[name]) if name in app.outputs else {},
+        declared=lambda app, name: metadata.declared_stream_metadata(name, app.outputs.get(name)),
         written=_written_stream,
     ),
     "files": NodeKind(

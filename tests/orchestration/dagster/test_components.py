@@ -237,6 +237,11 @@ MISTAKES = {
         "merge: [texts]",
         "filter and merge",
     ),
+    "another name than the one in Python": (
+        WHOLE.replace("airports: {python", "fields: {python"),
+        "python: ",
+        "'airports'",
+    ),
     "no input": (WHOLE.replace("- input_stream: lake.texts\n        as: texts", "- filter: k"), "filter: k", "input"),
     "a step's name twice": (WHOLE.replace("as: left", "as: joined"), "as: joined", "'joined'"),
 }
@@ -305,6 +310,31 @@ applications:
     monkeypatch.delenv("DAGSTER_IS_DEFS_VALIDATION_CLI")
     assert made.build_defs(context) is not None, "code locations load without their lake"
     assert "defs.yaml:11" in str(made.applications()["shop"].operators[1].declared_at)
+
+
+def test_a_file_gives_its_applications_to_programs_with_templates_filled_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHOP_STREAM", "lake.orders")
+    text = """
+spark: {SparkResource: {master: none, spark_config: {spark.ui.enabled: "false"}}}
+applications:
+  shop:
+    output_streams: {lake.out: {partitions: 1}}
+    steps:
+      - input_stream: "{{ env.SHOP_STREAM }}"
+      - send_to: lake.out
+"""
+    component(text, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    (made,) = AdjunctComponent.from_yaml_path(tmp_path / "defs.yaml").components  # type: ignore[attr-defined]
+    assert isinstance(made, AdjunctComponent)
+    (app,) = made.applications().values()
+    assert list(app.inputs) == ["lake.orders"]
+    definitions = made.build_defs(ComponentTree.for_test().load_context)
+    assert definitions.resources is not None
+    spark = definitions.resources["adjunct_spark"]
+    assert (spark.master, spark.spark_config) == ("none", {"spark.ui.enabled": "false"})
 
 
 @pytest.mark.lengthy

@@ -1,0 +1,108 @@
+"""What assets of users get as an input: the entries of a dataset, or the records of a stream.
+
+The annotation of the asset's parameter says as what: a table of pyarrow, a frame of pandas or Polars, a relation of
+DuckDB, or a list of dictionaries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, get_args, get_origin
+
+import dagster as dg
+from pydantic import Field
+
+from dagster_adjunct.assets.reading.arrow_rows import read_entries
+from dagster_adjunct.assets.reading.dataset import open_dataset
+from dagster_adjunct.orchestration.code_location import metadata
+from dagster_adjunct.resources.errors import ConfigurationError
+from dagster_adjunct.resources.lazy_modules import pa, pc
+from dagster_adjunct.resources.objects.lake import Lake, open_lake
+from dagster_adjunct.resources.streams.system import TOMBSTONE
+from dagster_adjunct.resources.validation import validated
+
+LOADER = "adjunct_loader"
+"""The key of the resource: `dg.AssetIn(key=…, input_manager_key="adjunct_loader")`."""
+
+
+def _polars(table: pa.Table) -> Any:
+    return _engine("polars").from_arrow(table)
+
+
+def _engine(module: str) -> Any:
+    from dagster_adjunct.assets.exchange.handover import import_engine
+
+    return import_engine(module, extra=module)
+
+
+_FORMS: Mapping[str, Callable[[pa.Table], Any]] = {
+    "pyarrow.Table": lambda table: table,
+    "pandas.DataFrame": lambda table: table.to_pandas(),
+    "polars.DataFrame": _polars,
+    "polars.LazyFrame": lambda table: _polars(table).lazy(),
+    "duckdb.DuckDBPyRelation": lambda table: _engine("duckdb").from_arrow(table),
+    "builtins.list": lambda table: table.to_pylist(),
+}
+
+
+@validated
+class AdjunctLoader(dg.ConfigurableIOManager):
+    """Loads what Adjunct's assets have stored for assets that take it as an input; it stores nothing.
+
+    Of a dataset, the served version's entries, and of one whose versions are partitions, those of the partition. Of a
+    stream of the lake, all its records without deletions. The whole is in memory: for more, open it in the asset
+    (`open_dataset`, `stream_view`).
+    """
+
+    lake: str | None = Field(default=None, description="The lake's URL. Default: ADJUNCT_LAKE, else .adjunct/lake.")
+
+    def handle_output(self, context: dg.OutputContext, obj: object) -> None:
+        """Do nothing: runs write to the lake themselves."""
+
+    def load_input(self, context: dg.InputContext) -> Any:
+        """Return the entries or records in the form that the input is annotated with.
+
+        Of several partitions of a dataset, that is a dictionary by partition: dict[str, pandas.DataFrame]. Raises
+        ConfigurationError for another form and for an asset that is neither, and what `open_dataset` raises.
+        """
+        facts = {} if context.upstream_output is None else context.upstream_output.definition_metadata
+        wanted = context.dagster_type.typing_type
+        by_partition = get_origin(wanted) is dict
+        form = _form(context.name, get_args(wanted)[1] if by_partition else wanted)
+        lake = open_lake(self.lake)
+        if (stream := facts.get(metadata.STREAM)) is not None:
+            return form(_records(lake, stream))
+        if (dataset := facts.get(metadata.DATASET)) is None:
+            problem = f"input {context.name!r} is an asset that is neither a dataset nor a stream of the lake."
+            raise ConfigurationError(problem, "Load it in the asset itself.", argument=context.name)
+        versions = list(context.asset_partition_keys) if context.has_asset_partitions else [None]
+        if by_partition:
+            return {version: form(_entries(lake, dataset, version)) for version in versions}
+        if len(versions) != 1:
+            problem = f"input {context.name!r} has {len(versions)} partitions, and its annotation is for one."
+            raise ConfigurationError(problem, "Annotate it with dict[str, …], by partition.", argument=context.name)
+        return form(_entries(lake, dataset, versions[0]))
+
+
+def _form(name: str, wanted: Any) -> Callable[[pa.Table], Any]:
+    """Return what makes the annotated kind of a table; for Any, it stays one."""
+    kind = get_origin(wanted) or wanted
+    package = getattr(kind, "__module__", "").partition(".")[0].removeprefix("_")
+    form = _FORMS.get("pyarrow.Table" if wanted is Any else f"{package}.{getattr(kind, '__name__', '')}")
+    if form is None:
+        problem = f"input {name!r} is annotated with {wanted!r}: expected one of {', '.join(_FORMS)}."
+        step = "Change the annotation, or take the resource adjunct_lake and open the dataset in the asset."
+        raise ConfigurationError(problem, step, argument=name)
+    return form
+
+
+def _entries(lake: Lake, dataset: str, version: str | None) -> pa.Table:
+    with open_dataset(lake, dataset, version=version) as opened:
+        return opened.lend(lambda reader: read_entries(reader, None))
+
+
+def _records(lake: Lake, stream: str) -> pa.Table:
+    from dagster_adjunct.assets.exchange.handover import pyarrow_dataset, stream_view
+
+    view = stream_view(lake, stream)  # refuses streams of other systems
+    return pyarrow_dataset(view).to_table(columns=list(view.schema.names), filter=~pc.field(TOMBSTONE))
