@@ -337,7 +337,7 @@ applications:
     assert (spark.master, spark.spark_config) == ("none", {"spark.ui.enabled": "false"})
 
 
-@pytest.mark.lengthy
+@pytest.mark.long  # docs/components.md does the same as written, in test_docs.py
 def test_a_project_of_dagsters_own_has_a_green_run_of_what_is_scaffolded(tmp_path: Path) -> None:
     """`create-dagster`, `dg scaffold defs`, `dg check`, `dg list`, `dg launch`, as a user types them."""
     environment = {**os.environ, "DAGSTER_DISABLE_TELEMETRY": "1", "PYTHONPATH": "src", "COLUMNS": "200"}
