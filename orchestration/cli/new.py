@@ -1,6 +1,7 @@
 """`adjunct new NAME`: a small project that runs at once, to be changed into one's own.
 
-It is a copy of `examples/new_project`, under the new name.
+It is a copy of `examples/new_project` under the new name; with --yaml, the application is that of
+`examples/component.yaml`.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import keyword
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -15,20 +17,22 @@ import click
 from dagster_adjunct.orchestration.cli import options, output
 from dagster_adjunct.resources.errors import ConfigurationError, translate_file_errors
 
-_TEMPLATE = Path(__file__).resolve().parents[2] / "examples" / "new_project"
+_EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 _MODULE, _TITLE = "new_project", "new-project"
+_COMPONENT = "defs/orders/defs.yaml"
 _NAME = re.compile(r"[a-z][a-z0-9]*([-_][a-z0-9]+)*")
 
 
 @click.command()
 @click.argument("name")
+@click.option("--yaml", "in_yaml", is_flag=True, help="Declare the application in YAML, as a component for dg.")
 @options.output_options
-def new(name: str) -> None:
+def new(name: str, in_yaml: bool) -> None:
     """Make a small project in the folder NAME: two datasets, an application, sample data, tests, Dagster's settings.
 
     It runs at once, without a server and without Java. Its README says how.
     """
-    folder = create_project(name)
+    folder = create_project(name, in_yaml=in_yaml)
     module = name.replace("-", "_")
     output.show_line(f"{name}: created. Next:")
     for line in (f"cd {name}", f"python -m {module}.deliver", f"adjunct run {module}.pipeline:app"):
@@ -37,7 +41,7 @@ def new(name: str) -> None:
     output.show_json({"folder": str(folder), "files": files})
 
 
-def create_project(name: str, where: Path | None = None) -> Path:
+def create_project(name: str, where: Path | None = None, *, in_yaml: bool = False) -> Path:
     """Create a project and return its folder, below `where` (default: the working directory).
 
     Raises ConfigurationError for a name that is no module's, or that another module or a folder has already.
@@ -56,14 +60,26 @@ def create_project(name: str, where: Path | None = None) -> Path:
     if importlib.util.find_spec(module) is not None:
         problem = f"there is a Python module {module!r} already, which would be imported instead of the project's."
         raise ConfigurationError(problem, f"Use another name, such as {name}-streams.", argument="name")
+    texts = dict(_template("new_project"))
+    if in_yaml:
+        component = (_EXAMPLES / "component.yaml").read_text(encoding="utf-8")
+        texts |= dict(_template("new_project_in_yaml"))
+        texts[f"{_MODULE}/{_COMPONENT}"] = component.replace("    orders:\n", f"    {_TITLE}:\n")
+        for pipeline in (f"{_MODULE}/pipeline.py", "`pipeline.py`"):
+            there = pipeline.replace("pipeline.py", _COMPONENT)
+            texts["README.md"] = texts["README.md"].replace(pipeline, there)
     with translate_file_errors(folder, "the new project"):
-        for source in _TEMPLATE.rglob("*"):
-            place = str(source.relative_to(_TEMPLATE)).replace(_MODULE, module).replace("gitignore", ".gitignore")
-            if source.is_dir() or "__pycache__" in place:
-                continue
-            target = folder / place
+        for place, text in texts.items():
+            target = folder / place.replace(_MODULE, module)
             target.parent.mkdir(parents=True, exist_ok=True)
-            text = source.read_text(encoding="utf-8").replace(_MODULE, module).replace(_TITLE, name)
-            target.write_text(text, encoding="utf-8")
+            target.write_text(text.replace(_MODULE, module).replace(_TITLE, name), encoding="utf-8")
     prepare_dagster_home(folder)
     return folder
+
+
+def _template(name: str) -> Iterator[tuple[str, str]]:
+    """Yield the files of a template: their places in a project, and their texts."""
+    for source in (_EXAMPLES / name).rglob("*"):
+        place = str(source.relative_to(_EXAMPLES / name)).replace("gitignore", ".gitignore")
+        if source.is_file() and "__pycache__" not in place:
+            yield place, source.read_text(encoding="utf-8")

@@ -88,11 +88,11 @@ def _arguments(function: Callable[..., Any]) -> dict[str, tuple[Any, inspect.Par
 
 def _form(hint: Any) -> Any:
     """Return the type that YAML has for an argument of this type."""
-    members, arguments = _members(hint), get_args(hint)
+    members = _members(hint)
     if len(members) > 1:
         return Union[tuple(dict.fromkeys(_form(member) for member in members))]  # noqa: UP007
     (kind,) = members
-    origin = get_origin(kind)
+    origin, arguments = get_origin(kind), get_args(kind)
     if kind in _PLAIN or origin is Literal:
         return kind
     if kind is timedelta:

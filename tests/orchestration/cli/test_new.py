@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import tomllib
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,24 @@ def test_its_readme_names_what_there_is(tmp_path: Path) -> None:
     commands = " ".join(block.text for block in blocks_of(readme))
     modules = re.findall(r"(prices\.\w+)", commands)
     assert {*modules} == {"prices.deliver", "prices.pipeline"}
+
+
+def test_in_yaml_it_declares_the_same_application(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for arguments in (["prices"], ["prices-in-yaml", "--yaml"]):
+        assert CliRunner().invoke(root, ["new", *arguments]).exit_code == 0
+        monkeypatch.syspath_prepend(tmp_path / arguments[0])
+    folder = tmp_path / "prices-in-yaml"
+    named = re.findall(r"^\| `([^`]+)`", (folder / "README.md").read_text(), re.MULTILINE)
+    assert all((folder / file).exists() for file in named)
+    assert not (folder / "prices_in_yaml/defs/orders/deliver.py").exists()
+    one, other = (import_module(f"{name}.pipeline").app for name in ("prices", "prices_in_yaml"))
+    assert [(operator.id, operator.spec) for operator in one.operators] == [
+        (operator.id, operator.spec) for operator in other.operators
+    ]
+    assert (one.name, other.name) == ("prices", "prices-in-yaml")
+    assert one.datasets == other.datasets
+    definitions = import_module("prices_in_yaml.definitions").defs()
+    assert definitions.resolve_job_def("prices_in_yaml") is not None
 
 
 @pytest.mark.parametrize("name", ["Prices", "1st", "my orders", "../orders", "class", "a--b", "", "my.orders", "-x-"])

@@ -1,0 +1,1 @@
+"""Components: a folder each."""
