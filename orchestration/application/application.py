@@ -15,7 +15,7 @@ from copy import copy
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Literal, TypeVar, Unpack, overload
 
 from pydantic import SkipValidation
@@ -356,20 +356,7 @@ def load_application(reference: str) -> Application:
         problem = f"{reference!r} names no application: expected MODULE:APP."
         step = "Write, for example, dagster_adjunct.examples.flights.pipeline:app."
         raise ConfigurationError(problem, step, argument="reference")
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or f"{module_name}.".startswith(f"{error.name}.") is False:
-            raise _import_error(module_name, error) from error
-        problem = f"module {module_name!r} is not found (from {here})."
-        raise ConfigurationError(problem, "Run from the folder that holds it.", module=module_name) from error
-    except AdjunctError:
-        raise
-    except Exception as error:  # whatever a user's module does while it is imported
-        raise _import_error(module_name, error) from error
+    module = import_user_module(module_name)
     application = getattr(module, attribute, None)
     if not isinstance(application, Application):
         names = sorted(name for name, value in vars(module).items() if isinstance(value, Application))
@@ -377,6 +364,24 @@ def load_application(reference: str) -> Application:
         problem = f"{module_name}:{attribute} {found}; the module has {', '.join(names) or 'none'}."
         raise ConfigurationError(problem, "Correct the name after the colon.", module=module_name)
     return application
+
+
+def import_user_module(name: str) -> ModuleType:
+    """Import a user's module with the working directory on the path. Raises ConfigurationError for whatever fails."""
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or f"{name}.".startswith(f"{error.name}.") is False:
+            raise _import_error(name, error) from error
+        problem = f"module {name!r} is not found (from {here})."
+        raise ConfigurationError(problem, "Run from the folder that holds it.", module=name) from error
+    except AdjunctError:
+        raise
+    except Exception as error:  # whatever a user's module does while it is imported
+        raise _import_error(name, error) from error
 
 
 def _import_error(module: str, error: Exception) -> ConfigurationError:

@@ -41,8 +41,8 @@ def new(name: str, in_yaml: bool) -> None:
     output.show_json({"folder": str(folder), "files": files})
 
 
-def create_project(name: str, where: Path | None = None, *, in_yaml: bool = False) -> Path:
-    """Create a project and return its folder, below `where` (default: the working directory).
+def create_project(name: str, *, in_yaml: bool = False) -> Path:
+    """Create a project in the working directory and return its folder.
 
     Raises ConfigurationError for a name that is no module's, or that another module or a folder has already.
     """
@@ -53,7 +53,7 @@ def create_project(name: str, where: Path | None = None, *, in_yaml: bool = Fals
         problem = f"{name!r} can't be the name of a project: its module has the same name."
         step = "Use lower-case letters and digits, with single - or _ between them, as in my-orders."
         raise ConfigurationError(problem, step, argument="name")
-    folder = (where or Path.cwd()) / name
+    folder = Path.cwd() / name
     if folder.exists():
         problem, step = f"{folder} exists already, and nothing in it is changed.", "Use another name, or remove it."
         raise ConfigurationError(problem, step, argument="name")

@@ -2,7 +2,7 @@
 
 YAML has the names of the Python API: a section or step is a function or method, its keys are the arguments. Of values,
 `{Tumbling: {size: 5m}}` is what a public class or function makes, `{python: "module:name"}` is anything that a module
-has, and a duration is 30s, 5m, 2h, 7d or 1w. What can't be declared is told with its line and column.
+has, and a duration is 30s, 5m, 2h, 7d or 1w. Errors name the line and column.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from __future__ import annotations
 import importlib
 import inspect
 import os
-import shutil
+import re
 import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import is_dataclass
 from datetime import timedelta
 from enum import Enum
@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
 
 import dagster as dg
+from dagster.components.resolved.context import ResolutionContext
 from dagster.components.scaffold.scaffold import Scaffolder, ScaffoldRequest
 from dagster_shared.yaml_utils.source_position import SourcePositionTree
 from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, create_model
@@ -27,21 +28,24 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, bounded_dataset, unbounded_dataset
-from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.application.application import Application, import_user_module
 from dagster_adjunct.orchestration.application.graph import DatasetHandle, OutputStream, RemoteTableHandle
 from dagster_adjunct.orchestration.application.message_stream import MessageStream
 from dagster_adjunct.orchestration.code_location.definitions import build_definitions
+from dagster_adjunct.orchestration.operators.event_time import ARRIVAL
 from dagster_adjunct.orchestration.planner.planner import plan_application
 from dagster_adjunct.resources.common import CodeLine, declaring_at, read_duration
-from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError
+from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, redact_passwords
 from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.streams.lake.streams import LakeStreams
 from dagster_adjunct.resources.tables.table import RemoteTable
 from dagster_adjunct.resources.validation import type_hints, validated_methods
 
 Place = tuple[str | int, ...]
 _PYTHON = "python"
 _IN_YAML = {"on": "by"}  # YAML reads on as true
+_ON = re.compile(r"\bon=")
 _PLAIN = (str, int, float, bool, type(None))
 _TARGETS = (DatasetHandle, RemoteTableHandle, OutputStream)
 _MODULES = ("", ".changes", ".code_location", ".exchange", ".sources", ".tables", ".validators", ".windows", ".kafka")
@@ -52,20 +56,19 @@ _EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 
 class _Declaration(BaseModel):
-    model_config = ConfigDict(extra="forbid", populate_by_name=True)
+    model_config = ConfigDict(extra="forbid")
 
 
 class _ByShape:
-    """Tells a value's form by its shape in the JSON schema, so that an error is about that form and not about all."""
+    """Chooses the form by the value's shape in the JSON schema, so that an error is about that form only."""
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         forms = handler(core)["anyOf"]
-        objects = [form for form in forms if "$ref" in form]
-        if len(objects) == 2:  # a declaration, or what a module has
-            return {"if": {"required": [_PYTHON]}, "then": objects[1], "else": objects[0]}
-        others = [form for form in forms if form not in objects]
-        return {"if": {"type": "object"}, "then": objects[0], "else": {"anyOf": others}}
+        declared, imported = (form for form in forms if "$ref" in form)
+        others = [form for form in forms if "$ref" not in form]
+        chosen = {"if": {"required": [_PYTHON]}, "then": imported, "else": declared}
+        return {"if": {"type": "object"}, "then": chosen, "else": {"anyOf": others}} if others else chosen
 
 
 def _arguments(function: Callable[..., Any]) -> dict[str, tuple[Any, inspect.Parameter]]:
@@ -95,6 +98,8 @@ def _form(hint: Any) -> Any:
     origin, arguments = get_origin(kind), get_args(kind)
     if kind in _PLAIN or origin is Literal:
         return kind
+    if kind in (Any, object):
+        return Any
     if kind is timedelta:
         return str
     if isinstance(kind, type) and issubclass(kind, Enum):
@@ -128,10 +133,12 @@ def _model(name: str, function: Callable[..., Any], *, without: Sequence[str] = 
         if parameter.kind is parameter.VAR_POSITIONAL:
             form = list[form]  # type: ignore[valid-type]
         needed = parameter.default is parameter.empty and parameter.kind is not parameter.VAR_POSITIONAL
-        kind, default = (form, ...) if needed else (form | None, None)
         # A field may not have the name of a method of the model, such as schema.
-        fields[f"{argument}_"] = (kind, Field(default, alias=_IN_YAML.get(argument, argument)))
+        fields[f"{argument}_"] = (form, Field(... if needed else None, alias=_IN_YAML.get(argument, argument)))
     return create_model(name, __base__=_Declaration, __doc__=inspect.getdoc(function), **fields, **more)
+
+
+Imported = create_model("Imported", __base__=_Declaration, python=(str, ...))
 
 
 def _step_form(name: str, function: Callable[..., Any]) -> Any:
@@ -142,8 +149,11 @@ def _step_form(name: str, function: Callable[..., Any]) -> Any:
     if arguments[0][1].kind is inspect.Parameter.VAR_KEYWORD:
         return dict[str, str] | None
     hint, first = arguments[0]
+    form = _model("".join(map(str.title, name.split("_"))), function)
+    if any(other.default is other.empty for _, other in arguments[1:]):
+        return form  # more than the first one is needed
     alone = list[_form(hint)] if first.kind is first.VAR_POSITIONAL else str  # type: ignore[misc]
-    return Annotated[_model("".join(map(str.title, name.split("_"))), function) | alone | None, _ByShape]
+    return Annotated[form | Imported | alone, _ByShape]
 
 
 _METHODS = {name: method for name, method in vars(MessageStream).items() if inspect.isfunction(method)}
@@ -154,8 +164,8 @@ _STEPS: dict[str, Callable[..., Any]] = {
 _FROM = "The step whose records this one gets, by its `as`; by default the step before it."
 _AS = "A name for the records that leave this step, for `from`, merge and join_stream."
 _STEP: dict[str, Any] = {
-    "after": (str | None, Field(None, alias="from", description=_FROM)),
-    "name": (str | None, Field(None, alias="as", description=_AS)),
+    "after": (str, Field(None, alias="from", description=_FROM)),
+    "name": (str, Field(None, alias="as", description=_AS)),
     **{name: (_step_form(name, function), None) for name, function in _STEPS.items()},
 }
 Step = create_model("Step", __base__=_Declaration, __doc__="One operator, with what it is given.", **_STEP)
@@ -167,15 +177,15 @@ ApplicationForm = _model(
     without=("name",),
     output_streams=(dict[str, OutputStreamForm], {}),  # type: ignore[valid-type]
     local_tables=(dict[str, LocalTableForm], {}),  # type: ignore[valid-type]
+    datasets=(list[str], Field([], description="Datasets that belong to it although no step names them.")),
     max_staleness=(dict[str, str], Field({}, description="By unbounded dataset: how old it may be.")),
     steps=(list[Step], ...),
 )
-Imported = create_model("Imported", __base__=_Declaration, python=(str, ...))
 BoundedForm = _model("BoundedDataset", bounded_dataset, without=("name",))
 UnboundedForm = _model("UnboundedDataset", unbounded_dataset, without=("name",))
 _STORE = "Both read_function and write_function, such as {PostgresTable: {...}}."
 TableForm = _model(
-    "RemoteTable", RemoteTable, without=("name",), store=(dict[str, Any] | None, Field(None, description=_STORE))
+    "RemoteTable", RemoteTable, without=("name",), store=(dict[str, Any], Field(None, description=_STORE))
 )
 Attributes = _model(
     "Attributes",
@@ -184,7 +194,7 @@ Attributes = _model(
     bounded_datasets=(dict[str, Annotated[BoundedForm | Imported, _ByShape]], {}),  # type: ignore[valid-type]
     unbounded_datasets=(dict[str, Annotated[UnboundedForm | Imported, _ByShape]], {}),  # type: ignore[valid-type]
     tables=(dict[str, Annotated[TableForm | Imported, _ByShape]], {}),  # type: ignore[valid-type]
-    applications=(dict[str, ApplicationForm], ...),  # type: ignore[valid-type]
+    applications=(dict[str, ApplicationForm], Field(..., min_length=1)),  # type: ignore[valid-type]
 )
 
 
@@ -205,22 +215,28 @@ class _Translation:
         for section, function in (("bounded_datasets", bounded_dataset), ("unbounded_datasets", unbounded_dataset)):
             for name, arguments in given.get(section, {}).items():
                 where = (*place, section, name)
-                if name in self.datasets:
-                    self.refuse(f"two datasets have the name {name!r}.", "Rename one of them.", where)
+                self.refuse_second(name, where)
                 self.datasets[name] = self.declared(function, name, arguments, where)
         for name, arguments in given.get("tables", {}).items():
+            self.refuse_second(name, (*place, "tables", name))
             self.tables[name] = self.table(name, arguments, (*place, "tables", name))
         return {
             name: _ApplicationTranslation(self, name, arguments, (*place, "applications", name))
             for name, arguments in given["applications"].items()
         }
 
+    def refuse_second(self, name: str, place: Place) -> None:
+        """Refuse a name that another dataset or table has."""
+        if name in self.datasets or name in self.tables:
+            self.refuse(f"two datasets or tables have the name {name!r}.", "Rename one of them.", place)
+
     def definitions(self, given: Mapping[str, Any]) -> dg.Definitions:
         """Return the definitions of all applications."""
         apps = self.applications(given)
         if os.environ.get("DAGSTER_IS_DEFS_VALIDATION_CLI"):  # `dg check defs`
+            written = {stream for app in apps.values() for stream in app.app.outputs}
             for app in apps.values():
-                app.plan(given.get("lake"))
+                app.plan(given.get("lake"), written)
         options = {name: value for name, value in given.items() if name in _arguments(build_definitions)}
         made: dg.Definitions = self.call(
             build_definitions, options, ("attributes",), *(app.app for app in apps.values())
@@ -250,7 +266,9 @@ class _Translation:
         """Call a function or class with arguments as YAML has them: by name, or the first one alone."""
         arguments, positional, keywords = _arguments(function), list(args), dict(more)
         unnamed = [name for name in arguments if name not in more][len(args) :]
-        if not isinstance(given, Mapping):
+        if not isinstance(given, Mapping) or (given.keys() == {_PYTHON} and _PYTHON not in arguments):
+            if not unnamed and given not in (None, True):
+                self.refuse(f"{_label(function)} takes no arguments, and has {given!r}.", "Leave it out.", place)
             given = {unnamed[0]: given} if unnamed and given is not None else {}
         named = {_IN_YAML.get(argument, argument): argument for argument in arguments}
         for key, value in given.items():
@@ -263,7 +281,8 @@ class _Translation:
                 each = value if isinstance(value, list) else [value]
                 positional += [self.value(one, hint, (*place_of, number)) for number, one in enumerate(each)]
             else:
-                keywords[name] = self.value(value, hint, place_of)
+                arrives = name == "event_time" and value == "ARRIVAL"
+                keywords[name] = ARRIVAL if arrives else self.value(value, hint, place_of)
         position = None if self.tree is None else self.tree.lookup_closest_and_path(list(place), None)[0]
         try:
             with declaring_at(None if position is None else CodeLine(position.filename, position.start.line)):
@@ -284,7 +303,7 @@ class _Translation:
             return tuple(made) if any(_is_kind(kind, tuple) for kind in kinds) else made
         if not isinstance(value, Mapping):
             return value
-        if value.keys() == {_PYTHON}:
+        if value.keys() == {_PYTHON} and isinstance(value[_PYTHON], str):
             return self.imported(value[_PYTHON], (*place, _PYTHON))
         if Schema in members:
             return self.schema(value, place)
@@ -297,11 +316,7 @@ class _Translation:
         if mapping is None and Any in members:
             return {key: self.value(one, Any, (*place, key)) for key, one in value.items()}
         if mapping is None:
-            found = (
-                f"the package has no class or function {name!r}"
-                if name
-                else f"{place[-1]} has the keys {', '.join(value)}"
-            )
+            found = f"the package has no class or function {name!r}" if name else f"{place[-1]} is {dict(value)!r}"
             self.refuse(f"{found}.", 'Give {Class: {argument: value}}, or {python: "module:name"}.', (*place, name))
         inside = get_args(mapping)[1] if get_args(mapping) else Any
         return {name: self.value(one, inside, (*place, name)) for name, one in value.items()}
@@ -332,15 +347,16 @@ class _Translation:
     def imported(self, reference: str, place: Place) -> Any:
         """Return what "module:name" refers to."""
         module, _, names = reference.partition(":")
-        step = f'Give "module:name" of a module that Python finds from here; found {reference!r}.'
-        if not names:
-            self.refuse(f"{reference!r} names nothing of a module.", step, place)
+        if not re.fullmatch(r"\w+(\.\w+)*:\w+(\.\w+)*", reference):
+            self.refuse(f"{reference!r} names nothing of a module.", 'Give "module:name".', place)
         try:
-            found: Any = importlib.import_module(module)
-            for name in names.split("."):
-                found = getattr(found, name)
-        except (ImportError, AttributeError) as error:
-            self.refuse(f"{reference!r} can't be imported: {error}.", step, place)
+            found: Any = import_user_module(module)
+        except AdjunctError as error:
+            self.refuse_as(error, place)
+        for name in names.split("."):
+            if not hasattr(found, name):
+                self.refuse(f"{reference!r}: there is no {name!r}.", "Correct the name after the colon.", place)
+            found = getattr(found, name)
         return found
 
     def refuse(self, problem: str, next_step: str, place: Place) -> NoReturn:
@@ -348,16 +364,18 @@ class _Translation:
 
     def refuse_as(self, error: AdjunctError, place: Place) -> NoReturn:
         """Raise the error with the file, line and column of what it is about, and the lines around that."""
-        about = _IN_YAML.get(str(error_argument := getattr(error, "argument", None)), error_argument)
+        about = getattr(error, "argument", None)
+        about = _IN_YAML.get(str(about), about)
         if isinstance(about, str) and place[-1] != about:
             place = (*place, about)
-        where = ""
+        problem, next_step = (_ON.sub("by=", text) for text in (error.problem, error.next_step))
+        message = f"{problem} {next_step}"
         if self.tree is not None:
             position, _ = self.tree.lookup_closest_and_path(list(place), None)
-            snippet = self.tree.source_error(list(place), error.problem, False).snippet
-            where = f"{position.filename}:{position.start.line}:{position.start.col}: "
-            where += f"{'.'.join(map(str, place))}\n{snippet}\n"
-        raise dg.DagsterInvalidDefinitionError(f"{where}{error.problem} {error.next_step}") from error
+            snippet = self.tree.source_error(list(place), problem, False).snippet
+            where = f"{position.filename}:{position.start.line}:{position.start.col}"
+            message = f"{where}: {'.'.join(map(str, place))}\n{snippet}\n{next_step}"
+        raise dg.DagsterInvalidDefinitionError(redact_passwords(message)) from error
 
 
 class _ApplicationTranslation(_Translation):
@@ -374,7 +392,15 @@ class _ApplicationTranslation(_Translation):
         self.targets: dict[str, Any] = {}
         for section, declare in (("output_streams", self.app.output_stream), ("local_tables", self.app.local_table)):
             for target, arguments in given.get(section, {}).items():
+                self.refuse_second(target, (*place, section, target))
                 self.targets[target] = self.call(declare, arguments, (*place, section, target), target)
+        for number, dataset in enumerate(given.get("datasets", ())):
+            self.target(dataset, (*place, "datasets", number))
+        for dataset in given.get("max_staleness", {}):
+            if dataset not in self.datasets:
+                where = (*place, "max_staleness", dataset)
+                self.refuse(f"{dataset!r} is no dataset of this file.", "Name one that is.", where)
+            self.target(dataset, (*place, "max_staleness", dataset))
         before: MessageStream | None = None
         for number, step in enumerate(given["steps"]):
             before = self.step(step, before, (*place, "steps", number))
@@ -387,16 +413,15 @@ class _ApplicationTranslation(_Translation):
             self.refuse(found, f"Give one of {', '.join(_STEPS)}.", place)
         (name,), known = named, set(self.app._graph.operators)
         if name == "input_stream":
+            if "from" in step:
+                self.refuse("an input gets no records of a step.", "Leave `from` out.", (*place, "from"))
             stream = self.call(self.app.input_stream, step[name], (*place, name))
         else:
             source = self.stream(step["from"], (*place, "from")) if "from" in step else before
             if source is None:
                 self.refuse("the first step reads no stream.", "Begin with input_stream.", (*place, name))
-            given = step[name]
-            if name == "with_columns":
-                stream = self.call(lambda **columns: source.with_columns(**columns), {}, (*place, name), **given)
-            else:
-                stream = self.call(getattr(source, name), given, (*place, name))
+            given, more = (None, step[name] or {}) if name == "with_columns" else (step[name], {})
+            stream = self.call(getattr(source, name), given, (*place, name), **more)
         self.places |= dict.fromkeys(set(self.app._graph.operators) - known, (*place, name))
         if "as" in step:
             if step["as"] in self.streams:
@@ -417,21 +442,35 @@ class _ApplicationTranslation(_Translation):
             return self.stream(text, place)
         if not any(kind in _TARGETS for kind in members):
             return super().text(text, members, place)
-        if text not in self.targets:
-            declared = self.datasets.get(text) or self.tables.get(text)
+        return self.target(text, place)
+
+    def target(self, name: str, place: Place) -> Any:
+        """Return the dataset, table or output stream of this name, which the application declares when first asked."""
+        if name not in self.targets:
+            declared = self.datasets.get(name) or self.tables.get(name)
             if declared is None:
                 known = ", ".join([*self.targets, *self.datasets, *self.tables]) or "nothing"
-                self.refuse(f"{text!r} is not declared.", f"Declared are {known}.", place)
+                self.refuse(f"{name!r} is not declared.", f"Declared are {known}.", place)
             limits = self.given.get("max_staleness", {})
-            stale = {"max_staleness": limits[text]} if text in limits else {}
-            self.targets[text] = self.call(self.app.table, stale, (*self.place, "max_staleness", text), declared)
-        return self.targets[text]
+            stale = {"max_staleness": limits[name]} if name in limits else {}
+            self.targets[name] = self.call(self.app.table, stale, place, declared)
+        return self.targets[name]
 
-    def plan(self, lake: str | None) -> None:
-        """Let the planner check the application, where its lake has begun; a refusal names the step."""
-        opened = open_lake(lake)
-        if not opened.exists():
-            dg.get_dagster_logger().warning("%s is not planned, as there is no lake yet: %s", self.app.name, opened.url)
+    def plan(self, lake: str | None, written: Collection[str]) -> None:
+        """Let the planner check the application, where its lake has begun; a refusal names the step.
+
+        One whose input another application of this file has to write first (`written`) is left to its first run.
+        """
+        try:
+            opened = open_lake(lake)
+            begun = opened.exists()
+            there = {f"lake.{stream}" for stream in LakeStreams(opened).list_streams()} if begun else set()
+        except AdjunctError as error:
+            self.refuse_as(error, ("attributes", "lake"))
+        awaited = [stream for stream in self.app.inputs if stream in written and stream not in there]
+        if awaited or not begun:
+            why = f"there is no lake yet: {opened.url}" if not begun else f"nothing has written {awaited[0]} yet"
+            dg.get_dagster_logger().warning("%s is not planned: %s", self.app.name, why)
             return
         try:
             plan_application(self.app, lake=opened)
@@ -464,11 +503,20 @@ class AdjunctScaffolder(Scaffolder[Any]):
     """Writes an application that runs at once, and sample data for it."""
 
     def scaffold(self, request: ScaffoldRequest[Any]) -> None:
-        """Copy the example into the new component's folder."""
+        """Copy the example into the new component's folder, or append it to the component's file."""
+        if request.scaffold_format != "yaml":
+            problem = f"AdjunctComponent is declared in YAML, not in {request.scaffold_format}."
+            raise ConfigurationError(problem, "Leave --format out.", argument="format")
+        example = (_EXAMPLES / "component.yaml").read_text(encoding="utf-8")
+        if request.append:
+            with request.target_path.open("a", encoding="utf-8") as file:
+                file.write(f"---\n{example}")
+            return
         request.target_path.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(_EXAMPLES / "component.yaml", request.target_path / "defs.yaml")
+        (request.target_path / "defs.yaml").write_text(example, encoding="utf-8")
         deliver = (_EXAMPLES / "new_project/new_project/deliver.py").read_text(encoding="utf-8")
-        (request.target_path / "deliver.py").write_text(deliver.replace("-m new_project.deliver", "deliver.py"))
+        deliver = deliver.replace("-m new_project.deliver", "deliver.py")
+        (request.target_path / "deliver.py").write_text(deliver, encoding="utf-8")
 
 
 @validated_methods
@@ -488,8 +536,11 @@ class AdjunctComponent(dg.Component):
     def load(cls, attributes: BaseModel | None, context: dg.ComponentLoadContext) -> AdjunctComponent:
         """Return the component of these attributes, with templates such as {{ env.LAKE }} filled in."""
         resolution = context.resolution_context
-        given = {} if attributes is None else attributes.model_dump(by_alias=True, exclude_unset=True)
-        return cls(resolution.at_path("attributes").resolve_value(given), resolution.source_position_tree)
+        translation = _Translation(resolution.source_position_tree)
+        if attributes is None:
+            translation.refuse("there are no attributes.", "Declare at least one application.", ("attributes",))
+        given = attributes.model_dump(by_alias=True, exclude_unset=True)
+        return cls(_filled_in(given, resolution, translation, ("attributes",)), resolution.source_position_tree)
 
     def applications(self) -> dict[str, Application]:
         """Return the applications by name, for programs and tests."""
@@ -498,3 +549,17 @@ class AdjunctComponent(dg.Component):
     def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:
         """Return the definitions of the applications. What can't be declared raises DagsterInvalidDefinitionError."""
         return _Translation(self.tree).definitions(self.attributes)
+
+
+def _filled_in(value: Any, context: ResolutionContext, translation: _Translation, place: Place) -> Any:
+    """Return a value with its templates filled in; other texts stay as they are. One without a value is refused."""
+    if isinstance(value, Mapping):
+        return {name: _filled_in(one, context, translation, (*place, name)) for name, one in value.items()}
+    if isinstance(value, list):
+        return [_filled_in(one, context, translation, (*place, number)) for number, one in enumerate(value)]
+    if not isinstance(value, str) or "{{" not in value:
+        return value
+    filled = context.at_path(place[-1]).resolve_value(value)
+    if filled is None:
+        translation.refuse(f"{value!r} has no value.", "Set the variable, or write the value.", place)
+    return filled

@@ -1,7 +1,7 @@
-"""What assets of users get as an input: the entries of a dataset, or the records of a stream.
+"""Loads datasets and streams of the lake as inputs of users' assets.
 
-The annotation of the asset's parameter says as what: a table of pyarrow, a frame of pandas or Polars, a relation of
-DuckDB, or a list of dictionaries.
+The annotation of the asset's parameter chooses the form: a table of pyarrow, a frame of pandas or Polars, a relation
+of DuckDB, or a list of dictionaries.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ _FORMS: Mapping[str, Callable[[pa.Table], Any]] = {
 class AdjunctLoader(dg.ConfigurableIOManager):
     """Loads what Adjunct's assets have stored for assets that take it as an input; it stores nothing.
 
-    Of a dataset, the served version's entries, and of one whose versions are partitions, those of the partition. Of a
-    stream of the lake, all its records without deletions. The whole is in memory: for more, open it in the asset
-    (`open_dataset`, `stream_view`).
+    For a dataset it loads the served version, or the partition's version if versions are partitions. For a stream it
+    loads all records except tombstones, results that a replay has replaced included. All of it is in memory: for more,
+    open it in the asset (`open_dataset`, `stream_view`).
     """
 
     lake: str | None = Field(default=None, description="The lake's URL. Default: ADJUNCT_LAKE, else .adjunct/lake.")
@@ -70,12 +70,18 @@ class AdjunctLoader(dg.ConfigurableIOManager):
         by_partition = get_origin(wanted) is dict
         form = _form(context.name, get_args(wanted)[1] if by_partition else wanted)
         lake = open_lake(self.lake)
-        if (stream := facts.get(metadata.STREAM)) is not None:
+        stream, dataset = facts.get(metadata.STREAM), facts.get(metadata.DATASET, "")
+        if stream is None and not dataset:
+            problem = f"input {context.name!r} is no dataset and no stream that this code location has from "
+            problem += "build_definitions."
+            step = "Merge them with Definitions.merge, or load it in the asset itself."
+            raise ConfigurationError(problem, step, argument=context.name)
+        versions = list(context.asset_partition_keys) if dataset and context.has_asset_partitions else [None]
+        if by_partition and versions == [None]:
+            problem = f"input {context.name!r} has no partitions, and its annotation is a dictionary by partition."
+            raise ConfigurationError(problem, "Annotate it with what it is in all.", argument=context.name)
+        if stream is not None:
             return form(_records(lake, stream))
-        if (dataset := facts.get(metadata.DATASET)) is None:
-            problem = f"input {context.name!r} is an asset that is neither a dataset nor a stream of the lake."
-            raise ConfigurationError(problem, "Load it in the asset itself.", argument=context.name)
-        versions = list(context.asset_partition_keys) if context.has_asset_partitions else [None]
         if by_partition:
             return {version: form(_entries(lake, dataset, version)) for version in versions}
         if len(versions) != 1:

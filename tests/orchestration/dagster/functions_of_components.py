@@ -15,5 +15,9 @@ def words(record: dict[str, Any]) -> list[dict[str, Any]]:
     return [{"k": record["k"], "word": word} for word in record["text"].split()]
 
 
+def keep(frame: Any) -> Any:
+    return frame
+
+
 def publish(batch: pa.RecordBatch, context: Any) -> None:
     """Do nothing: it is only declared."""

@@ -19,6 +19,7 @@ from dagster_shared.yaml_utils import parse_yaml_with_source_position
 from dagster_adjunct import Application, Lake, LakeStreams, Schema, bounded_dataset, open_lake, unbounded_dataset
 from dagster_adjunct.changes import DebeziumEnvelope, DeltaCompaction
 from dagster_adjunct.components import AdjunctComponent
+from dagster_adjunct.streams import ARRIVAL
 from dagster_adjunct.tables import RemoteTable, SqliteTable
 from dagster_adjunct.validators import min_rows
 from dagster_adjunct.windows import Count, Sum, Tumbling
@@ -124,9 +125,10 @@ def component(attributes: str, folder: Path | None = None) -> AdjunctComponent:
         (folder / "defs.yaml").write_text(text)
         file = str(folder / "defs.yaml")
     parsed = parse_yaml_with_source_position(text, file)
-    model = AdjunctComponent.get_model_cls().model_validate(parsed.value["attributes"])
-    given = model.model_dump(by_alias=True, exclude_unset=True)
-    return AdjunctComponent(given, None if folder is None else parsed.source_position_tree)
+    context = ComponentTree.for_test().load_context
+    if folder is not None:
+        context = context.with_source_position_tree(parsed.source_position_tree)
+    return AdjunctComponent.load(AdjunctComponent.get_model_cls().model_validate(parsed.value["attributes"]), context)
 
 
 def in_python() -> list[Application]:
@@ -200,7 +202,7 @@ def facts(app: Application) -> dict[str, Any]:
     return {
         "options": options,
         "operators": [(operator.id, operator.inputs, operator.spec) for operator in app.operators],
-        "datasets": app.datasets,
+        "datasets": sorted(app.datasets, key=lambda dataset: dataset.name),
         "outputs": [(name, stream.partitions, stream.key, stream.description) for name, stream in app.outputs.items()],
         "staleness": app.max_staleness,
     }
@@ -242,6 +244,20 @@ MISTAKES = {
         "python: ",
         "'airports'",
     ),
+    "a reference that is none": (WHOLE.replace(f"{FUNCTIONS}:airports", "airports"), "python: ", "names nothing"),
+    "a name twice": (WHOLE.replace("      last: {key", "      planes: {key"), "planes: {key", "the name 'planes'"),
+    "an input with records of a step": (
+        WHOLE.replace("- input_stream: lake.notes", "- input_stream: lake.notes\n        from: texts"),
+        "from: texts",
+        "no records of a step",
+    ),
+    "a limit of nothing": (WHOLE.replace("{weather: 1h}", "{wether: 1h}"), "wether", "'wether'"),
+    "arguments where there are none": (WHOLE.replace("{Count: }", "{Count: {of: 1}}"), "Count: {of", "takes no 'of'"),
+    "a variable without a value": (
+        WHOLE.replace("lake.texts", '"{{ env.NO_SUCH_VARIABLE }}"'),
+        "NO_SUCH_VARIABLE",
+        "has no value",
+    ),
     "no input": (WHOLE.replace("- input_stream: lake.texts\n        as: texts", "- filter: k"), "filter: k", "input"),
     "a step's name twice": (WHOLE.replace("as: left", "as: joined"), "as: joined", "'joined'"),
 }
@@ -260,6 +276,74 @@ def test_a_mistake_is_told_with_its_line_and_column(mistake: str, tmp_path: Path
     assert there in "\n".join(lines[int(line) - 1 : int(line) + 1])
     assert int(column) > 4
     assert f"{line} | " in message, "the lines around it are shown"
+
+
+OTHERS = """
+bounded_datasets:
+  a: {input: lake.a, key: k, partitions: 1}
+  unused: {input: lake.unused, key: k, partitions: 1}
+tables:
+  t:
+    key: k
+    store: {RedisTable: {url_env: SHOP_REDIS, prefix: t, key: k, columns: {k: string, n: bigint}}}
+applications:
+  one:
+    description: "2024"
+    datasets: [unused]
+    output_streams: {lake.out: {partitions: 1}}
+    steps:
+      - input_stream: {name: lake.in, event_time: ARRIVAL}
+      - filter: "'2024-01-01' < k"
+      - with_columns: {status: "'new'", none: "cast(null as string)"}
+      - map: ["*", "'EUR' as currency"]
+      - flat_map: "split(k, ',') as part"
+      - join: {table: a, by: k}
+      - filter: {python: "FUNCTIONS:keep"}
+      - send_to: lake.out
+  two:
+    steps:
+      - input_stream: lake.out
+      - join: {table: a, by: k}
+      - send_to: {target: t, args: [1, a, null]}
+""".replace("FUNCTIONS", FUNCTIONS)
+
+
+def test_texts_stay_as_they_are_written_and_functions_stand_alone() -> None:
+    made = component(OTHERS).applications()
+    one = Application("one", description="2024")
+    a = bounded_dataset("a", input="lake.a", key="k", partitions=1)
+    one.table(bounded_dataset("unused", input="lake.unused", key="k", partitions=1))
+    (
+        one.input_stream("lake.in", event_time=ARRIVAL)
+        .filter("'2024-01-01' < k")
+        .with_columns(status="'new'", none="cast(null as string)")
+        .map("*", "'EUR' as currency")
+        .flat_map("split(k, ',') as part")
+        .join(one.table(a), on="k")
+        .filter(functions.keep)
+        .send_to(one.output_stream("lake.out", partitions=1))
+    )
+    assert facts(made["one"]) == facts(one)
+    assert made["two"].operators[-1].spec.summary() is not None
+
+
+def test_an_application_that_reads_what_another_one_has_yet_to_write_is_left_to_its_first_run(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("DAGSTER_IS_DEFS_VALIDATION_CLI", "1")
+    streams = LakeStreams(lake)
+    for name in ("in", "a", "unused"):
+        streams.create(name, schema=Schema.of(k="string"), key=["k"], partitions=1)
+    made = component(f"lake: {lake.url}\n{OTHERS.strip()}")
+    assert made.build_defs(ComponentTree.for_test().load_context) is not None
+    assert "two is not planned: nothing has written lake.out yet" in caplog.text
+
+
+def test_a_password_in_the_file_is_not_shown(tmp_path: Path) -> None:
+    text = OTHERS.replace("url_env: SHOP_REDIS", "url: redis://me:hunter2@host, sise: 1")
+    with pytest.raises(dg.DagsterInvalidDefinitionError, match="RedisTable takes no") as caught:
+        component(text, tmp_path).applications()
+    assert "hunter2" not in str(caught.value)
 
 
 def test_what_the_schema_refuses_is_told_of_the_form_that_is_meant() -> None:

@@ -152,5 +152,7 @@ def test_a_partition_takes_the_version_of_its_own_name_and_several_come_by_parti
 def test_what_can_not_be_loaded_is_refused(lake: Lake) -> None:
     with pytest.raises(ConfigurationError, match=r"pandas\.DataFrame"):
         loaded(lake, ["datasets", "people_dataset"], dict)
+    with pytest.raises(ConfigurationError, match="no partitions"):
+        loaded(lake, ["datasets", "people_dataset"], dict[str, pd.DataFrame])
     with pytest.raises(AdjunctError):
         loaded(lake, ["lake", "orders"], pa.Table)  # nobody has written it yet
