@@ -78,7 +78,7 @@ def _arguments(function: Callable[..., Any]) -> dict[str, tuple[Any, inspect.Par
     found: dict[str, tuple[Any, inspect.Parameter]] = {}
     for parameter in parameters:
         hint = hints.get(parameter.name, Any)
-        if parameter.kind is parameter.VAR_KEYWORD and get_origin(hint) is not None:  # Unpack[…]
+        if _stars(parameter) == 2 and get_origin(hint) is not None:  # Unpack[…]
             options = get_type_hints(get_args(hint)[0])
             found |= {
                 name: (kind, parameter.replace(name=name, kind=parameter.KEYWORD_ONLY, default=None))
@@ -87,6 +87,11 @@ def _arguments(function: Callable[..., Any]) -> dict[str, tuple[Any, inspect.Par
         elif parameter.name != "self":
             found[parameter.name] = (hint, parameter)
     return found
+
+
+def _stars(parameter: inspect.Parameter) -> int:
+    """Return 1 for a parameter such as *columns, 2 for **columns, else 0."""
+    return len(str(parameter)) - len(str(parameter).lstrip("*"))
 
 
 def _form(hint: Any) -> Any:
@@ -130,9 +135,9 @@ def _model(name: str, function: Callable[..., Any], *, without: Sequence[str] = 
         if argument in without:
             continue
         form = _form(hint)
-        if parameter.kind is parameter.VAR_POSITIONAL:
+        if _stars(parameter) == 1:
             form = list[form]  # type: ignore[valid-type]
-        needed = parameter.default is parameter.empty and parameter.kind is not parameter.VAR_POSITIONAL
+        needed = parameter.default is parameter.empty and not _stars(parameter)
         # A field may not have the name of a method of the model, such as schema.
         fields[f"{argument}_"] = (form, Field(... if needed else None, alias=_IN_YAML.get(argument, argument)))
     return create_model(name, __base__=_Declaration, __doc__=inspect.getdoc(function), **fields, **more)
@@ -146,13 +151,13 @@ def _step_form(name: str, function: Callable[..., Any]) -> Any:
     arguments = list(_arguments(function).values())
     if not arguments:
         return Literal[True] | None
-    if arguments[0][1].kind is inspect.Parameter.VAR_KEYWORD:
+    if _stars(arguments[0][1]) == 2:
         return dict[str, str] | None
     hint, first = arguments[0]
     form = _model("".join(map(str.title, name.split("_"))), function)
     if any(other.default is other.empty for _, other in arguments[1:]):
         return form  # more than the first one is needed
-    alone = list[_form(hint)] if first.kind is first.VAR_POSITIONAL else str  # type: ignore[misc]
+    alone = list[_form(hint)] if _stars(first) else str  # type: ignore[misc]
     return Annotated[form | Imported | alone, _ByShape]
 
 
@@ -277,7 +282,7 @@ class _Translation:
                 self.refuse(f"{_label(function)} takes no {key!r}.", f"It takes {takes}.", (*place, key))
             name, place_of = named[key], (*place, key)
             hint, parameter = arguments[name]
-            if parameter.kind is parameter.VAR_POSITIONAL:
+            if _stars(parameter) == 1:
                 each = value if isinstance(value, list) else [value]
                 positional += [self.value(one, hint, (*place_of, number)) for number, one in enumerate(each)]
             else:
