@@ -101,7 +101,7 @@ _declared_at: ContextVar[CodeLine | None] = ContextVar("declared_at", default=No
 
 @contextmanager
 def declaring_at(line: CodeLine | None) -> Iterator[None]:
-    """Take this line, of a file that is no code, for the one that calls whatever is called meanwhile."""
+    """Let `find_calling_line` return this line: of a declaration in a file that is no code, such as YAML."""
     before = _declared_at.set(line)
     try:
         yield
@@ -110,7 +110,9 @@ def declaring_at(line: CodeLine | None) -> Iterator[None]:
 
 
 def find_calling_line() -> CodeLine | None:
-    """Return the line of user code that called into this distribution, None in an interactive session."""
+    """Return the line of user code that called into this distribution, or that of `declaring_at`; None in an
+    interactive session.
+    """
     if (declared := _declared_at.get()) is not None:
         return declared
     frame = sys._getframe(1)

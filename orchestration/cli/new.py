@@ -65,9 +65,7 @@ def create_project(name: str, *, in_yaml: bool = False) -> Path:
         component = (_EXAMPLES / "component.yaml").read_text(encoding="utf-8")
         texts |= dict(_template("new_project_in_yaml"))
         texts[f"{_MODULE}/{_COMPONENT}"] = component.replace("    orders:\n", f"    {_TITLE}:\n")
-        for pipeline in (f"{_MODULE}/pipeline.py", "`pipeline.py`"):
-            there = pipeline.replace("pipeline.py", _COMPONENT)
-            texts["README.md"] = texts["README.md"].replace(pipeline, there)
+        texts["README.md"] = re.sub(r"\bpipeline\.py", _COMPONENT, texts["README.md"])
     with translate_file_errors(folder, "the new project"):
         for place, text in texts.items():
             target = folder / place.replace(_MODULE, module)

@@ -85,7 +85,7 @@ def audit_options(command: C) -> C:
 
 
 def parse_duration(option: str, text: str, example: str) -> timedelta:
-    """Return the duration of an option, such as 90m, 2h, 7d or 1w."""
+    """Return the duration of an option, such as 30s, 90m, 2h, 7d or 1w."""
     duration = read_duration(text)
     if duration is None:
         raise ConfigurationError(f"{option} {text!r} is not a duration.", f"Give {example}.", setting=option)

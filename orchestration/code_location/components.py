@@ -271,6 +271,8 @@ class _Translation:
         """Call a function or class with arguments as YAML has them: by name, or the first one alone."""
         arguments, positional, keywords = _arguments(function), list(args), dict(more)
         unnamed = [name for name in arguments if name not in more][len(args) :]
+        if any(_stars(parameter) == 2 for _, parameter in arguments.values()):  # it takes any names
+            keywords, given = {**keywords, **(given or {})}, {}
         if not isinstance(given, Mapping) or (given.keys() == {_PYTHON} and _PYTHON not in arguments):
             if not unnamed and given not in (None, True):
                 self.refuse(f"{_label(function)} takes no arguments, and has {given!r}.", "Leave it out.", place)
@@ -425,8 +427,7 @@ class _ApplicationTranslation(_Translation):
             source = self.stream(step["from"], (*place, "from")) if "from" in step else before
             if source is None:
                 self.refuse("the first step reads no stream.", "Begin with input_stream.", (*place, name))
-            given, more = (None, step[name] or {}) if name == "with_columns" else (step[name], {})
-            stream = self.call(getattr(source, name), given, (*place, name), **more)
+            stream = self.call(getattr(source, name), step[name], (*place, name))
         self.places |= dict.fromkeys(set(self.app._graph.operators) - known, (*place, name))
         if "as" in step:
             if step["as"] in self.streams:

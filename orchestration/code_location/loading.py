@@ -57,7 +57,10 @@ class AdjunctLoader(dg.ConfigurableIOManager):
     lake: str | None = Field(default=None, description="The lake's URL. Default: ADJUNCT_LAKE, else .adjunct/lake.")
 
     def handle_output(self, context: dg.OutputContext, obj: object) -> None:
-        """Do nothing: runs write to the lake themselves."""
+        """Raise ConfigurationError: it would be lost. Runs of applications write to the lake themselves."""
+        problem = f"output {context.name!r} has the I/O manager {LOADER}, which only loads: its value is not stored."
+        step = "Give the output another I/O manager; name this one for inputs, as input_manager_key."
+        raise ConfigurationError(problem, step, argument=context.name)
 
     def load_input(self, context: dg.InputContext) -> Any:
         """Return the entries or records in the form that the input is annotated with.

@@ -295,6 +295,7 @@ applications:
       - input_stream: {name: lake.in, event_time: ARRIVAL}
       - filter: "'2024-01-01' < k"
       - with_columns: {status: "'new'", none: "cast(null as string)"}
+      - with_columns: {python: upper(k)}
       - map: ["*", "'EUR' as currency"]
       - flat_map: "split(k, ',') as part"
       - join: {table: a, by: k}
@@ -317,6 +318,7 @@ def test_texts_stay_as_they_are_written_and_functions_stand_alone() -> None:
         one.input_stream("lake.in", event_time=ARRIVAL)
         .filter("'2024-01-01' < k")
         .with_columns(status="'new'", none="cast(null as string)")
+        .with_columns(python="upper(k)")
         .map("*", "'EUR' as currency")
         .flat_map("split(k, ',') as part")
         .join(one.table(a), on="k")

@@ -149,6 +149,36 @@ def test_a_partition_takes_the_version_of_its_own_name_and_several_come_by_parti
         merged.resolve_job_def("read_wrong").execute_in_process(partition_key="2026-01-04")
 
 
+def test_a_partition_takes_the_whole_of_what_has_no_partitions(lake: Lake) -> None:
+    got: list[Any] = []
+
+    def read(day: pa.Table, stream: pa.Table) -> None:
+        got.append((day, stream))
+
+    loader = "adjunct_loader"
+    taken = {
+        "day": dg.AssetIn(key=["datasets", "people_dataset"], input_manager_key=loader),
+        "stream": dg.AssetIn(key=["lake", "priced"], input_manager_key=loader),
+    }
+    asset = dg.asset(name="reads", ins=taken, partitions_def=dg.DailyPartitionsDefinition("2026-01-01"))(read)
+    mine = dg.Definitions(assets=[asset], jobs=[dg.define_asset_job("read", selection=[asset])])
+    merged = dg.Definitions.merge(build_definitions(application(), lake=lake.url), mine)
+    assert merged.resolve_job_def("read").execute_in_process(partition_key="2026-01-02").success
+    ((people_then, priced),) = got
+    assert (people_then.sort_by("k").to_pylist(), priced.num_rows) == (PEOPLE, 2)
+
+
+def test_it_stores_nothing_and_says_so(lake: Lake) -> None:
+    @dg.asset(io_manager_key="adjunct_loader")
+    def lost() -> int:
+        return 5
+
+    mine = dg.Definitions(assets=[lost], jobs=[dg.define_asset_job("lose", selection=[lost])])
+    merged = dg.Definitions.merge(build_definitions(application(), lake=lake.url), mine)
+    with pytest.raises(ConfigurationError, match="only loads"):
+        merged.resolve_job_def("lose").execute_in_process()
+
+
 def test_what_can_not_be_loaded_is_refused(lake: Lake) -> None:
     with pytest.raises(ConfigurationError, match=r"pandas\.DataFrame"):
         loaded(lake, ["datasets", "people_dataset"], dict)
