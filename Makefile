@@ -10,10 +10,13 @@ PYTEST_ARGS ?= -n 3 --dist loadfile --no-loadscope-reorder --timings
 # Where an image keeps Python from writing bytecode, each process would compile all that it imports anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-fast test-long unit lint types layers ui bench servers classes java clean help
+.PHONY: demo demo-kafka test test-fast test-long unit lint types layers ui bench servers classes java clean help
 
 demo: java $(READY)  ## Run the main job on real data into .adjunct/, with no server and no account
 	@$(BIN)/adjunct demo
+
+demo-kafka: java $(READY) servers  ## Run the example with Kafka, Debezium's changes and DynamoDB on servers of its own
+	@$(BIN)/python -m tests.examples.demo_kafka
 
 # Two at a time: what is fetched waits for the network, and types are checked by one core.
 test: java $(READY)  ## Everything that must hold

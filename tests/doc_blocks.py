@@ -16,6 +16,7 @@ import re
 import shutil
 import signal
 import subprocess
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,7 +94,7 @@ def blocks_of(page: Path) -> list[Block]:
 class PageReader:
     """Follows one page in a folder. Use it in a `with` block, which ends what it started."""
 
-    def __init__(self, folder: Path, log: Path) -> None:
+    def __init__(self, folder: Path, log: Path, env: Mapping[str, str] | None = None) -> None:
         self._folder = folder
         self._log = log.open("w", encoding="utf-8")
         self._session: subprocess.Popen[str] | None = None
@@ -105,6 +106,7 @@ class PageReader:
             "PATH": os.pathsep.join([*map(str, programs()), kept.get("PATH", "")]),
             "ADJUNCT_SPARK_MASTER": "local[2]",
             "COLUMNS": "100",
+            **(env or {}),
         }
 
     def __enter__(self) -> PageReader:

@@ -196,6 +196,7 @@ Attributes = _model(
     "Attributes",
     build_definitions,
     without=("app", "more"),
+    kafka=(dict[str, dict[str, Any]], Field({}, description="Kafka clusters by name: the arguments of kafka_system.")),
     bounded_datasets=(dict[str, Annotated[BoundedForm | Imported, _ByShape]], {}),  # type: ignore[valid-type]
     unbounded_datasets=(dict[str, Annotated[UnboundedForm | Imported, _ByShape]], {}),  # type: ignore[valid-type]
     tables=(dict[str, Annotated[TableForm | Imported, _ByShape]], {}),  # type: ignore[valid-type]
@@ -217,6 +218,8 @@ class _Translation:
     def applications(self, given: Mapping[str, Any]) -> dict[str, _ApplicationTranslation]:
         """Return all applications, by name, with the datasets and tables that they may use."""
         place: Place = ("attributes",)
+        for name, arguments in given.get("kafka", {}).items():
+            self.cluster(name, arguments, (*place, "kafka", name))
         for section, function in (("bounded_datasets", bounded_dataset), ("unbounded_datasets", unbounded_dataset)):
             for name, arguments in given.get(section, {}).items():
                 where = (*place, section, name)
@@ -229,6 +232,13 @@ class _Translation:
             name: _ApplicationTranslation(self, name, arguments, (*place, "applications", name))
             for name, arguments in given["applications"].items()
         }
+
+    def cluster(self, name: str, arguments: Mapping[str, Any], place: Place) -> None:
+        """Register a Kafka cluster, whose client is an extra, as a stream system."""
+        register = _public("kafka_system")
+        if register is None:
+            self.refuse("Kafka's client is not installed.", 'Run pip install "dagster-adjunct[kafka]".', place)
+        self.call(register, arguments, place, name)
 
     def refuse_second(self, name: str, place: Place) -> None:
         """Refuse a name that another dataset or table has."""

@@ -19,6 +19,7 @@ from dagster_shared.yaml_utils import parse_yaml_with_source_position
 from dagster_adjunct import Application, Lake, LakeStreams, Schema, bounded_dataset, open_lake, unbounded_dataset
 from dagster_adjunct.changes import DebeziumEnvelope, DeltaCompaction
 from dagster_adjunct.components import AdjunctComponent
+from dagster_adjunct.resources.streams.system import registered_systems
 from dagster_adjunct.streams import ARRIVAL
 from dagster_adjunct.tables import RemoteTable, SqliteTable
 from dagster_adjunct.validators import min_rows
@@ -276,6 +277,22 @@ def test_a_mistake_is_told_with_its_line_and_column(mistake: str, tmp_path: Path
     assert there in "\n".join(lines[int(line) - 1 : int(line) + 1])
     assert int(column) > 4
     assert f"{line} | " in message, "the lines around it are shown"
+
+
+def test_a_kafka_cluster_is_declared_with_its_topics_and_its_mistakes_are_told(tmp_path: Path) -> None:
+    from dagster_adjunct.kafka import Json, KafkaTopic, KeyText, kafka_system
+
+    topics = "{scans: {KafkaTopic: {key: {KeyText: parcel}, value: {Json: at TIMESTAMP}}}}"
+    text = f"kafka:\n  yard: {{bootstrap_servers: '127.0.0.1:1', topics: {topics}}}\n"
+    text += "applications:\n  one: {steps: [{input_stream: yard.scans}]}\n"
+    component(text).applications()
+    declared = {"scans": KafkaTopic(key=KeyText("parcel"), value=Json("at TIMESTAMP"))}
+    registered = registered_systems()["yard"]
+    kafka_system("yard", bootstrap_servers="127.0.0.1:1", topics=declared)
+    assert registered_systems()["yard"] is registered, "the same cluster is registered once"
+    for mistake, told in (("bootstrap_server: a", "no 'bootstrap_server'"), ("bootstrap_servers: ''", "no bootstrap")):
+        with pytest.raises(dg.DagsterInvalidDefinitionError, match=told):
+            component(text.replace("bootstrap_servers: '127.0.0.1:1'", mistake), tmp_path).applications()
 
 
 OTHERS = """
