@@ -43,17 +43,23 @@ def changes(part: int) -> Iterator[tuple[str, dict[str, Any] | None, int]]:
 def scans(part: int) -> Iterator[dict[str, Any]]:
     """Yield the scans of a part: in the order of their times, but for some that come up to five minutes late."""
     draw, began = random.Random(-part), MORNING + timedelta(hours=6 * (part - 1))
+    first = 200 * (part - 1)  # these were delivered in the morning
     for second in sorted(draw.randrange(6 * 3600) for _ in range(SCANS)):
         at = began + timedelta(seconds=second - draw.choice([0, 0, 0, 300]), microseconds=draw.randrange(1_000_000))
         depot = f"d{draw.randrange(1, 6)}"  # d5 is not in the first list
-        yield {"parcel": f"p{draw.randrange(PARCELS + 20):04}", "depot": depot, "kind": draw.choice(KINDS), "at": at}
+        yield {
+            "parcel": f"p{draw.randrange(first, PARCELS + 20):04}",
+            "depot": depot,
+            "kind": draw.choice(KINDS),
+            "at": at,
+        }
 
 
 def deliver(part: int) -> None:
     """Send a part to the topics, which are created if they are missing, and complete its folder of depots."""
     servers = {"bootstrap.servers": kafka.bootstrap_servers}
     _create_topics(AdminClient(servers))
-    producer = Producer({**servers, "enable.idempotence": True, "partitioner": "murmur2_random"})
+    producer = Producer({**servers, "enable.idempotence": True, "log_level": 3, "partitioner": "murmur2_random"})
     for parcel, row, position in changes(part):
         key = json.dumps({"parcel": parcel})
         operation = "d" if row is None else "r" if part == 1 else "u"

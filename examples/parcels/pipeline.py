@@ -82,6 +82,6 @@ scans.update(
     if_missing=[],
 )
 scans.update(app.table(counted), add={"scans": "1"}, if_missing=[])
-scans.filter("city is not null").window(
+scans.filter("city is not null").partition_by("city").window(
     Tumbling(timedelta(hours=1)), by="city", name="hours", aggregates={"scans": Count(), "parcels": Distinct("parcel")}
 ).send_to(app.output_stream("lake.city-hours", partitions=2, key="city"))

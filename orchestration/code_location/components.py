@@ -157,7 +157,7 @@ def _step_form(name: str, function: Callable[..., Any]) -> Any:
     form = _model("".join(map(str.title, name.split("_"))), function)
     if any(other.default is other.empty for _, other in arguments[1:]):
         return form  # more than the first one is needed
-    alone = list[_form(hint)] if _stars(first) else str  # type: ignore[misc]
+    alone: Any = list[_form(hint)] | str if _stars(first) else str  # type: ignore[misc]
     return Annotated[form | Imported | alone, _ByShape]
 
 

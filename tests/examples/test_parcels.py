@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,6 +13,7 @@ import yaml
 
 from dagster_adjunct import LakeStreams, open_lake
 from tests.doc_blocks import ROOT, PageReader, blocks_of
+from tests.kept_processes import without_kept_processes
 from tests.orchestration.dagster.test_components import component, facts
 from tests.servers.dynamodb import DynamoDbServer
 from tests.servers.kafka import KafkaServer
@@ -24,6 +26,8 @@ EXAMPLE = ROOT / "examples" / "parcels"
 def test_the_readme_s_commands_leave_what_plain_python_makes_of_the_sample(
     kafka: KafkaServer, dynamodb: DynamoDbServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    for name in os.environ.keys() - without_kept_processes(os.environ).keys():
+        monkeypatch.delenv(name)  # workers of kept JVMs would not have DynamoDB's variables
     env = {"PARCELS_KAFKA": kafka.bootstrap, "PARCELS_DEPOTS": "depots", **dynamodb.env}
     with PageReader(tmp_path, tmp_path / "session.log", env) as reader:
         for block in blocks_of(EXAMPLE / "README.md"):
@@ -75,6 +79,6 @@ def test_the_component_declares_the_application_of_the_python_module(monkeypatch
     monkeypatch.setenv("PARCELS_KAFKA", kafka.bootstrap_servers)
     monkeypatch.setenv("PARCELS_DEPOTS", depots.input.url)  # type: ignore[union-attr]
     declared = yaml.safe_load((EXAMPLE / "defs.yaml").read_text(encoding="utf-8"))
-    made = component(yaml.safe_dump(declared["attributes"])).applications()
+    made = component(yaml.safe_dump(declared["attributes"], sort_keys=False)).applications()
     assert facts(made["parcels"]) == facts(app)
     assert _openers["kafka"][0] == kafka
