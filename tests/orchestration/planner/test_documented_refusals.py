@@ -1,20 +1,20 @@
-"""Whatever planning refuses has an example in `docs/refusals.md`, with its message and what mends it."""
+"""Whatever planning rejects has an example in `refused_plans.py`, and a row in `docs/refusals.md`."""
 
 from __future__ import annotations
 
 import ast
-import contextlib
-import io
+import re
+import runpy
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from dagster_adjunct.resources.errors import PlanningError
-from tests.doc_blocks import ROOT, blocks_of
+from tests.doc_blocks import ROOT
 
+EXAMPLES = Path(__file__).with_name("refused_plans.py")
 PLACES = [
     *(
         file
@@ -52,7 +52,7 @@ def raised_places() -> Iterator[tuple[str, int, int]]:
 
 
 @pytest.mark.lengthy
-def test_every_refusal_has_an_example(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_every_refusal_has_an_example_and_a_row(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     made: set[tuple[str, int]] = set()
     checked = PlanningError.__post_init__
 
@@ -63,14 +63,14 @@ def test_every_refusal_has_an_example(monkeypatch: pytest.MonkeyPatch, tmp_path:
 
     monkeypatch.setattr(PlanningError, "__post_init__", noted)
     monkeypatch.chdir(tmp_path)
-    names: dict[str, Any] = {"__name__": "__main__"}
-    for block in blocks_of(ROOT / "docs" / "refusals.md"):
-        if block.language == "python" and block.run:
-            with contextlib.redirect_stdout(io.StringIO()):
-                exec(compile(block.text, block.place, "exec"), names)
+    problems = runpy.run_path(str(EXAMPLES))["problems"]
     lacking = [
         f"{Path(file).relative_to(ROOT)}, line {first}"
         for file, first, last in raised_places()
         if not any(path == file and first <= line <= last for path, line in made)
     ]
     assert not lacking, "\n".join(lacking)
+    rows = re.findall(r"^\| `([^`]+)` \|", (ROOT / "docs" / "refusals.md").read_text("utf-8"), re.MULTILINE)
+    patterns = [re.compile(".*?".join(map(re.escape, row.split("…")))) for row in rows]
+    assert [problem for problem in problems if not any(row.search(problem) for row in patterns)] == []
+    assert [row.pattern for row in patterns if not any(map(row.search, problems))] == []
