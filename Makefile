@@ -3,6 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+# The site has an environment of its own: it is built from the sources, without Spark and Dagster.
+DOCS_VENV := .venv-docs
+DOCS_READY := $(DOCS_VENV)/.ready
 # Tests wait for servers, pauses and what they start: a third process has the two cores meanwhile. PYTEST_ARGS="-n 0"
 # runs them in one.
 PYTEST_ARGS ?= -n 3 --dist loadfile --no-loadscope-reorder --timings
@@ -10,7 +13,9 @@ PYTEST_ARGS ?= -n 3 --dist loadfile --no-loadscope-reorder --timings
 # Where an image keeps Python from writing bytecode, each process would compile all that it imports anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo demo-kafka test test-fast test-long unit lint types layers ui bench servers classes java clean help
+.PHONY: setup demo demo-kafka test test-fast test-long unit lint types layers ui bench docs servers classes java clean help
+
+setup: java $(READY)  ## Make the virtual environment; all other targets do it, too
 
 demo: java $(READY)  ## Run the main job on real data into .adjunct/, with no server and no account
 	@$(BIN)/adjunct demo
@@ -47,6 +52,9 @@ ui: java $(READY)  ## The Dagster UI over the lake and the runs of `make demo`
 bench: java $(READY)  ## Speed against bare baselines, as ratios
 	@$(BIN)/python -m benchmarks
 
+docs: $(DOCS_READY)  ## The documentation as a site, in build/site; links that lead nowhere fail
+	@NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs build --strict
+
 servers: $(READY)  ## Real servers for the tests, where this machine can have them
 	@sh .ci/install-servers.sh
 
@@ -66,8 +74,14 @@ $(READY): requirements.txt pyproject.toml
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $(READY)
 
+$(DOCS_READY): requirements-docs.txt
+	@echo "Setting up $(DOCS_VENV) (once) ..."
+	@$(PYTHON) -m venv $(DOCS_VENV)
+	@$(DOCS_VENV)/bin/python -m pip install --quiet --no-deps --disable-pip-version-check -r requirements-docs.txt
+	@touch $(DOCS_READY)
+
 help:  ## This list
 	@sed -nE 's/^([a-z-]+):.*##  *(.*)/\1|\2/p' Makefile | while IFS='|' read -r name what; do printf '%-10s %s\n' "$$name" "$$what"; done
 
-clean:  ## Remove what all this has made, the environment included
-	rm -rf $(VENV) .adjunct .cache build *.egg-info
+clean:  ## Remove what all this has made, the environments included
+	rm -rf $(VENV) $(DOCS_VENV) .adjunct .cache build *.egg-info

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import click
 import pytest
+from markdown.extensions.toc import slugify, unique
 
 from dagster_adjunct import errors
 from dagster_adjunct.orchestration.cli.main import root
@@ -21,7 +22,10 @@ from tests.public_names import names_in
 DOCS = ROOT / "docs"
 PAGES = [*sorted(DOCS.glob("*.md")), ROOT / "README.md"]
 WITH_CODE = [page for page in PAGES if any(block.run and block.language != "text" for block in blocks_of(page))]
+LINKED = [*sorted(DOCS.rglob("*.md")), *sorted(ROOT.glob("*.md")), *sorted((ROOT / "benchmarks").glob("*.md"))]
+_FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\]\((?P<target>[^)\s]+)\)")
+_HEADING = re.compile(r"^#{1,6} (?P<text>.+)$", re.MULTILINE)
 
 
 @pytest.mark.slow
@@ -45,11 +49,20 @@ def test_the_code_of_a_page_runs_in_processes_that_are_started_for_it(
     test_the_code_of_a_page_runs_as_written(page, tmp_path)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_the_links_of_a_page_lead_somewhere(page: Path) -> None:
-    targets = [link["target"] for link in _LINK.finditer(page.read_text(encoding="utf-8"))]
-    local = [target.partition("#")[0] for target in targets if "://" not in target and not target.startswith("#")]
-    assert [target for target in local if not (page.parent / target).exists()] == []
+@pytest.mark.parametrize("page", LINKED, ids=lambda page: str(page.relative_to(ROOT)))
+def test_the_links_of_a_page_lead_to_pages_and_headings(page: Path) -> None:
+    broken = []
+    for target in (link["target"] for link in _LINK.finditer(_without_blocks(page))):
+        path, _, anchor = target.partition("#")
+        file = page.parent / path if path else page
+        if "://" not in target and not (file.exists() and (not anchor or anchor in _anchors(file))):
+            broken.append(target)
+    assert broken == []
+
+
+def test_every_page_is_in_the_navigation_of_the_site() -> None:
+    listed = re.findall(r"^ +- (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
+    assert sorted(listed) == sorted(page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md"))
 
 
 def test_every_page_is_linked_from_the_index() -> None:
@@ -77,6 +90,11 @@ def test_the_page_on_lakes_has_every_setting() -> None:
     assert [name for name in names if f"| `{name}` |" not in text] == []
 
 
+def test_the_page_on_troubleshooting_has_every_error() -> None:
+    rows = re.findall(r"^\| `(\w+)` \|", (DOCS / "troubleshooting.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert sorted(rows) == sorted(names_in(errors))
+
+
 def test_pages_name_only_errors_that_exist() -> None:
     known = {*names_in(errors), *vars(builtins)}
     for page in PAGES:
@@ -87,6 +105,19 @@ def test_pages_name_only_errors_that_exist() -> None:
 def test_what_a_page_shows_is_compared_part_by_part() -> None:
     assert printed("a  b\n… d", "x\na b\nc\nd")
     assert not printed("a b … e", "a b c d")
+
+
+def _without_blocks(page: Path) -> str:
+    return _FENCED.sub("", page.read_text(encoding="utf-8"))
+
+
+def _anchors(page: Path) -> set[str]:
+    """Return the anchors that the site gives the headings of a page."""
+    anchors: set[str] = set()
+    for heading in _HEADING.finditer(_without_blocks(page)):
+        text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading["text"])
+        unique(slugify(re.sub(r"[`*]", "", text), "-"), anchors)
+    return anchors
 
 
 def _commands(command: click.Command, path: str) -> Iterator[tuple[str, click.Command]]:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
-from dataclasses import fields
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -19,7 +16,6 @@ from dagster_adjunct import (
     Schema,
     SystemStreamPartition,
     bounded_dataset,
-    errors,
     open_dataset,
     open_lake,
     plan_application,
@@ -44,9 +40,7 @@ from dagster_adjunct.maintenance import delete_dataset, delete_stream
 from dagster_adjunct.repartitioning import repartition_stream
 from dagster_adjunct.startpoints import StartpointSpecific, resolve_startpoint_to_offset
 from dagster_adjunct.streams import Retention, open_system
-from tests.public_names import names_in
 
-ROOT = Path(__file__).parent.parent
 SCHEMA = Schema.of(k="string", n="int")
 S0 = SystemStreamPartition("lake", "s", 0)
 
@@ -150,17 +144,3 @@ def test_what_an_error_is_about_is_in_its_fields(
     assert caught.value.facts | facts == caught.value.facts
     for name, value in facts.items():
         assert getattr(caught.value, name) == value
-
-
-def test_the_page_tells_the_fields_of_every_error() -> None:
-    page = (ROOT / "docs" / "api.md").read_text().splitlines()
-    rows = [line.split("|")[1:3] for line in page if re.match(r"\| `\w+Error`", line)]
-    told = {name: _names(columns) for names, columns in rows for name in _names(names)}
-    kinds = {name: getattr(errors, name) for name in names_in(errors)}
-    common = {field.name for field in fields(errors.AdjunctError)}
-    own = {name: [each.name for each in fields(kind) if each.name not in common] for name, kind in kinds.items()}
-    assert told == {name: names for name, names in own.items() if names}
-
-
-def _names(cell: str) -> list[str]:
-    return re.findall(r"`(\w+)`", cell)
