@@ -13,7 +13,6 @@ from tests.doc_blocks import ROOT, Block, PageReader, blocks_of
 from tests.servers.postgres import PostgresServer
 
 PAGE = ROOT / "docs" / "postgres-changes.md"
-EXAMPLE = ROOT / "examples" / "postgres_changes" / "__main__.py"
 
 
 def reason(block: Block) -> str:
@@ -54,9 +53,3 @@ def test_the_walk_through_prints_what_it_shows(
         logical_server.execute("SELECT slot_name FROM pg_replication_slots WHERE slot_name ~ 'adjunct_accounts'") == []
     )
     logical_server.execute("DROP TABLE accounts")
-
-
-def test_the_declaration_that_the_page_shows_is_the_example_s() -> None:
-    shown = [block.text for block in blocks_of(PAGE) if "a part of examples" in reason(block)]
-    assert len(shown) == 1
-    assert shown[0] in EXAMPLE.read_text(encoding="utf-8")
