@@ -113,6 +113,10 @@ def make_results(
     records may reduce it.
     """
     masked = frozenset(name.lower() for name in sensitive)
+    exact = {name: made.exact(name, windows.type_of(made)) for name, made in windows.aggregates}
+    # Each is a long expression, which is analysed once here and only named below.
+    computed = {_exact_name(name): F.expr(text) for name, text in exact.items() if text is not None}
+    rows = rows.withColumns(computed) if computed else rows
     values = [F.col(START), F.col(END)]
     values += [_value(name, made, windows, operator, masked) for name, made in windows.aggregates]
     if results == "final":
@@ -120,26 +124,31 @@ def make_results(
     return _add_retractions(rows, windows, [*values, F.col(CLOSING).alias(FINAL)], (START,))
 
 
+def _exact_name(name: str) -> str:
+    return f"__exact_{name}"
+
+
 def _value(name: str, made: Aggregation, windows: Windows, operator: str, masked: Collection[str]) -> Column:
     if isinstance(made, Aggregate):
         return named_column(name)
     kind = windows.type_of(made)
-    value, exact = F.expr(made.result(name, kind)), made.exact(name, kind)
-    if exact is None:
-        return value.alias(name)
+    if made.exact(name, kind) is None:
+        return F.expr(made.result(name, kind)).alias(name)
+    exact, returns = named_column(_exact_name(name)), str(made.result_type(kind))
 
     def shown(source: str, part: Column) -> Column:
         return F.lit(MASKED) if source.lower() in masked else F.substring(part.cast("string"), 1, MAX_VALUE_CHARS)
 
-    words = [F.lit(f"{operator}: {made.describe()} as {name} is "), shown(made.columns[0], F.expr(exact))]
-    words.append(F.lit(f", which is no {made.result_type(kind)}: in the window from "))
+    words = [F.lit(f"{operator}: {made.describe()} as {name} is "), shown(made.columns[0], exact)]
+    words.append(F.lit(f", which is no {returns}: in the window from "))
     words += [F.col(START).cast("string"), F.lit(" to "), F.col(END).cast("string"), F.lit(" UTC of ")]
     for place, key in enumerate(windows.by):
         words += [F.lit(f"{', ' if place else ''}{key} = "), shown(key, named_column(key))]
     problem = F.concat(*words, F.lit("."))
     refused = raise_error_column(OperatorFailedError, problem, _next_step(made, kind), operator=operator)
-    too_large = F.col(CLOSING) & value.isNull() & F.expr(exact).isNotNull()
-    return F.when(too_large, refused.cast(str(made.result_type(kind)))).otherwise(value).alias(name)
+    value = exact.try_cast(returns)
+    too_large = F.col(CLOSING) & value.isNull() & exact.isNotNull()
+    return F.when(too_large, refused.cast(returns)).otherwise(value).alias(name)
 
 
 def _next_step(made: Aggregation, kind: str) -> str:
@@ -175,8 +184,9 @@ def _add_retractions(rows: DataFrame, windows: Windows, values: Sequence[Column]
     key = windows.keys
     if not isinstance(windows.kind, Session):
         return rows.select(*key, *values, F.lit(False).alias(TOMBSTONE))
-    here = F.struct(*values, F.lit(False).alias(TOMBSTONE))
-    fields = rows.select(*values).schema.fields
+    made = rows.select(*key, *values, ABSORBED)
+    fields = made.schema.fields[len(key) : -1]
+    here = F.struct(*[named_column(field.name) for field in fields], F.lit(False).alias(TOMBSTONE))
 
     def tombstone(old: Column) -> Column:
         parts = [
@@ -185,7 +195,7 @@ def _add_retractions(rows: DataFrame, windows: Windows, values: Sequence[Column]
         ]
         return F.struct(*parts, F.lit(True).alias(TOMBSTONE))
 
-    return rows.select(*key, F.inline(F.concat(F.array(here), F.transform(ABSORBED, tombstone))))
+    return made.select(*key, F.inline(F.concat(F.array(here), F.transform(ABSORBED, tombstone))))
 
 
 @dataclass(frozen=True, slots=True)
