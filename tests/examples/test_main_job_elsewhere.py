@@ -21,17 +21,21 @@ EVERY = 64
 REDUCED = ["--every", str(EVERY), "--batch", "3000"]
 
 
-def test_all_applications_on_versitygw_and_postgres_equal_the_oracle(
-    versitygw: S3Server, postgres_server: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("others", [False, pytest.param(True, marks=pytest.mark.long)], ids=["main", "all"])
+def test_applications_on_versitygw_and_postgres_equal_the_oracle(
+    versitygw: S3Server, postgres_server: PostgresServer, others: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The others run on a folder in tests of their own, and what a request does on this server is tested apart."""
     postgres_server.execute("DROP TABLE IF EXISTS aircraft_state, carrier_desks")
     for name, value in versitygw.env.items():
         monkeypatch.setenv(name, value)
     lake, env = versitygw.url(), {**versitygw.env, "ADJUNCT_DEMO_POSTGRES": postgres_server.dsn()}
-    assert drive(lake, tmp_path / "unused", *REDUCED, "--disruptions", "--over-time", env=env).result["spark_started"]
+    more = ("--disruptions", "--over-time") if others else ()
+    assert drive(lake, tmp_path / "unused", *REDUCED, *more, env=env).result["spark_started"]
     assert_outputs(lake, postgres_state(postgres_server), EVERY)
-    assert_disruptions(lake, EVERY)
-    assert_over_time(lake, EVERY)
+    if others:
+        assert_disruptions(lake, EVERY)
+        assert_over_time(lake, EVERY)
     assert_counters(lake, EVERY)
     assert not (tmp_path / "unused").exists()
 
