@@ -48,7 +48,18 @@ _IN_YAML = {"on": "by"}  # YAML reads on as true
 _ON = re.compile(r"\bon=")
 _PLAIN = (str, int, float, bool, type(None))
 _TARGETS = (DatasetHandle, RemoteTableHandle, OutputStream)
-_MODULES = ("", ".changes", ".code_location", ".exchange", ".sources", ".tables", ".validators", ".windows", ".kafka")
+_MODULES = (
+    "",
+    ".automation",
+    ".changes",
+    ".code_location",
+    ".exchange",
+    ".sources",
+    ".tables",
+    ".validators",
+    ".windows",
+    ".kafka",
+)
 _EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 
