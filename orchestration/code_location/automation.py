@@ -100,26 +100,29 @@ class ReadyMade(dg.AutomationCondition[Any]):
 
 
 def bind_condition(
-    condition: object, about: str, launchers: Mapping[str, Launcher], resource: LakeResource
+    condition: Condition, about: str, launchers: Mapping[str, Launcher], resource: LakeResource
 ) -> Condition:
     """Return the condition with each ready-made one replaced by one that asks its launcher.
 
-    `about` is what has the condition, for errors. Raises ConfigurationError for what is not a condition, and for a
-    ready-made one without a launcher.
+    `about` is what has the condition, for errors. Raises ConfigurationError for a ready-made one without a launcher.
     """
-    argument = "automation_condition"
-    if not isinstance(condition, dg.AutomationCondition):
-        problem = f"{about} has automation_condition={condition!r}: expected an AutomationCondition."
-        raise ConfigurationError(problem, "Call what makes it, such as new_records().", argument=argument)
-    bound: Condition = condition
+    bound = condition
     for ready_made in set(_ready_made(condition)):
         launcher = launchers.get(ready_made.kind)
         if launcher is None:
             purpose, step = _FOR[ready_made.kind]
             problem = f"{about} has the automation condition {ready_made.kind}(), which is for {purpose}."
-            raise ConfigurationError(problem, step, argument=argument)
+            raise ConfigurationError(problem, step, argument="automation_condition")
         bound = bound.replace(ready_made, _Asking(ready_made.kind, launcher, resource))
     return bound
+
+
+def check_condition(condition: object, about: str) -> Condition | None:
+    """Return the condition. Raises ConfigurationError for anything else but None."""
+    if condition is None or isinstance(condition, dg.AutomationCondition):
+        return condition
+    problem = f"{about} has automation_condition={condition!r}: expected an AutomationCondition."
+    raise ConfigurationError(problem, "Call what makes it, as in new_records().", argument="automation_condition")
 
 
 def _ready_made(condition: Condition) -> Iterator[ReadyMade]:
@@ -270,15 +273,21 @@ def complete_requests(
             and answer.keys & asked
             and answer.decision.partition_key == request.partition_key
         ]
+        by_job: dict[str, list[tuple[Launcher, dg.RunRequest]]] = {}
+        for launcher, decision in accepted:
+            by_job.setdefault(launcher.job.name, []).append((launcher, decision))
         rest = steps.whole(asked)
-        for job in dict.fromkeys(launcher.job.name for launcher, _ in accepted):
-            of_job = [(launcher, decision) for launcher, decision in accepted if launcher.job.name == job]
+        runs: dict[str, set[dg.AssetKey]] = {}
+        for job, of_job in by_job.items():
             keys = steps.whole([key for one, decision in of_job for key in decision.asset_selection or one.assets])
-            keys |= rest & steps.jobs.get(job, frozenset())
+            runs[job] = keys | (rest & steps.jobs.get(job, frozenset()))
+        rest -= set().union(*runs.values())
+        for job, of_job in by_job.items():
+            keys = runs[job]
             config = {name: value for _, decision in of_job for name, value in decision.run_config.items()}
-            while not config and (more := {key for key in rest - keys if keys.intersection(parents(key))}):
+            while not config and (more := {key for key in rest if keys.intersection(parents(key))}):
                 keys |= steps.whole(more)
-            rest -= keys
+                rest -= keys
             tags = dict(of_job[0][0].job.tags or {})
             for _, decision in of_job:
                 tags |= decision.tags

@@ -24,7 +24,12 @@ from dagster_adjunct.orchestration.application.graph import (
     to_dagster_name,
 )
 from dagster_adjunct.orchestration.code_location import jobs, sensors
-from dagster_adjunct.orchestration.code_location.automation import AutomationSensor, Steps, bind_condition
+from dagster_adjunct.orchestration.code_location.automation import (
+    AutomationSensor,
+    Steps,
+    bind_condition,
+    check_condition,
+)
 from dagster_adjunct.orchestration.code_location.dataset_assets import (
     DatasetAsset,
     dataset_assets,
@@ -403,6 +408,7 @@ class AssetGraph:
                 app.dataset(node.name).declared_at if node.kind == "dataset" else app.declared_at
             )
         owners = names.get_owners(subject)
+        condition = None if external else names.get_automation_condition(subject)
         return dg.AssetSpec(
             key=self._key(app, node),
             deps=[self._key(app, parent) for parent in upstream],
@@ -413,7 +419,7 @@ class AssetGraph:
             tags=dict(names.get_tags(subject)),
             metadata=metadata,
             freshness_policy=freshness_policy(app, node),
-            automation_condition=None if external else names.get_automation_condition(subject),
+            automation_condition=check_condition(condition, f"{node.kind} {node.name!r} of {app.name!r}"),
         )
 
 
