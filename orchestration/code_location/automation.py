@@ -100,29 +100,35 @@ class ReadyMade(dg.AutomationCondition[Any]):
 
 
 def bind_condition(
-    condition: Condition, about: str, launchers: Mapping[str, Launcher], resource: LakeResource
+    condition: Condition, owner: tuple[str, str], launchers: Mapping[str, Launcher], resource: LakeResource
 ) -> Condition:
     """Return the condition with each ready-made one replaced by one that asks its launcher.
 
-    `about` is what has the condition, for errors. Raises ConfigurationError for a ready-made one without a launcher.
+    `owner` is what has the condition, such as ("dataset", "planes"). Raises ConfigurationError for a ready-made one
+    without a launcher.
     """
     bound = condition
     for ready_made in set(_ready_made(condition)):
         launcher = launchers.get(ready_made.kind)
         if launcher is None:
             purpose, step = _FOR[ready_made.kind]
-            problem = f"{about} has the automation condition {ready_made.kind}(), which is for {purpose}."
-            raise ConfigurationError(problem, step, argument="automation_condition")
+            raise _refusal(owner, f"has the automation condition {ready_made.kind}(), which is for {purpose}.", step)
         bound = bound.replace(ready_made, _Asking(ready_made.kind, launcher, resource))
     return bound
 
 
-def check_condition(condition: object, about: str) -> Condition | None:
+def check_condition(condition: object, owner: tuple[str, str]) -> Condition | None:
     """Return the condition. Raises ConfigurationError for anything else but None."""
     if condition is None or isinstance(condition, dg.AutomationCondition):
         return condition
-    problem = f"{about} has automation_condition={condition!r}: expected an AutomationCondition."
-    raise ConfigurationError(problem, "Call what makes it, as in new_records().", argument="automation_condition")
+    problem = f"has automation_condition={condition!r}: expected an AutomationCondition."
+    raise _refusal(owner, problem, "Give a public condition or one of Dagster's, and call it: new_records().")
+
+
+def _refusal(owner: tuple[str, str], problem: str, next_step: str) -> ConfigurationError:
+    kind, name = owner
+    where = {"dataset": name} if kind == "dataset" else {"application": name}
+    return ConfigurationError(f"{kind} {name!r} {problem}", next_step, argument="automation_condition", **where)
 
 
 def _ready_made(condition: Condition) -> Iterator[ReadyMade]:

@@ -199,8 +199,8 @@ def _automate(
     def bind(spec: dg.AssetSpec) -> dg.AssetSpec:
         if spec.automation_condition is None:
             return spec
-        about, by_name = graph.describe(spec.key), asked.get(spec.key, {})
-        bound = bind_condition(spec.automation_condition, about, by_name, resource)
+        by_name = asked.get(spec.key, {})
+        bound = bind_condition(spec.automation_condition, graph.owner(spec.key), by_name, resource)
         return spec.replace_attributes(automation_condition=bound)
 
     built = graph.built_assets()
@@ -310,11 +310,9 @@ class AssetGraph:
         stored = [dataset for dataset in app.datasets if dataset.versions is None and _has_own_asset(dataset)]
         self.made[app.name] = [*(datasets[dataset.name] for dataset in stored), *(one.key for one in outputs.values())]
 
-    def describe(self, key: dg.AssetKey) -> str:
-        """Return what has this asset, for errors: an output's application, or a dataset."""
-        if key in self.writers:
-            return f"application {self.writers[key]!r}"
-        return f"{self._nodes[key].kind} {self._nodes[key].name!r}"
+    def owner(self, key: dg.AssetKey) -> tuple[str, str]:
+        """Return what makes an asset, ("application", "shop") or ("dataset", "planes")."""
+        return ("application", self.writers[key]) if key in self.writers else ("dataset", self._nodes[key].name)
 
     def external_specs(self) -> list[dg.AssetSpec]:
         """Return the assets that Dagster shows but does not build: streams, files and tables that none of the
@@ -419,7 +417,9 @@ class AssetGraph:
             tags=dict(names.get_tags(subject)),
             metadata=metadata,
             freshness_policy=freshness_policy(app, node),
-            automation_condition=check_condition(condition, f"{node.kind} {node.name!r} of {app.name!r}"),
+            automation_condition=check_condition(
+                condition, ("dataset", node.name) if node.kind == "dataset" else ("application", app.name)
+            ),
         )
 
 
