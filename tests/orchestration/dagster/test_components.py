@@ -447,7 +447,7 @@ def test_conditions_are_declared_in_yaml_too() -> None:
     assert [dataset.automation_condition for dataset in app.datasets] == [new_version(), stale()]
     sensors = made.build_defs(ComponentTree.for_test().load_context).sensors or ()
     assert "shop_automation" in {sensor.name for sensor in sensors}
-    nightly = component(AUTOMATED.replace("{new_records: }", "\"{{ automation_condition.on_cron('0 3 * * *') }}\""))
+    nightly = component(AUTOMATED.replace("{new_records: }", "\"{{ dg.AutomationCondition.on_cron('0 3 * * *') }}\""))
     assert nightly.applications()["shop"].automation_condition == dg.AutomationCondition.on_cron("0 3 * * *")
 
 
