@@ -388,7 +388,7 @@ class _Translation:
         """Raise the error with the file, line and column of what it is about, and the lines around that."""
         if place == ("attributes",):  # refused by build_definitions
             owners = ((kind, getattr(error, kind, None)) for kind in ("application", "dataset"))
-            place = next((self.declared_in[one] for one in owners if one in self.declared_in), place)  # type: ignore[index]
+            place = next((self.declared_in[one] for one in owners if one in self.declared_in), place)
         about = getattr(error, "argument", None)
         about = _IN_YAML.get(str(about), about)
         if isinstance(about, str) and place[-1] != about:

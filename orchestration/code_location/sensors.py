@@ -340,8 +340,9 @@ def _config_of(run: dg.DagsterRun, job: str, step: str) -> Mapping[str, Any]:
     """Return the configuration of a run: of one of another job, that of the application's step."""
     if run.job_name == job:
         return run.run_config
-    ops = run.run_config.get("ops", {})
-    return {"ops": {step: ops[step]}} if step in ops else {}
+    config: Mapping[str, Any] = run.run_config
+    own = {name: op for name, op in config.get("ops", {}).items() if name == step}
+    return {"ops": own} if own else {}
 
 
 def _without_take_over(run_config: Mapping[str, Any]) -> dict[str, Any]:

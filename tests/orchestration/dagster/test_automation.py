@@ -32,6 +32,7 @@ from dagster_adjunct.orchestration.code_location.automation import Answer, Steps
 from dagster_adjunct.orchestration.code_location.sensor_ticks import Launcher
 from dagster_adjunct.sources import QuerySource
 from tests.clocks import on_clock
+from tests.faulty_store import FaultyStore
 from tests.orchestration.dagster.lab import APPLES, NO_SPARK, Lab, key_of, running_lab
 from tests.orchestration.dagster.ticking import Ticker
 
@@ -120,6 +121,20 @@ def test_nothing_is_asked_for_what_another_condition_rules_out(tmp_path: Path) -
         assert not (tmp_path / "lake").exists()
 
 
+def test_conditions_of_all_outputs_ask_the_lake_as_often_as_the_sensor(lab: Lab) -> None:
+    lab.deliver("orders", APPLES[:0], None)
+    counts = []
+    for name, by in (("shop_new_records", "sensor"), ("shop_new_records", "condition")):
+        store = FaultyStore(lab.lake.store)
+        sensor = Ticker(Lake(store, lab.lake.id), shop(None), lab.instance, name, by, spark=NO_SPARK)
+        assert sensor.skipped() == "No new records."
+        counts.append(len(store.requests))
+        assert sensor.skipped() == "No new records."
+        counts.append(len(store.requests) - counts[-1])
+    assert counts[:2] == counts[2:]
+    assert counts[1] <= 10
+
+
 def test_a_users_condition_on_one_output_runs_the_whole_step(lab: Lab) -> None:
     class OnlyDear(AdjunctTranslator):
         def get_automation_condition(self, subject: AssetSubject) -> Condition | None:
@@ -151,6 +166,16 @@ def test_to_dagster_a_stream_that_nothing_here_writes_is_missing_forever(lab: La
     assert "No new version" in sensor.skipped()
     lab.deliver("items", APPLES, "v1")
     assert names(sensor.asked()) == ["items_dataset"]
+
+
+def test_a_time_of_the_day_needs_no_update_of_what_is_read(lab: Lab) -> None:
+    defs = build_definitions(shop(dg.AutomationCondition.cron_tick_passed("0 3 * * *"), items()), lake=lab.lake.url)
+    at, cursor, requested = datetime(2026, 1, 2, 2, 0, tzinfo=UTC), None, []
+    for _ in range(3):
+        found = dg.evaluate_automation_conditions(defs, lab.instance, evaluation_time=at, cursor=cursor)
+        requested.append(found.get_num_requested(COPY))
+        at, cursor = at + timedelta(hours=2), found.cursor
+    assert requested == [0, 1, 0]
 
 
 def test_a_launcher_that_cannot_decide_holds_no_other_back(lab: Lab) -> None:
@@ -202,6 +227,30 @@ def test_a_delivered_version_is_requested_as_its_partition(lab: Lab, versions: V
         assert str(request.run_key).startswith(f"items:{lab.lake.id}:")
         assert request.tags["dagster/partition"] == f"v{number}"
         assert lab.run(sensor.defs, key_of(parted), partition_key=f"v{number}").success
+
+
+def test_a_dated_version_updates_the_day_and_the_week_of_assets_that_are_made_from_it(lab: Lab) -> None:
+    parted = items(new_version(), versions=VersionPartitions("day", start="2026-01-01"))
+
+    def from_it(name: str, partitions: dg.PartitionsDefinition[str]) -> dg.AssetsDefinition:
+        condition = dg.AutomationCondition.any_deps_updated()
+
+        @dg.asset(name=name, partitions_def=partitions, deps=[key_of(parted)], automation_condition=condition)
+        def made() -> None: ...
+
+        return made
+
+    day = from_it("day", dg.DailyPartitionsDefinition("2026-01-01"))
+    week = from_it("week", dg.WeeklyPartitionsDefinition("2026-01-01"))
+    ours = build_definitions(shop(None, parted), lake=lab.lake.url, spark=NO_SPARK)
+    defs = dg.Definitions.merge(ours, dg.Definitions(assets=[day, week]))
+    lab.deliver("items", APPLES, "2026-01-06")
+    before = dg.evaluate_automation_conditions(defs, lab.instance)
+    assert before.get_requested_partitions(key_of(parted)) == {"2026-01-06"}
+    assert lab.run(defs, key_of(parted), partition_key="2026-01-06").success
+    after = dg.evaluate_automation_conditions(defs, lab.instance, cursor=before.cursor)
+    requested = [after.get_requested_partitions(key) for key in (key_of(parted), day.key, week.key)]
+    assert requested == [set(), {"2026-01-06"}, {"2026-01-04"}], "the week begins on Sunday"
 
 
 # -- tables that fail their freshness policy
