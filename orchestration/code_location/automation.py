@@ -28,6 +28,7 @@ from dagster_adjunct.orchestration.code_location.sensor_ticks import (
     Launcher,
     SensorCursor,
     Tick,
+    digest,
     location_of,
     read_cursor,
     write_cursor,
@@ -271,41 +272,19 @@ def complete_requests(
         if request.asset_selection is None:  # a backfill
             completed.append(request)
             continue
-        asked = set(request.asset_selection)
-        accepted = [
-            (answer.launcher, answer.decision)
-            for answer in answers
-            if isinstance(answer.decision, dg.RunRequest)
-            and answer.keys & asked
-            and answer.decision.partition_key == request.partition_key
-        ]
-        by_job: dict[str, list[tuple[Launcher, dg.RunRequest]]] = {}
-        for launcher, decision in accepted:
-            by_job.setdefault(launcher.job.name, []).append((launcher, decision))
-        rest = steps.whole(asked)
-        runs: dict[str, set[dg.AssetKey]] = {}
-        for job, of_job in by_job.items():
-            keys = steps.whole([key for one, decision in of_job for key in decision.asset_selection or one.assets])
-            runs[job] = keys | (rest & steps.jobs.get(job, frozenset()))
+        rest = steps.whole(request.asset_selection)
+        launches = _launches(request, answers)
+        runs = {
+            job: steps.whole([key for keys, _ in found for key in keys]) | (rest & steps.jobs.get(job, frozenset()))
+            for job, found in launches.items()
+        }
         rest -= set().union(*runs.values())
-        for job, of_job in by_job.items():
-            keys = runs[job]
-            config = {name: value for _, decision in of_job for name, value in decision.run_config.items()}
-            while not config and (more := {key for key in rest if keys.intersection(parents(key))}):
+        for job, found in launches.items():
+            keys, stays = runs[job], any(decision.run_config for _, decision in found)
+            while not stays and (more := {key for key in rest if keys.intersection(parents(key))}):
                 keys |= steps.whole(more)
                 rest -= keys
-            tags = dict(of_job[0][0].job.tags or {})
-            for _, decision in of_job:
-                tags |= decision.tags
-            completed.append(
-                dg.RunRequest(
-                    run_key=",".join(str(decision.run_key) for _, decision in of_job),
-                    run_config=config,
-                    tags={**request.tags, **tags},
-                    asset_selection=sorted(keys),
-                    partition_key=request.partition_key,
-                )
-            )
+            completed.append(_merged([decision for _, decision in found], job, keys, request))
         if rest:
             completed.append(
                 dg.RunRequest(
@@ -316,6 +295,39 @@ def complete_requests(
                 )
             )
     return completed
+
+
+_Launch = tuple[Collection[dg.AssetKey], dg.RunRequest]
+
+
+def _launches(request: dg.RunRequest, answers: Sequence[Answer]) -> dict[str, list[_Launch]]:
+    """Return by job which assets the launchers launch that were asked for what is requested, and their requests."""
+    launches: dict[str, list[_Launch]] = {}
+    for answer in answers:
+        launcher, decision = answer.launcher, answer.decision
+        if isinstance(decision, Skip) or decision.partition_key != request.partition_key:
+            continue
+        if answer.keys.intersection(request.asset_selection or ()):
+            tagged = dg.RunRequest(
+                decision.run_key, decision.run_config, {**(launcher.job.tags or {}), **decision.tags}
+            )
+            found = launches.setdefault(launcher.job.name, [])
+            found.append((decision.asset_selection or launcher.assets, tagged))
+    return launches
+
+
+def _merged(
+    decisions: Sequence[dg.RunRequest], job: str, keys: Collection[dg.AssetKey], request: dg.RunRequest
+) -> dg.RunRequest:
+    """Return the run of these assets that several launchers of a job have requested."""
+    run_keys = [str(decision.run_key) for decision in decisions]
+    return dg.RunRequest(
+        run_key=run_keys[0] if len(run_keys) == 1 else f"{job}:{digest(run_keys)}",
+        run_config={name: value for decision in decisions for name, value in decision.run_config.items()},
+        tags={**request.tags, **{name: value for decision in decisions for name, value in decision.tags.items()}},
+        asset_selection=sorted(keys),
+        partition_key=request.partition_key,
+    )
 
 
 class AutomationSensor(dg.AutomationConditionSensorDefinition):

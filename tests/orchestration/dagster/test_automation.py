@@ -145,6 +145,19 @@ def test_a_users_condition_on_one_output_runs_the_whole_step(lab: Lab) -> None:
     assert (request.run_config, [tag for tag in request.tags if tag.startswith("adjunct/")]) == ({}, [])
 
 
+def test_a_local_table_has_the_condition_of_its_application_or_one_of_its_own() -> None:
+    app = shop(new_records())
+    own = dg.AutomationCondition.cron_tick_passed("0 3 * * *")
+    schema = Schema.of(item="string", price="int")
+    for name, condition in (("last", None), ("nightly", own)):
+        table = app.local_table(name, key="item", schema=schema, partitions=1, automation_condition=condition)
+        app.input_stream(f"lake.{name}").send_to(table)
+    graph = build_definitions(app).resolve_asset_graph()
+    conditions = {key.path[-1]: graph.get(key).automation_condition for key in graph.materializable_asset_keys}
+    assert conditions["last_dataset"].name == conditions["copy"].name == "new_records"
+    assert conditions["nightly_dataset"] == own
+
+
 def test_a_users_condition_on_a_member_of_a_version_set_runs_the_set(lab: Lab) -> None:
     prices = bounded_dataset("prices", input="lake.prices", key="item", partitions=2)
     members = version_set("catalogue", items(Switch()), prices)
