@@ -97,7 +97,8 @@ class ReadyMade(dg.AutomationCondition[Any]):
     def evaluate(self, context: AutomationContext[Any]) -> dg.AutomationResult[Any]:
         """Raise ConfigurationError: it was given to an asset that Adjunct does not make."""
         problem = f"asset {context.root_context.key.to_user_string()} has the automation condition {self.kind}(), "
-        raise ConfigurationError(f"{problem}which is for {_FOR[self.kind][0]}.", _FOR[self.kind][1])
+        problem += f"which is for {_FOR[self.kind][0]}."
+        raise ConfigurationError(problem, _FOR[self.kind][1], argument="automation_condition")
 
 
 def bind_condition(
