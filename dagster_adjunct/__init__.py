@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 _MODULES = (
+    "automation",
     "changes",
     "code_location",
     "components",

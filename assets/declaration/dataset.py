@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, Unpack
 
 from dagster_adjunct.assets.declaration.change_formats import ChangeFormat, Upserts
 from dagster_adjunct.assets.declaration.extractors import KeyValueExtractor
@@ -35,7 +35,12 @@ from dagster_adjunct.resources.schemas.schema import Schema, check_key_types, re
 from dagster_adjunct.resources.validation import validated
 
 if TYPE_CHECKING:
+    from dagster import AutomationCondition
     from pyspark.sql import DataFrame
+
+    Condition: TypeAlias = AutomationCondition[Any]
+else:  # Spark's tasks import this module on machines without Dagster; build_definitions checks the value
+    Condition = Any
 
 
 @validated
@@ -147,13 +152,14 @@ def to_name_tuple(value: str | Collection[str]) -> tuple[str, ...]:
 
 
 class DescriptionOptions(TypedDict, total=False):
-    """What Dagster shows about a dataset: see AdjunctDataset."""
+    """What Dagster shows about a dataset, and when it materializes it: see AdjunctDataset."""
 
     description: str
     owners: str | Collection[str]
     group: str | None
     column_descriptions: Mapping[str, str] | None
     sensitive: str | Collection[str]
+    automation_condition: Condition | None
 
 
 def _description_fields(shown: DescriptionOptions) -> dict[str, Any]:
@@ -179,7 +185,8 @@ class AdjunctDataset:
     `partition_by` are the key columns that determine the bucket, () for a broadcast copy. `columns` are the stored
     columns, None for all of the input's. `bootstrap` makes applications wait until the dataset is first readable.
     `owners`, `group` and `column_descriptions` are shown in Dagster, where values of `sensitive` columns are
-    masked. `declared_at` is the line of user code, and not stored in the lake.
+    masked, and `automation_condition` is when Dagster materializes it by itself. `declared_at` is the line of user
+    code, and not stored in the lake.
 
     For bounded datasets: `extractor` turns records into entries. `duplicates` says whether the last of several records
     of a key wins or the version is rejected. `validators` decide whether a version is published. Members of one
@@ -212,6 +219,7 @@ class AdjunctDataset:
     following: ChangeStreamOptions = field(default_factory=ChangeStreamOptions)
     column_descriptions: tuple[tuple[str, str], ...] = ()
     sensitive: tuple[str, ...] = ()
+    automation_condition: Condition | None = field(default=None, repr=False)
     declared_at: CodeLine | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:

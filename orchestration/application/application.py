@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar, Unpack, overload
 
 from pydantic import SkipValidation
 
-from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, LocalTableOptions, local_table
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, Condition, LocalTableOptions, local_table
 from dagster_adjunct.orchestration.application.graph import (
     DatasetHandle,
     OperatorGraph,
@@ -67,6 +67,7 @@ class Application:
     Spark; with "spark", none is. By default it is ADJUNCT_ENGINE, else "spark".
     Startpoint requests that no run has applied within `startpoints_expire_after` are ignored. With
     `startpoints=False`, requests are rejected, and runs ignore and report stored ones.
+    `automation_condition` is when Dagster materializes the outputs by itself.
     A `strict` application turns these notes of the plan into errors: the order of a remote table's records holds per
     source partition only, a table that keeps the newest record loses columns of late records, the type of a join key
     or of a declared column is unknown, an expression changes from run to run or sees one batch only, or a window or
@@ -88,6 +89,7 @@ class Application:
         startpoints: bool = True,
         startpoints_expire_after: timedelta = timedelta(hours=12),
         strict: bool = False,
+        automation_condition: Condition | None = None,
     ) -> None:
         self.name = check_name("application", name)
         self.declared_at = find_calling_line()
@@ -115,6 +117,7 @@ class Application:
             )
             raise ConfigurationError(problem, "Leave one of them out.", argument="strict", application=self.name)
         self.strict = strict
+        self.automation_condition = automation_condition
         if startpoints_expire_after < timedelta(milliseconds=1):
             problem = (
                 f"application {self.name!r}: startpoints_expire_after is {startpoints_expire_after}: expected at least "

@@ -48,7 +48,18 @@ _IN_YAML = {"on": "by"}  # YAML reads on as true
 _ON = re.compile(r"\bon=")
 _PLAIN = (str, int, float, bool, type(None))
 _TARGETS = (DatasetHandle, RemoteTableHandle, OutputStream)
-_MODULES = ("", ".changes", ".code_location", ".exchange", ".sources", ".tables", ".validators", ".windows", ".kafka")
+_MODULES = (
+    "",
+    ".automation",
+    ".changes",
+    ".code_location",
+    ".exchange",
+    ".sources",
+    ".tables",
+    ".validators",
+    ".windows",
+    ".kafka",
+)
 _EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 
@@ -214,6 +225,7 @@ class _Translation:
         self.tree = tree
         self.datasets: dict[str, AdjunctDataset] = {}
         self.tables: dict[str, Any] = {}
+        self.declared_in: dict[tuple[str, str], Place] = {}
 
     def applications(self, given: Mapping[str, Any]) -> dict[str, _ApplicationTranslation]:
         """Return all applications, by name, with the datasets and tables that they may use."""
@@ -224,10 +236,13 @@ class _Translation:
             for name, arguments in given.get(section, {}).items():
                 where = (*place, section, name)
                 self.refuse_second(name, where)
+                self.declared_in["dataset", name] = where
                 self.datasets[name] = self.declared(function, name, arguments, where)
         for name, arguments in given.get("tables", {}).items():
             self.refuse_second(name, (*place, "tables", name))
             self.tables[name] = self.table(name, arguments, (*place, "tables", name))
+        for name in given["applications"]:
+            self.declared_in["application", name] = (*place, "applications", name)
         return {
             name: _ApplicationTranslation(self, name, arguments, (*place, "applications", name))
             for name, arguments in given["applications"].items()
@@ -381,6 +396,9 @@ class _Translation:
 
     def refuse_as(self, error: AdjunctError, place: Place) -> NoReturn:
         """Raise the error with the file, line and column of what it is about, and the lines around that."""
+        if place == ("attributes",):  # refused by build_definitions
+            owners = ((kind, getattr(error, kind, None)) for kind in ("application", "dataset"))
+            place = next((self.declared_in[one] for one in owners if one in self.declared_in), place)
         about = getattr(error, "argument", None)
         about = _IN_YAML.get(str(about), about)
         if isinstance(about, str) and place[-1] != about:

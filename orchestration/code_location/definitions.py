@@ -24,6 +24,12 @@ from dagster_adjunct.orchestration.application.graph import (
     to_dagster_name,
 )
 from dagster_adjunct.orchestration.code_location import jobs, sensors
+from dagster_adjunct.orchestration.code_location.automation import (
+    AutomationSensor,
+    Steps,
+    bind_condition,
+    check_condition,
+)
 from dagster_adjunct.orchestration.code_location.dataset_assets import (
     DatasetAsset,
     dataset_assets,
@@ -40,12 +46,12 @@ from dagster_adjunct.orchestration.code_location.nodes import (
 )
 from dagster_adjunct.orchestration.code_location.output_assets import outputs_asset
 from dagster_adjunct.orchestration.code_location.resources import LakeResource, SparkResource
-from dagster_adjunct.orchestration.code_location.sensor_ticks import LaunchedJob
+from dagster_adjunct.orchestration.code_location.sensor_ticks import LaunchedJob, Launcher
 from dagster_adjunct.orchestration.operators.stream_facts import LineageNode
 from dagster_adjunct.resources.errors import ConfigurationError, translate_file_errors
 from dagster_adjunct.resources.validation import validated
 
-Launch = LaunchedJob | dg.ScheduleDefinition | dg.SensorDefinition
+Launch = LaunchedJob | dg.ScheduleDefinition | Launcher
 
 
 @validated
@@ -75,7 +81,8 @@ def build_definitions(
     `<application>_discard` expires old versions of its datasets, also
     on the schedule `<application>_discard_daily`; `<application>_compact` compacts its change streams' tables, also
     on the schedule `<application>_compact_hourly`; `<application>_version_action` pins, rolls back, revokes, accepts
-    or removes one version. A dataset whose versions are partitions is not part of the application's job; it has the
+    or removes one version. `<application>_automation` (of the first application) evaluates automation conditions, if
+    there are any. A dataset whose versions are partitions is not part of the application's job; it has the
     job `<dataset>_versions`, and the sensor `<dataset>_new_versions` if a stream or files list the
     versions. All sensors and schedules are off by default.
 
@@ -107,11 +114,14 @@ def build_definitions(
     found += [one for name, members in stored.items() for one in _upkeep_jobs(name, members)]
     found += [one for job in jobs.iceberg_jobs(stored, iceberg or {}) for one in jobs.with_schedule("iceberg", job)]
     lake_resource, spark_resource, loader = _resources(lake)
+    launchers = [one for one in found if isinstance(one, Launcher)]
+    stale = _stale_launchers(graph, {launcher.job.name: launcher.job for launcher in launchers})
+    built, automation = _automate(graph, apps, [*launchers, *stale], lake_resource)
     return dg.Definitions(
-        assets=[*graph.external_specs(), *graph.built_assets()],
+        assets=[*graph.external_specs(), *built],
         jobs=[one for one in found if isinstance(one, LaunchedJob)],
         schedules=[one for one in found if isinstance(one, dg.ScheduleDefinition)],
-        sensors=[one for one in found if isinstance(one, dg.SensorDefinition)],
+        sensors=[*(launcher.sensor() for launcher in launchers), *automation],
         resources={"adjunct_lake": lake_resource, "adjunct_spark": spark or spark_resource, LOADER: loader},
         executor=dg.in_process_executor,
     )
@@ -136,12 +146,12 @@ def _launched_jobs(graph: AssetGraph, app: Application, rule: sensors.LaunchWhen
     )
     yield job
     outputs = [key for key, writer in graph.writers.items() if writer == app.name]
-    yield sensors.new_records_sensor(app, job, own, outputs, rule)
-    yield sensors.restart_sensor(app, job, own, outputs)
-    yield from sensors.delivered_sensors(app.name, graph.delivered_groups(app.name), job)
+    yield sensors.new_records_launcher(app, job, own, outputs, rule)
+    yield sensors.restart_launcher(app, job, own, outputs)
+    yield from sensors.delivered_launchers(app.name, graph.delivered_groups(app.name), job)
     if app.inputs or any(member.dataset.follows_changes for member in graph.stored_datasets(app.name)):
         if app.startpoints:
-            yield sensors.startpoint_sensor(app, job, own)
+            yield sensors.startpoints_launcher(app, job, own, outputs)
         yield jobs.startpoint_job(app)
 
 
@@ -162,7 +172,46 @@ def _partition_jobs(graph: AssetGraph) -> Iterator[Launch]:
             job = partition_job(member)
             yield job
             if not is_advanced_by_partition(member.dataset):
-                yield sensors.new_versions_sensor(member, job)
+                yield sensors.new_versions_launcher(member, job)
+
+
+def _stale_launchers(graph: AssetGraph, jobs: Mapping[str, LaunchedJob]) -> Iterator[Launcher]:
+    """Yield what checks tables of change streams when their freshness policies fail; only conditions ask it."""
+    for member in graph.datasets.values():
+        window = member.dataset.following.freshness
+        job = next((to_dagster_name(app) for app, made in graph.made.items() if member.key in made), None)
+        if window is not None and job is not None:
+            yield sensors.stale_launcher(member, window, jobs[job])
+
+
+def _automate(
+    graph: AssetGraph, apps: Sequence[Application], launchers: Sequence[Launcher], resource: LakeResource
+) -> tuple[list[dg.AssetsDefinition], list[dg.SensorDefinition]]:
+    """Return the built assets, whose ready-made conditions ask the launchers, and the sensor that evaluates them.
+
+    Without a condition there is no sensor.
+    """
+    asked: dict[dg.AssetKey, dict[str, Launcher]] = {}
+    for launcher in launchers:
+        for key in launcher.on:
+            asked.setdefault(key, {})[launcher.condition] = launcher
+
+    def bind(spec: dg.AssetSpec) -> dg.AssetSpec:
+        if spec.automation_condition is None:
+            return spec
+        by_name = asked.get(spec.key, {})
+        bound = bind_condition(spec.automation_condition, graph.owner(spec.key), by_name, resource)
+        return spec.replace_attributes(automation_condition=bound)
+
+    built = graph.built_assets()
+    if not any(spec.automation_condition for asset in built for spec in asset.specs):
+        return built, []
+    bound = [asset.map_asset_specs(bind) for asset in built]
+    keys = [key for asset in built for key in asset.keys]
+    units = [frozenset(asset.keys) for asset in built]
+    made = {to_dagster_name(app): frozenset(own) for app, own in graph.made.items()}
+    steps = Steps({key: unit for unit in units for key in unit}, made)
+    return bound, [AutomationSensor(f"{to_dagster_name(apps[0].name)}_automation", steps, keys)]
 
 
 def _reject_duplicate_names(apps: Sequence[Application]) -> None:
@@ -261,6 +310,10 @@ class AssetGraph:
         stored = [dataset for dataset in app.datasets if dataset.versions is None and _has_own_asset(dataset)]
         self.made[app.name] = [*(datasets[dataset.name] for dataset in stored), *(one.key for one in outputs.values())]
 
+    def owner(self, key: dg.AssetKey) -> tuple[str, str]:
+        """Return what makes an asset, ("application", "shop") or ("dataset", "planes")."""
+        return ("application", self.writers[key]) if key in self.writers else ("dataset", self._nodes[key].name)
+
     def external_specs(self) -> list[dg.AssetSpec]:
         """Return the assets that Dagster shows but does not build: streams, files and tables that none of the
         applications writes, and datasets of one run.
@@ -310,6 +363,11 @@ class AssetGraph:
             {} if dataset.stream is None else {dataset.stream: self._key(app, LineageNode("stream", dataset.stream))}
         )
         spec = self._spec(app, LineageNode("dataset", dataset.name), [source] if source else [])
+        if spec.automation_condition is not None and not dataset.is_local and not _has_own_asset(dataset):
+            problem = f"dataset {dataset.name!r} has an automation condition, but no run makes it alone: "
+            problem += "the batches of its applications do (persistent=False)."
+            step = "Give the condition to the application, or leave persistent=False out."
+            raise ConfigurationError(problem, step, argument="automation_condition", dataset=dataset.name)
         known = self.datasets.setdefault(
             dataset.name, DatasetAsset(dataset, spec, streams, app.name, self._preview_rows)
         )
@@ -342,12 +400,13 @@ class AssetGraph:
         names, subject = self._names, asset_subject(app, node)
         metadata = NODE_KINDS[node.kind].declared(app, node.name)
         if external:
-            subject = replace(subject, owners=(), external=True)
+            subject = replace(subject, owners=(), external=True, automation_condition=None)
         elif self._link_code:
             metadata |= code_references(
                 app.dataset(node.name).declared_at if node.kind == "dataset" else app.declared_at
             )
         owners = names.get_owners(subject)
+        condition = None if external else names.get_automation_condition(subject)
         return dg.AssetSpec(
             key=self._key(app, node),
             deps=[self._key(app, parent) for parent in upstream],
@@ -358,6 +417,9 @@ class AssetGraph:
             tags=dict(names.get_tags(subject)),
             metadata=metadata,
             freshness_policy=freshness_policy(app, node),
+            automation_condition=check_condition(
+                condition, ("dataset", node.name) if node.kind == "dataset" else ("application", app.name)
+            ),
         )
 
 

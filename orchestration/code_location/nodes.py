@@ -39,6 +39,7 @@ class AssetSubject:
     storage: str = ""
     external: bool = False
     """Whether it is only read here: it belongs to no application, so that several may share it."""
+    automation_condition: dg.AutomationCondition[Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,11 @@ _NON_WORD = re.compile(r"\W")
 
 def asset_subject(app: Application, node: LineageNode) -> AssetSubject:
     """Return the subject of a node, which is passed to the translator."""
-    facts = {"owners": app.owners, **NODE_KINDS[node.kind].subject(app, node.name)}
+    facts = {
+        "owners": app.owners,
+        "automation_condition": app.automation_condition,
+        **NODE_KINDS[node.kind].subject(app, node.name),
+    }
     return AssetSubject(node.kind, node.name, app.name, **facts)
 
 
@@ -98,7 +103,15 @@ def freshness_policy(app: Application, node: LineageNode) -> dg.FreshnessPolicy 
 
 def _dataset_subject(app: Application, name: str) -> dict[str, Any]:
     dataset = app.dataset(name)
-    return {"description": dataset.description, "owners": dataset.owners or app.owners, "group": dataset.group}
+    condition = dataset.automation_condition
+    if condition is None and dataset.is_owned_by(app.name):  # it is an output
+        condition = app.automation_condition
+    return {
+        "description": dataset.description,
+        "owners": dataset.owners or app.owners,
+        "group": dataset.group,
+        "automation_condition": condition,
+    }
 
 
 def _written_local_table(outputs: RunOutputs, name: str, columns: ColumnSources) -> dict[str, Any]:
@@ -190,7 +203,7 @@ _TAG = re.compile(r"[A-Za-z0-9_.-]{1,63}")
 
 
 class AdjunctTranslator:
-    """Chooses the keys, groups and owners of assets; override a method to follow your platform's conventions.
+    """Chooses the keys, groups, owners and automation of assets; override a method to follow your conventions.
 
     Applications that share a stream or dataset share one asset, because the default keys do not depend on
     the application: `lake/flights`, `datasets/planes_dataset`, `tables/aircraft_state`, `files/bucket/prefix`. The
@@ -217,3 +230,7 @@ class AdjunctTranslator:
         tags = {"adjunct/kind": subject.kind}
         # Dagster's tags can't hold URLs and very long names.
         return tags | ({"adjunct/name": subject.name} if _TAG.fullmatch(subject.name) else {})
+
+    def get_automation_condition(self, subject: AssetSubject) -> dg.AutomationCondition[Any] | None:
+        """Return when Dagster materializes it by itself; not asked for assets that are only read."""
+        return subject.automation_condition

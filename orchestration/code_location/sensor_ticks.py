@@ -1,4 +1,4 @@
-"""One tick of a sensor: its cursor, run requests with back-off, and a scan of streams that may take several ticks.
+"""One tick of a sensor or condition: its cursor, run requests with back-off, and a scan of streams over several ticks.
 
 A scan counts the unread records of every stream first. Only if these are too few to launch a run, it asks partitions
 for the age of their first unread record.
@@ -6,6 +6,8 @@ for the age of their first unread record.
 
 import hashlib
 import json
+import logging
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -223,12 +225,22 @@ def is_run_of(run: dg.DagsterRun, job: str, assets: Collection[dg.AssetKey]) -> 
 
 @dataclass
 class Tick:
-    """One evaluation of a sensor that launches a job, which materializes these assets."""
+    """One evaluation of a launcher whose job materializes these assets.
 
-    context: dg.SensorEvaluationContext
+    `stored` is what it remembered in the last tick. `location` is the code location that it is in, None if unknown.
+    `by_condition` is whether a condition of an asset asks, instead of a sensor.
+    """
+
+    instance: dg.DagsterInstance
+    log: logging.Logger
+    stored: str | None
     job: str
     assets: Collection[dg.AssetKey]
     resource: LakeResource
+    location: str | None = None
+    by_condition: bool = False
+    began: float = field(default_factory=time.monotonic)
+    changed: bool = field(default=False, init=False)
 
     @property
     def lake(self) -> Lake:
@@ -238,19 +250,19 @@ class Tick:
     @cached_property
     def cursor(self) -> SensorCursor:
         """The cursor; an unreadable one starts over with a warning."""
-        cursor, note = read_cursor(self.context.cursor)
+        cursor, note = read_cursor(self.stored)
         if note:
-            self.context.log.warning(note)
+            self.log.warning(note)
         return cursor
 
     def remember(self, **changes: Any) -> None:
-        """Store the cursor with these fields changed."""
+        """Change these fields of the cursor."""
         self.cursor = self.cursor.model_copy(update=changes)
-        self.context.update_cursor(write_cursor(self.cursor))
+        self.changed = True
 
     def active_runs(self) -> list[dg.DagsterRun]:
         """Return the runs of the job or of one of the assets that are queued or in progress."""
-        runs = self.context.instance.get_runs(dg.RunsFilter(statuses=ACTIVE), limit=1000)
+        runs = self.instance.get_runs(dg.RunsFilter(statuses=ACTIVE), limit=1000)
         return [run for run in runs if is_run_of(run, self.job, self.assets)]
 
     def has_active_run(self) -> bool:
@@ -259,19 +271,18 @@ class Tick:
 
     def running_sensors(self) -> set[str]:
         """Return the names of the code location's sensors that are on."""
-        instance, here = self.context.instance, self.context.code_location_origin
-        states = instance.all_instigator_state() if instance.schedule_storage is not None else ()
+        states = self.instance.all_instigator_state() if self.instance.schedule_storage is not None else ()
         on = [state for state in states if (state.status.value, state.instigator_type.value) == ("RUNNING", "SENSOR")]
         places = [state.origin.repository_origin.code_location_origin.location_name for state in on]
         return {
             state.instigator_name
             for state, place in zip(on, places, strict=True)
-            if here is None or place == here.location_name
+            if self.location is None or place == self.location
         }
 
     def lease_holder(self, application: str) -> str:
         """Return the holder of the application's run lease, "" if there is none or its Dagster run has ended."""
-        return describe_runner(self.lake, application, partial(has_ended, self.context.instance))
+        return describe_runner(self.lake, application, partial(has_ended, self.instance))
 
     def request_run(self, name: str, what: str, about: object, **options: Any) -> dg.RunRequest | Skip:
         """Return a run request with these `options`, or why to skip it (see `request_run`)."""
@@ -282,26 +293,43 @@ class Tick:
         return dg.RunRequest(run_key=decision[0], **options)
 
 
-def job_sensor(
-    name: str,
-    job: LaunchedJob,
-    assets: Collection[dg.AssetKey],
-    description: str,
-    evaluate: Callable[[Tick], dg.RunRequest | Skip],
-) -> dg.SensorDefinition:
-    """Return a sensor that launches `job` as `evaluate` decides; it is off by default.
+@dataclass(frozen=True)
+class Launcher:
+    """Decides at each tick whether to launch `job`, which materializes `assets`.
 
-    `assets` are those that the job materializes.
+    A sensor of this `name` asks it. So does the ready-made `condition` of this name on one of the assets `on`.
     """
 
-    @dg.sensor(
-        name=name,
-        job=job,
-        minimum_interval_seconds=INTERVAL_SECONDS,
-        default_status=dg.DefaultSensorStatus.STOPPED,
-        description=description,
-    )
-    def tick(context: dg.SensorEvaluationContext, adjunct_lake: LakeResource) -> dg.RunRequest | Skip:
-        return evaluate(Tick(context, job.name, assets, adjunct_lake))
+    name: str
+    job: LaunchedJob
+    assets: Collection[dg.AssetKey]
+    description: str
+    evaluate: Callable[[Tick], dg.RunRequest | Skip]
+    condition: str = ""
+    on: Collection[dg.AssetKey] = ()
 
-    return tick
+    def sensor(self) -> dg.SensorDefinition:
+        """Return the sensor, which is off by default."""
+
+        @dg.sensor(
+            name=self.name,
+            job=self.job,
+            minimum_interval_seconds=INTERVAL_SECONDS,
+            default_status=dg.DefaultSensorStatus.STOPPED,
+            description=self.description,
+        )
+        def tick(context: dg.SensorEvaluationContext, adjunct_lake: LakeResource) -> dg.RunRequest | Skip:
+            place = location_of(context)
+            one = Tick(context.instance, context.log, context.cursor, self.job.name, self.assets, adjunct_lake, place)
+            decision = self.evaluate(one)
+            if one.changed:
+                context.update_cursor(write_cursor(one.cursor))
+            return decision
+
+        return tick
+
+
+def location_of(context: dg.SensorEvaluationContext) -> str | None:
+    """Return the name of the code location that a sensor is in, None if unknown."""
+    here = context.code_location_origin
+    return None if here is None else here.location_name

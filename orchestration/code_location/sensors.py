@@ -1,6 +1,7 @@
-"""Sensors that launch runs: for new records, startpoints, delivered versions, and restarts after failures.
+"""When runs are launched: for new records, startpoints, delivered versions, stale tables, and after failures.
 
-Decisions are pure functions over what a tick read (`decide_launch`, `decide_restart`).
+Sensors and conditions of assets ask the same launchers. Decisions are pure functions over what a tick read
+(`decide_launch`, `decide_restart`).
 """
 
 import time
@@ -26,13 +27,13 @@ from dagster_adjunct.orchestration.code_location.sensor_ticks import (
     Backlog,
     Deadline,
     LaunchedJob,
+    Launcher,
     StreamFinding,
     StreamScan,
     Tick,
     backoff_seconds,
     digest,
     is_run_of,
-    job_sensor,
     join_shortened,
     scan_ages,
     scan_streams,
@@ -132,14 +133,14 @@ def decide_launch(
     return Skip(f"{what}; {'; '.join(held)}.") if held else what
 
 
-def new_records_sensor(
+def new_records_launcher(
     app: Application,
     job: LaunchedJob,
     assets: Collection[dg.AssetKey],
     outputs: Collection[dg.AssetKey],
     rule: LaunchWhen,
-) -> dg.SensorDefinition:
-    """Return a sensor that launches `job` when input streams hold enough unread records.
+) -> Launcher:
+    """Return what launches `job` when input streams hold enough unread records.
 
     `assets` are those that the job materializes; while a run of one of them is in progress, none is launched. A run
     that stays is asked to end for another one of `outputs`, and for code that was loaded again.
@@ -161,7 +162,7 @@ def new_records_sensor(
         if who := tick.lease_holder(app.name):
             return Skip(f"The application is being run by {who}.")
         systems = systems_for(app, lake=lake)
-        deadline = Deadline(time.monotonic() + TICK_SECONDS, time.monotonic)
+        deadline = Deadline(tick.began + TICK_SECONDS, time.monotonic)
         commit, stored = BatchLog(lake, app.name).read()
         state = progress.ignore_disabled_startpoints(app, stored)
         of = commit.id if commit else ""
@@ -186,7 +187,8 @@ def new_records_sensor(
 
     stays = f" The run stays for {rule.stay}." if rule.stay else ""
     text = f"Runs {app.name} when its input streams have new records: {rule}.{stays}"
-    return job_sensor(f"{to_dagster_name(app.name)}_new_records", job, assets, text, evaluate)
+    name = f"{to_dagster_name(app.name)}_new_records"
+    return Launcher(name, job, assets, text, evaluate, "new_records", outputs)
 
 
 def _selects(run: dg.DagsterRun, assets: Collection[dg.AssetKey]) -> bool:
@@ -296,17 +298,17 @@ def _failed_in_a_row(records: Sequence[dg.RunRecord], state: ApplicationState) -
     return failed
 
 
-def restart_sensor(
+def restart_launcher(
     app: Application, job: LaunchedJob, assets: Collection[dg.AssetKey], outputs: Collection[dg.AssetKey]
-) -> dg.SensorDefinition:
-    """Return a sensor that restarts runs of `job`, or of its `outputs`, that failed before their commit.
+) -> Launcher:
+    """Return what restarts runs of `job`, or of its `outputs`, that failed before their commit.
 
     Permanent failures and cancelled runs are not restarted. The new run selects the same assets, of those in `assets`.
     """
     own = frozenset(assets)
 
     def evaluate(tick: Tick) -> dg.RunRequest | Skip:
-        lake, instance = tick.lake, tick.context.instance
+        lake, instance = tick.lake, tick.instance
         now = lake.now()
         records = _application_runs(instance, job.name, outputs, now - _HORIZON)
         state = application_state(lake, app.name)
@@ -320,7 +322,7 @@ def restart_sensor(
         failed = records[0].dagster_run
         return dg.RunRequest(
             run_key=f"{app.name}:{lake.id}:restart:{decision.first}:{decision.failed}:{decision.number}",
-            run_config=_without_take_over(failed.run_config) if failed.job_name == job.name else None,
+            run_config=_without_take_over(_config_of(failed, job.name, f"{to_dagster_name(app.name)}_step")),
             asset_selection=sorted(failed.asset_selection & own) if failed.asset_selection else None,
             tags={
                 **{key: value for key, value in failed.tags.items() if key.startswith("adjunct/")},
@@ -331,7 +333,16 @@ def restart_sensor(
         )
 
     text = f"Restarts runs of {app.name} that failed before their commit, up to {MAX_RESTARTS} times in a row."
-    return job_sensor(f"{to_dagster_name(app.name)}_restart", job, assets, text, evaluate)
+    return Launcher(f"{to_dagster_name(app.name)}_restart", job, assets, text, evaluate)
+
+
+def _config_of(run: dg.DagsterRun, job: str, step: str) -> Mapping[str, Any]:
+    """Return the configuration of a run: of one of another job, that of the application's step."""
+    if run.job_name == job:
+        return run.run_config
+    config: Mapping[str, Any] = run.run_config
+    own = {name: op for name, op in config.get("ops", {}).items() if name == step}
+    return {"ops": own} if own else {}
 
 
 def _without_take_over(run_config: Mapping[str, Any]) -> dict[str, Any]:
@@ -389,11 +400,13 @@ def describe_waiting(requests: Sequence[StartpointRequest]) -> str:
     return f"{len(requests)} startpoint{'s wait' if len(requests) != 1 else ' waits'} ({join_shortened(texts, '; ')})"
 
 
-def startpoint_sensor(app: Application, job: LaunchedJob, assets: Collection[dg.AssetKey]) -> dg.SensorDefinition:
-    """Return a sensor that hands startpoints to tasks and launches one run of `job` to apply them.
+def startpoints_launcher(
+    app: Application, job: LaunchedJob, assets: Collection[dg.AssetKey], outputs: Collection[dg.AssetKey]
+) -> Launcher:
+    """Return what hands startpoints to tasks and launches one run of `job` to apply them.
 
-    `assets` are those that the job materializes; while a run of one of them is in progress, startpoints wait. If a run
-    does not apply them, it is requested again with back-off.
+    `assets` are those that the job materializes, `outputs` those of the application's step. While a run of one of them
+    is in progress, startpoints wait. If a run does not apply them, it is requested again with back-off.
     """
 
     def evaluate(tick: Tick) -> dg.RunRequest | Skip:
@@ -418,7 +431,7 @@ def startpoint_sensor(app: Application, job: LaunchedJob, assets: Collection[dg.
         fan_out = fan_out_requests(startpoints, systems, app, planned, state.offsets)
         pending = unapplied_startpoints(fan_out.tasks, state)
         for text in (*describe_dropped(fan_out), *describe_unapplied(fan_out)):
-            tick.context.log.warning(text)
+            tick.log.warning(text)
         unassigned = [*fan_out.unknown, *(request for held in fan_out.stranded.values() for request in held.values())]
         left = [f"{request.ssp}: no task reads it ({request.by}: {request.reason})" for request in unassigned]
         left += [f"{ssp}: its startpoint can't be read" for ssps in fan_out.held.values() for ssp in sorted(ssps)]
@@ -438,11 +451,12 @@ def startpoint_sensor(app: Application, job: LaunchedJob, assets: Collection[dg.
         return tick.request_run(f"{app.name}:{lake.id}:startpoints", what, ids, tags=tags)
 
     text = f"Runs {app.name} when startpoints were requested."
-    return job_sensor(f"{to_dagster_name(app.name)}_startpoints", job, assets, text, evaluate)
+    name = f"{to_dagster_name(app.name)}_startpoints"
+    return Launcher(name, job, assets, text, evaluate, "new_startpoints", outputs)
 
 
-def new_versions_sensor(member: DatasetAsset, job: LaunchedJob) -> dg.SensorDefinition:
-    """Return a sensor that launches `job` for the next completely delivered version, as its partition.
+def new_versions_launcher(member: DatasetAsset, job: LaunchedJob) -> Launcher:
+    """Return what launches `job` for the next completely delivered version, as its partition.
 
     Dynamic partitions are created for new names. If a run does not build the version, it is requested again with
     back-off.
@@ -453,7 +467,7 @@ def new_versions_sensor(member: DatasetAsset, job: LaunchedJob) -> dg.SensorDefi
         version, awaited = _next_delivered(tick.lake, [member])
         if version is None:
             return Skip(f"No new version; {awaited}.")
-        if not ensure_partitions(dataset, tick.context.instance, [version]):
+        if not ensure_partitions(dataset, tick.instance, [version]):
             return Skip(f"Version {version} is delivered, but is not among the declared partitions.")
         what = f"Version {version} is delivered"
         if tick.has_active_run():
@@ -461,7 +475,8 @@ def new_versions_sensor(member: DatasetAsset, job: LaunchedJob) -> dg.SensorDefi
         return tick.request_run(f"{dataset.name}:{tick.lake.id}", what, {"version": version}, partition_key=version)
 
     text = f"Builds versions of {dataset.name} as they are delivered."
-    return job_sensor(f"{to_dagster_name(dataset.name)}_new_versions", job, {member.key}, text, evaluate)
+    name = f"{to_dagster_name(dataset.name)}_new_versions"
+    return Launcher(name, job, {member.key}, text, evaluate, "new_version", {member.key})
 
 
 def has_delivered_versions(dataset: AdjunctDataset) -> bool:
@@ -469,16 +484,15 @@ def has_delivered_versions(dataset: AdjunctDataset) -> bool:
     return not dataset.follows_changes and dataset.versions is None and not isinstance(dataset.input, QuerySource)
 
 
-def delivered_sensors(
-    application: str, units: Sequence[Sequence[DatasetAsset]], job: LaunchedJob
-) -> list[dg.SensorDefinition]:
-    """Return sensors that materialize datasets within `job` when versions of them are completely delivered.
+def delivered_launchers(application: str, units: Sequence[Sequence[DatasetAsset]], job: LaunchedJob) -> list[Launcher]:
+    """Return what materializes datasets within `job` when versions of them are completely delivered.
 
-    That is when all partitions of a stream have their marker, or a folder is complete. There is one sensor for each
+    That is when all partitions of a stream have their marker, or a folder is complete. There is one launcher for each
     dataset; members of a version set share one, which waits until all of them have the version.
 
     One run builds everything that is delivered: if several of these sensors are on, the first by name launches it. A
-    run for new records builds it too, so if that sensor is on, these wait for one more tick.
+    run for new records builds it too, so if that sensor is on, these wait for one more tick. What conditions request
+    in one tick is one run anyway.
     """
     by_name = {f"{to_dagster_name(_group_name(unit))}_delivered": unit for unit in units}
     for_records = f"{to_dagster_name(application)}_new_records"
@@ -496,7 +510,7 @@ def delivered_sensors(
             tick.remember(seen=version)
             return Skip(f"{what}; {for_records} may launch a run that builds it; otherwise the next tick here does.")
         together = {mine: version}
-        for other in (by_name.keys() & on) - {mine}:
+        for other in set() if tick.by_condition else (by_name.keys() & on) - {mine}:
             with suppress(AdjunctError):  # reported by its own sensor
                 there, _ = _next_delivered(lake, by_name[other])
                 together |= {other: there} if there is not None else {}
@@ -509,16 +523,35 @@ def delivered_sensors(
             tick.remember(seen=version)
         return request
 
-    return [
-        job_sensor(
-            name,
-            job,
-            {member.key for member in unit},
-            f"Publishes versions of {', '.join(member.dataset.name for member in unit)} as they are delivered.",
-            partial(evaluate, mine=name),
-        )
-        for name, unit in by_name.items()
-    ]
+    def launcher(name: str, unit: Sequence[DatasetAsset]) -> Launcher:
+        keys = {member.key for member in unit}
+        text = f"Publishes versions of {', '.join(member.dataset.name for member in unit)} as they are delivered."
+        return Launcher(name, job, keys, text, partial(evaluate, mine=name), "new_version", keys)
+
+    return [launcher(name, unit) for name, unit in by_name.items()]
+
+
+def stale_launcher(member: DatasetAsset, window: timedelta, job: LaunchedJob) -> Launcher:
+    """Return what materializes a table within `job` when nobody has checked it for changes within the window.
+
+    Only a condition asks it, when Dagster says that the freshness policy fails. Dagster may say so for a while after a
+    run has checked the table, so the time of the last check decides.
+    """
+    dataset, keys = member.dataset.name, {member.key}
+
+    def evaluate(tick: Tick) -> dg.RunRequest | Skip:
+        known = tick.instance.get_latest_materialization_event(member.key)
+        checked = None if known is None else known.timestamp
+        if checked is not None and tick.lake.now().timestamp() - checked < window.total_seconds():
+            return Skip(f"Dataset {dataset} was checked for changes within {window}.")
+        what = f"Dataset {dataset} was not checked for changes within {window}"
+        if tick.has_active_run():
+            return Skip(f"{what}; a run is already in progress.")
+        about = {"checked": checked}
+        return tick.request_run(f"{dataset}:{tick.lake.id}:stale", what, about, asset_selection=[member.key])
+
+    text = f"Checks {dataset} for changes when nobody has for {window}."
+    return Launcher(f"{to_dagster_name(dataset)}_stale", job, keys, text, evaluate, "stale", keys)
 
 
 def _group_name(unit: Sequence[DatasetAsset]) -> str:

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any, assert_type
 
+from dagster import AutomationCondition
+
 import dagster_adjunct.errors as errors_of_adjunct
 from dagster_adjunct import (
     AdjunctDataset,
@@ -17,6 +19,7 @@ from dagster_adjunct import (
     open_lake,
     unbounded_dataset,
 )
+from dagster_adjunct.automation import new_records, new_version
 from dagster_adjunct.changes import DeadLetters, OperationColumn
 from dagster_adjunct.code_location import AdjunctTranslator, LaunchWhen
 from dagster_adjunct.errors import AdjunctError, OffsetOutOfRangeError, RecordNotFoundError, VersionDiscardedError
@@ -63,7 +66,10 @@ unbounded_dataset(
     changes=OperationColumn("op"),
     on_bad_change=DeadLetters("lake.bad"),
     freshness=timedelta(minutes=5),
+    automation_condition=AutomationCondition.on_cron("@hourly") | AutomationCondition.freshness_failed(),
 )
+bounded_dataset("menu", input="lake.menu", key="item", broadcast=True, automation_condition=new_version())
+Application("automated", automation_condition=new_records() & ~AutomationCondition.execution_failed())
 with open_dataset(lake, "items") as opened:
     assert_type(opened, Dataset)
     assert_type(opened.version, str)

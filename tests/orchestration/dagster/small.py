@@ -17,6 +17,7 @@ from dagster_adjunct import (
     unbounded_dataset,
     update_message,
 )
+from dagster_adjunct.automation import new_records, new_version
 from dagster_adjunct.sources import QuerySource
 from dagster_adjunct.tables import RemoteTable, SqliteTable
 
@@ -31,8 +32,10 @@ SCHEMAS = {
     "orders": Schema.of(id="bigint", item="string", currency="string", quantity="int"),
     "items": Schema.of(item="string", label="string"),
     "rates": Schema.of(currency="string", rate="double"),
+    "prices": Schema.of(item="string", price="double"),
+    "calls": Schema.of(id="bigint", item="string"),
 }
-KEYS = {"orders": ("item",), "items": ("item",), "rates": ("currency",)}
+KEYS = {"orders": ("item",), "items": ("item",), "rates": ("currency",), "prices": ("item",), "calls": ("id",)}
 
 items = bounded_dataset("items", input="lake.items", key="item", partitions=2, owners="team:catalog", group="shop")
 rates = unbounded_dataset("rates", input="lake.rates", key="currency", broadcast=True)
@@ -131,3 +134,23 @@ rates_by_day = bounded_dataset(
 app = order_totals(os.environ.get("ADJUNCT_TEST_SQLITE", "item-state.sqlite"))
 daily = Application("daily-rates")
 daily.table(rates_by_day)
+
+# Days of it that are not delivered are missing.
+prices_by_day = bounded_dataset(
+    "prices-by-day",
+    input="lake.prices",
+    key="item",
+    broadcast=True,
+    versions=VersionPartitions("day", start="2026-01-01"),
+)
+priced_daily = Application("daily-prices")
+priced_daily.table(prices_by_day)
+
+# Launched by conditions.
+labels = bounded_dataset("labels", input="lake.items", key="item", broadcast=True, automation_condition=new_version())
+answered = Application("answered", engine="auto", automation_condition=new_records())
+(
+    answered.input_stream("lake.calls", default_offset="oldest")
+    .join(answered.table(labels), on="item", how="left", select=["label"])
+    .send_to(answered.output_stream("lake.answers", partitions=1))
+)

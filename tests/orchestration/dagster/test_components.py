@@ -17,6 +17,7 @@ from dagster.components.core.component_tree import ComponentTree
 from dagster_shared.yaml_utils import parse_yaml_with_source_position
 
 from dagster_adjunct import Application, Lake, LakeStreams, Schema, bounded_dataset, open_lake, unbounded_dataset
+from dagster_adjunct.automation import new_records, new_version, stale
 from dagster_adjunct.changes import DebeziumEnvelope, DeltaCompaction
 from dagster_adjunct.components import AdjunctComponent
 from dagster_adjunct.resources.streams.system import registered_systems
@@ -438,6 +439,42 @@ applications:
     assert definitions.resources is not None
     spark = definitions.resources["adjunct_spark"]
     assert (spark.master, spark.spark_config) == ("none", {"spark.ui.enabled": "false"})
+
+
+AUTOMATED = """
+bounded_datasets:
+  items: {input: lake.items, key: item, broadcast: true, automation_condition: {new_version: }}
+unbounded_datasets:
+  rates: {input: lake.rates, key: item, broadcast: true, freshness: 30m, automation_condition: {stale: }}
+applications:
+  shop:
+    automation_condition: {new_records: }
+    output_streams: {lake.copy: {partitions: 1}}
+    datasets: [items, rates]
+    steps:
+      - input_stream: lake.orders
+      - send_to: lake.copy
+"""
+
+
+def test_conditions_are_declared_in_yaml_too() -> None:
+    made = component(AUTOMATED)
+    app = made.applications()["shop"]
+    assert app.automation_condition == new_records()
+    assert [dataset.automation_condition for dataset in app.datasets] == [new_version(), stale()]
+    sensors = made.build_defs(ComponentTree.for_test().load_context).sensors or ()
+    assert "shop_automation" in {sensor.name for sensor in sensors}
+    nightly = component(AUTOMATED.replace("{new_records: }", "\"{{ dg.AutomationCondition.on_cron('0 3 * * *') }}\""))
+    assert nightly.applications()["shop"].automation_condition == dg.AutomationCondition.on_cron("0 3 * * *")
+
+
+@pytest.mark.parametrize("line", [4, 9])
+def test_a_condition_that_nothing_answers_is_told_with_the_line_of_what_has_it(line: int, tmp_path: Path) -> None:
+    right, wrong = ("new_version", "stale") if line == 4 else ("new_records", "new_version")
+    made = component(AUTOMATED.replace(f"{{{right}: }}", f"{{{wrong}: }}"), tmp_path)
+    with pytest.raises(dg.DagsterInvalidDefinitionError, match=rf"defs.yaml:{line}:") as caught:
+        made.build_defs(ComponentTree.for_test().load_context)
+    assert wrong in str(caught.value)
 
 
 @pytest.mark.long  # docs/components.md does the same as written, in test_docs.py

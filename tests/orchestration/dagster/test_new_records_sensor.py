@@ -1,4 +1,4 @@
-"""When the sensor launches a run for new records: the decision with plain values, then ticks on a real lake."""
+"""When a run is launched for new records: the decision with plain values, then ticks on a real lake."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ from dagster_adjunct.resources.objects.store import InMemoryStore, StoredObject
 from dagster_adjunct.resources.streams.system import OffsetRange
 from tests.clocks import on_clock
 from tests.orchestration.dagster import small
-from tests.orchestration.dagster.ticking import Ticker
+from tests.orchestration.dagster.ticking import BOTH, Ticker
 from tests.orchestration.input_progress import input_progress
 from tests.orchestration.offsets.fake_streams import FakeStreams
 
@@ -203,19 +203,21 @@ def copying(name: str = "copy", *streams: str) -> Application:
     return app
 
 
-def test_a_tick_on_a_lake_that_is_not_there_says_so_and_makes_none(tmp_path: Path) -> None:
+@BOTH
+def test_a_tick_on_a_lake_that_is_not_there_says_so_and_makes_none(tmp_path: Path, by: str) -> None:
     nowhere = open_lake(tmp_path / "mistyped")
     with DagsterInstance.ephemeral() as instance:
-        sensor = Ticker(nowhere, copying(), instance, "copy_new_records")
+        sensor = Ticker(nowhere, copying(), instance, "copy_new_records", by=by)
         assert sensor.skipped() == f"No new records. There is no lake at {nowhere.url}."
     assert not (tmp_path / "mistyped").exists()
 
 
 @pytest.mark.lengthy
-def test_ticks_follow_the_lake_and_never_ask_twice_for_one_position(lake: Lake, tmp_path: Path) -> None:
+@BOTH
+def test_ticks_follow_the_lake_and_never_ask_twice_for_one_position(lake: Lake, tmp_path: Path, by: str) -> None:
     app = small.order_totals(tmp_path / "t.sqlite")
     with DagsterInstance.ephemeral() as instance:
-        sensor = Ticker(lake, app, instance, "order_totals_new_records")
+        sensor = Ticker(lake, app, instance, "order_totals_new_records", by=by)
         assert sensor.skipped() == "No new records."
         small.append(lake, "orders", 1, small.orders(0, 10))
         assert "lake.items.0, lake.items.1" in sensor.skipped()
@@ -233,7 +235,8 @@ def test_ticks_follow_the_lake_and_never_ask_twice_for_one_position(lake: Lake, 
         assert sensor.skipped() == "A run is already in progress."
 
 
-def test_records_of_a_time_are_waited_for_until_the_first_is_old(lake: Lake) -> None:
+@BOTH
+def test_records_of_a_time_are_waited_for_until_the_first_is_old(lake: Lake, by: str) -> None:
     written = datetime.now(UTC)
     small.append(lake, "orders", 1, small.orders(0, 10))
 
@@ -241,7 +244,7 @@ def test_records_of_a_time_are_waited_for_until_the_first_is_old(lake: Lake) -> 
     rule = LaunchWhen(records=11, age=timedelta(minutes=10))
     with DagsterInstance.ephemeral() as instance:
         there = on_clock(lake, lambda: written + passed)
-        sensor = Ticker(there, copying(), instance, "copy_new_records", launch_when={"copy": rule})
+        sensor = Ticker(there, copying(), instance, "copy_new_records", launch_when={"copy": rule}, by=by)
         assert sensor.skipped().startswith("10 new records; a run is launched at 11 records or one older")
         passed = timedelta(minutes=11)
         sensor.asked()
@@ -313,7 +316,8 @@ def test_the_lag_counts_from_resolved_startpoints_and_replays_under_way(lake: La
     assert lag_of(OffsetState(replays=replays)) == (3, ("a replay is under way on lake.orders.0",))
 
 
-def test_a_batch_that_a_crash_left_open_is_due_whatever_the_threshold(lake: Lake) -> None:
+@BOTH
+def test_a_batch_that_a_crash_left_open_is_due_whatever_the_threshold(lake: Lake, by: str) -> None:
     small.append(lake, "orders", 1, small.orders(0, 4))
     log = BatchLog(lake, "copy")
     checkpoint = {"lake.orders.0": "0", "lake.orders.1": "0"}
@@ -321,7 +325,7 @@ def test_a_batch_that_a_crash_left_open_is_due_whatever_the_threshold(lake: Lake
     ranges = {"lake.orders.0": OffsetRange(start="0", end="1")}
     log.open(logged, Intent(batch=1, run="r", clock=NOW, ranges=ranges, versions={}))
     with DagsterInstance.ephemeral() as instance:
-        Ticker(lake, copying(), instance, "copy_new_records", launch_when=LaunchWhen(records=99)).asked()
+        Ticker(lake, copying(), instance, "copy_new_records", launch_when=LaunchWhen(records=99), by=by).asked()
 
 
 def test_a_stream_that_was_made_anew_launches_the_run_that_says_so(lake: Lake) -> None:

@@ -1,4 +1,4 @@
-"""The real webserver and daemon run the application: from the UI's own requests, and from the sensor."""
+"""The real webserver and daemon run applications: from the UI's own requests, from sensors, and by conditions."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ pytestmark = [pytest.mark.server, pytest.mark.spark, pytest.mark.slow, pytest.ma
 
 REPOSITORY_SELECTOR = {"repositoryName": REPOSITORY, "repositoryLocationName": LOCATION}
 SENSOR = "order_totals_new_records"
+AUTOMATION = "order_totals_automation"
 ASSETS = {
     "lake/orders": [],
     "lake/items": [],
@@ -25,7 +26,14 @@ ASSETS = {
     "lake/priced": ["datasets/items_dataset", "datasets/rates_dataset", "lake/orders"],
     "tables/item_state": ["lake/priced"],
     "datasets/rates_by_day_dataset": [],
+    "lake/prices": [],
+    "datasets/prices_by_day_dataset": ["lake/prices"],
+    "lake/calls": [],
+    "datasets/labels_dataset": ["lake/items"],
+    "lake/answers": ["datasets/labels_dataset", "lake/calls"],
 }
+READ = {f"lake/{name}" for name in ("orders", "items", "rates", "prices", "calls")}
+APPLICATIONS = [f"tests.orchestration.dagster.small:{name}" for name in ("app", "daily", "priced_daily", "answered")]
 DAYS = [f"2026-01-0{day}" for day in range(1, 5)]
 FIRST, SECOND = small.orders(0, 40), small.orders(40, 30)
 
@@ -38,6 +46,8 @@ MATERIALIZATIONS = """query($key: AssetKeyInput!) { assetOrError(assetKey: $key)
 OBSERVATIONS = MATERIALIZATIONS.replace("assetMaterializations", "assetObservations")
 BACKFILL = """mutation($params: LaunchBackfillParams!) { launchPartitionBackfill(backfillParams: $params) {
   __typename ... on LaunchBackfillSuccess { backfillId } ... on PythonError { message } } }"""
+ENDED = """query($id: String!) { partitionBackfillOrError(backfillId: $id) {
+  ... on PartitionBackfill { status } ... on PythonError { message } } }"""
 PARTITIONS = """query($key: AssetKeyInput!) { assetNodeOrError(assetKey: $key) { ... on AssetNode {
   assetPartitionStatuses { ... on TimePartitionStatuses { ranges { status startKey endKey } } } } } }"""
 ERRORS = """query($run: ID!) { logsForRun(runId: $run, limit: 1000) { ... on EventConnection { events {
@@ -58,13 +68,15 @@ def lake(folder: Path) -> Lake:
     small.append(lake, "items", 1, small.ITEMS, marker="v1")
     small.append(lake, "rates", 1, small.RATES)
     small.append(lake, "orders", 1, FIRST)
+    for number, day in enumerate((DAYS[0], DAYS[2]), 1):  # the second and the fourth are not delivered
+        small.append(lake, "prices", number, [("a", float(number))], marker=day)
     return lake
 
 
 @pytest.fixture(scope="module")
 def servers(folder: Path, lake: Lake) -> Iterator[DagsterServers]:
     env = {
-        "ADJUNCT_APP": "tests.orchestration.dagster.small:app,tests.orchestration.dagster.small:daily",
+        "ADJUNCT_APP": ",".join(APPLICATIONS),
         "ADJUNCT_LAKE": lake.url,
         "ADJUNCT_TEST_SQLITE": str(folder / "item-state.sqlite"),
         "ADJUNCT_SPARK_MASTER": "local[2]",
@@ -76,28 +88,26 @@ def servers(folder: Path, lake: Lake) -> Iterator[DagsterServers]:
 @pytest.fixture(scope="module")
 def backfill(servers: DagsterServers) -> str:
     """A backfill of four days, launched as the UI does; the daemon looks for it every 30 s."""
-    asset = {"path": ["datasets", "rates_by_day_dataset"]}
-    launched = servers.graphql(BACKFILL, params={"assetSelection": [asset], "partitionNames": DAYS, "tags": []})
-    answer = launched["launchPartitionBackfill"]
-    assert answer["__typename"] == "LaunchBackfillSuccess", answer
-    backfill_id: str = answer["backfillId"]
-    return backfill_id
+    return _backfill(servers, "rates_by_day_dataset")
+
+
+@pytest.fixture(scope="module")
+def backfill_with_gaps(servers: DagsterServers) -> str:
+    """A backfill of four days, of which two are not delivered."""
+    return _backfill(servers, "prices_by_day_dataset")
 
 
 def test_the_asset_graph_shows_streams_datasets_enriched_stream_and_table(servers: DagsterServers) -> None:
     nodes = {_path(node["assetKey"]): node for node in servers.graphql(GRAPH)["assetNodes"]}
     assert {key: sorted(map(_path, node["dependencyKeys"])) for key, node in nodes.items()} == ASSETS
-    assert not any(nodes[key]["isMaterializable"] for key in ("lake/orders", "lake/items", "lake/rates"))
-    assert all(
-        nodes[key]["isMaterializable"] for key in ASSETS if key not in ("lake/orders", "lake/items", "lake/rates")
-    )
+    assert {key for key, node in nodes.items() if not node["isMaterializable"]} == READ
     assert nodes["datasets/items_dataset"]["groupName"] == "shop"
     assert nodes["datasets/items_dataset"]["owners"] == [{"team": "catalog"}]
     assert nodes["lake/priced"]["groupName"] == "order_totals"
     assert nodes["tables/item_state"]["kinds"] == ["sqlite"]
 
 
-@pytest.mark.usefixtures("backfill")  # begins now, so that waiting for the daemon costs nothing
+@pytest.mark.usefixtures("backfill", "backfill_with_gaps")  # begin now, so that waiting for the daemon costs nothing
 def test_assets_launched_from_the_ui_materialize_and_runs_wait_for_each_other(
     servers: DagsterServers, lake: Lake
 ) -> None:
@@ -178,6 +188,62 @@ def test_records_and_a_version_delivered_together_launch_one_run(
     nothing = "No new version; the next one waits for lake.items.0, lake.items.1."
     servers.until("a look after it", 300, lambda: _skipped(servers, nothing, "items_delivered", since=run["endTime"]))
     assert _not_of_the_backfill(servers) - quiet == launched
+
+
+def test_a_backfill_of_days_that_are_not_delivered_ends_as_failed_though_its_run_succeeds(
+    servers: DagsterServers, lake: Lake, backfill_with_gaps: str
+) -> None:
+    """As Dagster promises for partitions that have no materialization when all runs of a backfill have ended."""
+
+    def ended() -> dict[str, Any] | None:
+        state: dict[str, Any] = servers.graphql(ENDED, id=backfill_with_gaps)["partitionBackfillOrError"]
+        return state if state["status"].startswith("COMPLETED") else None
+
+    state = servers.until("the end of the backfill", 300, ended)
+    assert state["status"] == "COMPLETED_FAILED"
+    tag = {"key": "dagster/backfill", "value": backfill_with_gaps}
+    runs = {run_id: run for run_id, run in servers.runs().items() if tag in run["tags"]}
+    assert [run["status"] for run in runs.values()] == ["SUCCESS"]
+    asset = servers.graphql(PARTITIONS, key={"path": ["datasets", "prices_by_day_dataset"]})["assetNodeOrError"]
+    ranges = [(span["status"], span["startKey"], span["endKey"]) for span in asset["assetPartitionStatuses"]["ranges"]]
+    assert ranges == [("MATERIALIZED", day, day) for day in (DAYS[0], DAYS[2])]
+    assert [ref.name for ref in open_dataset(lake, "prices-by-day").versions()] == [DAYS[0], DAYS[2]]
+
+
+def test_conditions_launch_the_run_that_the_sensors_would_launch(servers: DagsterServers, lake: Lake) -> None:
+    tag = {"key": "dagster/sensor_name", "value": AUTOMATION}
+
+    def by_conditions() -> set[str]:
+        return {run_id for run_id, run in servers.runs().items() if tag in run["tags"]}
+
+    small.append(lake, "calls", 1, [(number, "abc"[number % 3]) for number in range(9)])
+    servers.start_sensor(AUTOMATION)
+    launched = servers.until("a run by conditions", 120, by_conditions)
+    runs = servers.until("its end", 300, lambda: _ended(servers, launched))
+    assert [run["status"] for run in runs.values()] == ["SUCCESS"], _errors(servers, runs)
+    (run,) = runs.values()
+    tags = {tag["key"]: tag["value"] for tag in run["tags"]}
+    assert tags["dagster/from_automation_condition"] == "true"
+    assert tags["adjunct/lag"] == "9"
+    made = [_materializations(servers, key) for key in ("datasets/labels_dataset", "lake/answers")]
+    assert [{entry["runId"] for entry in entries} for entries in made] == [launched, launched]
+    assert _metadata(made[1][0])["dagster/row_count"] == 9
+    nothing = (
+        "labels_delivered: No new version; the next one waits for lake.items.0, lake.items.1. "
+        "answered_new_records: No new records."
+    )
+    servers.until("a tick after it", 120, lambda: _skipped(servers, nothing, AUTOMATION, since=run["endTime"]))
+    assert by_conditions() == launched
+
+
+def _backfill(servers: DagsterServers, dataset: str) -> str:
+    """Launch a backfill of the four days as the UI does; return its id."""
+    asset = {"path": ["datasets", dataset]}
+    launched = servers.graphql(BACKFILL, params={"assetSelection": [asset], "partitionNames": DAYS, "tags": []})
+    answer = launched["launchPartitionBackfill"]
+    assert answer["__typename"] == "LaunchBackfillSuccess", answer
+    backfill_id: str = answer["backfillId"]
+    return backfill_id
 
 
 def _not_of_the_backfill(servers: DagsterServers) -> set[str]:

@@ -359,3 +359,16 @@ def test_a_restart_does_not_take_over_again(
     pass_time(timedelta(seconds=61))
     request = Ticker(lake, copying(), instance, "copy_restart").asked()
     assert request.run_config == {"ops": {"copy_step": {"config": {"wait_seconds": 7.0}}}}
+
+
+@pytest.mark.parametrize("job", ["copy", "__ASSET_JOB"])
+def test_a_restart_stays_as_the_run_would_have_that_a_sensor_or_a_condition_launched(
+    lake: Lake, instance: DagsterInstance, pass_time: Callable[[timedelta], None], job: str
+) -> None:
+    config = {"ops": {"copy_step": {"config": {"follow_seconds": 600.0}}}}
+    more = {"report": {"config": {"day": 3}}} if job == "__ASSET_JOB" else {}  # of an asset that is not restarted
+    run = DagsterRun(job, run_config={"ops": {**config["ops"], **more}}, asset_selection={AssetKey(["lake", "copy"])})
+    instance.add_run(run)
+    instance.report_run_failed(run)
+    pass_time(timedelta(seconds=61))
+    assert Ticker(lake, copying(), instance, "copy_restart").asked().run_config == config

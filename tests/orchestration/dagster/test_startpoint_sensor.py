@@ -1,4 +1,4 @@
-"""The sensor that launches runs for startpoints: ticks on a real lake and instance; nothing is run."""
+"""The sensor and the condition that launch runs for startpoints: ticks on a real lake and instance; nothing is run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dagster_adjunct.resources.streams.startpoint import StartpointOldest, Start
 from tests.clocks import on_clock
 from tests.faulty_store import FaultyStore
 from tests.orchestration.dagster import small
-from tests.orchestration.dagster.ticking import Ticker
+from tests.orchestration.dagster.ticking import BOTH, Ticker
 from tests.orchestration.offsets.stored_startpoints import write_startpoint
 
 ORDERS = [SystemStreamPartition("lake", "orders", number) for number in range(2)]
@@ -55,23 +55,29 @@ def ask_for(
     return next((request.id for request in manager.read().waiting if request.target == (ssp, task)), "")
 
 
-def test_without_requests_nothing_is_launched_and_no_plan_is_made(lake: Lake, instance: DagsterInstance) -> None:
+@BOTH
+def test_without_requests_nothing_is_launched_and_no_plan_is_made(
+    lake: Lake, instance: DagsterInstance, by: str
+) -> None:
     """A plan is made of the streams: none is looked at."""
     store = FaultyStore(lake.store)
-    sensor = Ticker(Lake(store, lake.id), copying(), instance, "copy_startpoints")
+    sensor = Ticker(Lake(store, lake.id), copying(), instance, "copy_startpoints", by=by)
     assert sensor.skipped() == "No startpoints wait."
     assert store.requests
     assert not [key for _, key in store.requests if key.startswith("streams/")]
 
 
-def test_requests_are_fanned_out_and_launch_one_run_that_names_them(lake: Lake, instance: DagsterInstance) -> None:
+@BOTH
+def test_requests_are_fanned_out_and_launch_one_run_that_names_them(
+    lake: Lake, instance: DagsterInstance, by: str
+) -> None:
     ids = sorted([ask_for(lake, ORDERS[0]), ask_for(lake, ORDERS[1], by="bob")])
-    sensor = Ticker(lake, copying(), instance, "copy_startpoints")
+    sensor = Ticker(lake, copying(), instance, "copy_startpoints", by=by)
     request = sensor.asked()
     assert request.run_key is not None
     assert request.run_key.startswith(f"copy:{lake.id}:startpoints:")
     assert request.run_key.endswith(":1")
-    tags = {key: value for key, value in request.tags.items() if key.startswith("adjunct/")}
+    tags = {key: value for key, value in request.tags.items() if key.startswith("adjunct/startpoints")}
     assert sorted(tags.pop("adjunct/startpoints").split(", ")) == ids
     assert tags == {"adjunct/startpoints_by": "ann, bob", "adjunct/startpoints_reason": "the rates were wrong"}
 
@@ -83,12 +89,13 @@ def test_requests_are_fanned_out_and_launch_one_run_that_names_them(lake: Lake, 
 
 
 @pytest.mark.lengthy
+@BOTH
 def test_what_a_failed_run_left_is_asked_for_again_under_the_next_attempt(
-    lake: Lake, instance: DagsterInstance
+    lake: Lake, instance: DagsterInstance, by: str
 ) -> None:
     at = NOW
     ask_for(lake, ORDERS[0])
-    sensor = Ticker(on_clock(lake, lambda: at), copying(), instance, "copy_startpoints")
+    sensor = Ticker(on_clock(lake, lambda: at), copying(), instance, "copy_startpoints", by=by)
     first = sensor.asked().run_key
     keys, waits = [str(first)], []
     for _ in range(3):
@@ -106,13 +113,14 @@ def test_what_a_failed_run_left_is_asked_for_again_under_the_next_attempt(
     assert sensor.asked().run_key not in keys, "another startpoint is asked for at once"
 
 
+@BOTH
 def test_a_request_written_while_a_run_is_in_progress_waits_for_the_next_one(
-    lake: Lake, instance: DagsterInstance
+    lake: Lake, instance: DagsterInstance, by: str
 ) -> None:
     running = DagsterRun("copy", status=DagsterRunStatus.STARTED)
     instance.add_run(running)
     ask_for(lake, ORDERS[0])
-    sensor = Ticker(lake, copying(), instance, "copy_startpoints")
+    sensor = Ticker(lake, copying(), instance, "copy_startpoints", by=by)
     assert sensor.skipped() == (
         "1 startpoint waits (lake.orders.0 at offset 3, ann: the rates were wrong); a run is in progress: "
         "unless it stays, startpoints requested after its start wait for the next one."
@@ -125,10 +133,13 @@ def test_a_request_written_while_a_run_is_in_progress_waits_for_the_next_one(
     sensor.asked()
 
 
-def test_requests_that_no_task_can_apply_are_told_and_not_launched_for(lake: Lake, instance: DagsterInstance) -> None:
+@BOTH
+def test_requests_that_no_task_can_apply_are_told_and_not_launched_for(
+    lake: Lake, instance: DagsterInstance, by: str
+) -> None:
     ask_for(lake, SystemStreamPartition("lake", "orders", 9))
     ask_for(lake, ORDERS[0], task="Partition 9")
-    sensor = Ticker(lake, copying(), instance, "copy_startpoints")
+    sensor = Ticker(lake, copying(), instance, "copy_startpoints", by=by)
     assert sensor.skipped() == (
         "No waiting startpoint can be applied by a task. lake.orders.9: no task reads it (ann: the rates were wrong); "
         "lake.orders.0: no task reads it (ann: the rates were wrong)"
@@ -137,16 +148,18 @@ def test_requests_that_no_task_can_apply_are_told_and_not_launched_for(lake: Lak
     assert sensor.asked().tags["adjunct/startpoints"] == wanted
 
 
-def test_an_expired_request_launches_nothing(lake: Lake, instance: DagsterInstance) -> None:
+@BOTH
+def test_an_expired_request_launches_nothing(lake: Lake, instance: DagsterInstance, by: str) -> None:
     ask_for(lake, ORDERS[0], age=timedelta(hours=13))
-    assert Ticker(lake, copying(), instance, "copy_startpoints").skipped() == "No startpoints wait."
+    assert Ticker(lake, copying(), instance, "copy_startpoints", by=by).skipped() == "No startpoints wait."
 
 
+@BOTH
 def test_a_startpoint_that_was_applied_before_a_crash_is_not_launched_for_again(
-    lake: Lake, instance: DagsterInstance
+    lake: Lake, instance: DagsterInstance, by: str
 ) -> None:
     startpoint_id = ask_for(lake, ORDERS[0])
-    sensor = Ticker(lake, copying(), instance, "copy_startpoints")
+    sensor = Ticker(lake, copying(), instance, "copy_startpoints", by=by)
     sensor.asked()
     applied = AppliedStartpoint(
         id=startpoint_id, position="offset 3", offset="3", epoch=1, by="ann", reason="why", batch=1, applied_at=NOW
@@ -171,24 +184,26 @@ def test_a_replay_that_has_begun_is_not_launched_for_again() -> None:
     assert unapplied_startpoints(fanned_out, begun("a@lake.orders.0")) == []
 
 
+@BOTH
 def test_startpoints_wait_for_the_datasets_that_hold_the_input_back(
-    lake: Lake, instance: DagsterInstance, tmp_path: Path
+    lake: Lake, instance: DagsterInstance, tmp_path: Path, by: str
 ) -> None:
     app = small.order_totals(tmp_path / "t.sqlite", name="copy")
     ask_for(lake, ORDERS[0])
-    sensor = Ticker(lake, app, instance, "copy_startpoints")
+    sensor = Ticker(lake, app, instance, "copy_startpoints", by=by)
     assert "'items'" in sensor.skipped()
     small.append(lake, "items", 1, small.ITEMS, marker="v1")
     sensor.asked()
 
 
+@BOTH
 def test_a_startpoint_for_a_datasets_stream_does_not_wait_for_other_datasets(
-    lake: Lake, instance: DagsterInstance, tmp_path: Path
+    lake: Lake, instance: DagsterInstance, tmp_path: Path, by: str
 ) -> None:
     app = small.order_totals(tmp_path / "t.sqlite", name="copy")
     small.append(lake, "rates", 1, small.RATES)
     wanted = ask_for(lake, SystemStreamPartition("lake", "rates", 0), offset="0")
-    assert Ticker(lake, app, instance, "copy_startpoints").asked().tags["adjunct/startpoints"] == wanted
+    assert Ticker(lake, app, instance, "copy_startpoints", by=by).asked().tags["adjunct/startpoints"] == wanted
     assert list(StartpointManager(MetadataStore(lake), "copy").get_fan_outs()) == ["dataset rates"]
 
 

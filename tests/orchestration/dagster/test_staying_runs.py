@@ -35,7 +35,7 @@ from dagster_adjunct.orchestration.step.progress import StepReport
 from dagster_adjunct.orchestration.step.step import run_step
 from dagster_adjunct.startpoints import StartpointOldest, Startpoints
 from tests.orchestration.dagster.lab import APPLES, NO_SPARK, FinishedRun, Lab, running_lab
-from tests.orchestration.dagster.ticking import Ticker
+from tests.orchestration.dagster.ticking import BOTH, Ticker
 from tests.orchestration.stub_engine import StubEngine
 
 STAYING = LaunchWhen(stay=timedelta(minutes=30))
@@ -64,12 +64,13 @@ def deliver(lake: Lake, stream: str, sequence: int, marker: str | None = None) -
     LakeStreams(lake).append(stream, table, producer="test", sequence=sequence, end_of_dataset=marker)
 
 
-def test_the_sensor_launches_a_run_that_stays_and_lets_it_be(lake_with_orders: Lake) -> None:
+@BOTH
+def test_the_sensor_launches_a_run_that_stays_and_lets_it_be(lake_with_orders: Lake, by: str) -> None:
     lake = lake_with_orders
     deliver(lake, "items", 1, "v1")
     deliver(lake, "orders", 1)
     with dg.DagsterInstance.ephemeral() as instance:
-        sensor = Ticker(lake, shop(), instance, "shop_new_records", launch_when=STAYING)
+        sensor = Ticker(lake, shop(), instance, "shop_new_records", launch_when=STAYING, by=by)
         request = sensor.asked()
         assert request.run_config == {"ops": {"shop_step": {"config": {"follow_seconds": 1800.0}}}}
         job = sensor.defs.resolve_job_def("shop")
@@ -87,17 +88,18 @@ def test_the_sensor_launches_a_run_that_stays_and_lets_it_be(lake_with_orders: L
         assert b"another run in Dagster" in lake.store.get(asked_key(lake, "shop")).data
 
 
-def test_a_run_of_code_that_was_loaded_before_is_asked_to_end(lake_with_orders: Lake) -> None:
+@BOTH
+def test_a_run_of_code_that_was_loaded_before_is_asked_to_end(lake_with_orders: Lake, by: str) -> None:
     lake = lake_with_orders
     with dg.DagsterInstance.ephemeral() as instance:
-        sensor = Ticker(lake, shop(), instance, "shop_new_records", launch_when=STAYING)
+        sensor = Ticker(lake, shop(), instance, "shop_new_records", launch_when=STAYING, by=by)
         tags = {sensors._LOADED_TAG: "by another process"}
         instance.add_run(dg.DagsterRun("shop", status=dg.DagsterRunStatus.STARTED, tags=tags))
         assert "asked to end" in sensor.skipped()
         assert b"loaded again" in lake.store.get(asked_key(lake, "shop")).data
         # Also by code whose runs no longer stay.
         lake.store.delete(asked_key(lake, "shop"))
-        assert "asked to end" in Ticker(lake, shop(), instance, "shop_new_records").skipped()
+        assert "asked to end" in Ticker(lake, shop(), instance, "shop_new_records", by=by).skipped()
         assert lake.store.head(asked_key(lake, "shop")) is not None
 
 

@@ -1,0 +1,399 @@
+"""Declarative automation: conditions that ask what the sensors ask, and the sensor that evaluates conditions.
+
+Dagster evaluates conditions asset by asset and launches the assets whose condition is true in one run. What a sensor
+would launch is more: all assets of the application's job, with tags and configuration. So `AutomationSensor` completes
+the requests of a tick by what the ready-made conditions were answered (`complete_requests`).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import warnings
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import dagster as dg
+from dagster import SkipReason as Skip
+from dagster._core.definitions.declarative_automation.automation_context import AutomationContext
+from dagster._core.definitions.sensor_definition import SensorExecutionData
+
+from dagster_adjunct.orchestration.code_location.resources import LakeResource
+from dagster_adjunct.orchestration.code_location.sensor_ticks import (
+    INTERVAL_SECONDS,
+    Launcher,
+    SensorCursor,
+    Tick,
+    digest,
+    location_of,
+    read_cursor,
+    write_cursor,
+)
+from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, raise_first
+
+Condition = dg.AutomationCondition[Any]
+_GIVE_APPLICATION = "Give it to the application: Application(…, automation_condition={}())."
+# What each ready-made condition is for, and the next step where it is given to something else.
+_FOR = {
+    "new_records": ("applications with outputs", _GIVE_APPLICATION.format("new_records")),
+    "new_startpoints": (
+        "applications with outputs, unless they have startpoints=False",
+        _GIVE_APPLICATION.format("new_startpoints"),
+    ),
+    "new_version": (
+        "bounded datasets whose versions are delivered by markers or folders",
+        "Use stale() for a change stream's table, and AutomationCondition.on_cron(…) for a query.",
+    ),
+    "stale": (
+        "unbounded datasets that declare freshness=",
+        "Declare freshness=timedelta(…) of the change stream's table, or use another condition.",
+    ),
+}
+
+
+def new_records() -> Condition:
+    """Return the condition of an application that is true when its sensor for new records would launch a run.
+
+    It launches the same run: all assets of the application's job, as `launch_when` of `build_definitions` says.
+    """
+    return ReadyMade("new_records")
+
+
+def new_startpoints() -> Condition:
+    """Return the condition of an application that is true when its sensor for startpoints would launch a run."""
+    return ReadyMade("new_startpoints")
+
+
+def new_version() -> Condition:
+    """Return the condition of a bounded dataset that is true when a version of it is completely delivered.
+
+    Of a dataset whose versions are partitions, it is true for the partition of that version.
+    """
+    return ReadyMade("new_version")
+
+
+def stale() -> Condition:
+    """Return the condition of an unbounded dataset that is true when it fails its freshness policy.
+
+    That is when nobody has checked it for changes for the time that it declares as `freshness`.
+    """
+    return (dg.AutomationCondition.freshness_failed() & ReadyMade("stale")).with_label("stale")
+
+
+@dataclass(frozen=True)
+class ReadyMade(dg.AutomationCondition[Any]):
+    """A ready-made condition as it is declared; `build_definitions` replaces it by one that knows whom to ask."""
+
+    kind: str
+
+    @property
+    def name(self) -> str:
+        return self.kind
+
+    def evaluate(self, context: AutomationContext[Any]) -> dg.AutomationResult[Any]:
+        """Raise ConfigurationError: it was given to an asset that Adjunct does not make."""
+        problem = f"asset {context.root_context.key.to_user_string()} has the automation condition {self.kind}(), "
+        problem += f"which is for {_FOR[self.kind][0]}."
+        raise ConfigurationError(problem, _FOR[self.kind][1], argument="automation_condition")
+
+
+def bind_condition(
+    condition: Condition, owner: tuple[str, str], launchers: Mapping[str, Launcher], resource: LakeResource
+) -> Condition:
+    """Return the condition with each ready-made one replaced by one that asks its launcher.
+
+    `owner` is what has the condition, such as ("dataset", "planes"). Raises ConfigurationError for a ready-made one
+    without a launcher.
+    """
+    bound = condition
+    for ready_made in set(_ready_made(condition)):
+        launcher = launchers.get(ready_made.kind)
+        if launcher is None:
+            purpose, step = _FOR[ready_made.kind]
+            raise _refusal(owner, f"has the automation condition {ready_made.kind}(), which is for {purpose}.", step)
+        bound = bound.replace(ready_made, _Asking(ready_made.kind, launcher, resource))
+    return bound
+
+
+def check_condition(condition: object, owner: tuple[str, str]) -> Condition | None:
+    """Return the condition. Raises ConfigurationError for anything else but None."""
+    if condition is None or isinstance(condition, dg.AutomationCondition):
+        return condition
+    problem = f"has automation_condition={condition!r}: expected an AutomationCondition."
+    raise _refusal(owner, problem, "Give a public condition or one of Dagster's, and call it: new_records().")
+
+
+def _refusal(owner: tuple[str, str], problem: str, next_step: str) -> ConfigurationError:
+    kind, name = owner
+    where = {"dataset": name} if kind == "dataset" else {"application": name}
+    return ConfigurationError(f"{kind} {name!r} {problem}", next_step, argument="automation_condition", **where)
+
+
+def _ready_made(condition: Condition) -> Iterator[ReadyMade]:
+    if isinstance(condition, ReadyMade):
+        yield condition
+    for child in condition.children:
+        yield from _ready_made(child)
+
+
+@dataclass
+class Answer:
+    """What a launcher decided in a tick, what it remembers, and for which assets a condition asked it."""
+
+    launcher: Launcher
+    decision: dg.RunRequest | Skip
+    cursor: str | None
+    keys: set[dg.AssetKey] = field(default_factory=set)
+
+
+@dataclass
+class _Tick:
+    """One tick of an `AutomationSensor`: the answers in it, and the errors of launchers that could not decide."""
+
+    log: logging.Logger
+    location: str | None
+    began: float = field(default_factory=time.monotonic)
+    answers: list[Answer] = field(default_factory=list)
+    errors: list[AdjunctError] = field(default_factory=list)
+
+
+_CURRENT: ContextVar[_Tick | None] = ContextVar("automation_tick", default=None)
+# By view of the asset graph, of which Dagster makes one a tick: the answers by launcher, so that each is asked once.
+_ANSWERS: WeakKeyDictionary[Any, dict[str, Answer]] = WeakKeyDictionary()
+
+
+class _Asking(dg.AutomationCondition[Any]):
+    """A ready-made condition that asks its launcher; assets with the same launcher share one answer a tick."""
+
+    def __init__(self, kind: str, launcher: Launcher, resource: LakeResource) -> None:
+        self._kind, self._launcher, self._resource = kind, launcher, resource
+
+    @property
+    def name(self) -> str:
+        return self._kind
+
+    @property
+    def description(self) -> str:
+        return self._launcher.description
+
+    def evaluate(self, context: AutomationContext[Any]) -> dg.AutomationResult[Any]:
+        """Return all candidates, or the one partition that is requested, if the launcher requests a run."""
+        if context.candidate_subset.is_empty:
+            return dg.AutomationResult(context, context.get_empty_subset(), cursor=context.cursor)
+        answers = _ANSWERS.setdefault(context.asset_graph_view, {})
+        if self._launcher.name not in answers:
+            answers[self._launcher.name] = self._ask(context)
+        answer = answers[self._launcher.name]
+        if isinstance(answer.decision, Skip):
+            return dg.AutomationResult(context, context.get_empty_subset(), cursor=answer.cursor)
+        answer.keys.add(context.root_context.key)
+        wanted, partition = context.candidate_subset, answer.decision.partition_key
+        if partition is not None:
+            wanted = wanted.compute_intersection_with_partition_keys({partition})
+        return dg.AutomationResult(context, wanted, cursor=answer.cursor)
+
+    def _ask(self, context: AutomationContext[Any]) -> Answer:
+        current, launcher = _CURRENT.get(), self._launcher
+        tick = Tick(
+            context.asset_graph_view.instance,
+            context.log if current is None else current.log,
+            _stored_cursor(context),
+            launcher.job.name,
+            launcher.assets,
+            self._resource,
+            None if current is None else current.location,
+            by_condition=True,
+        )
+        if current is not None:
+            tick.began = current.began
+        try:
+            decision = launcher.evaluate(tick)
+        except AdjunctError as error:
+            if current is None:
+                raise
+            current.errors.append(error)
+            decision = Skip(str(error))
+        answer = Answer(launcher, decision, write_cursor(tick.cursor) if tick.changed else tick.stored)
+        if isinstance(decision, Skip):
+            tick.log.info(f"{launcher.name}: {decision.skip_message}")
+        if current is not None:
+            current.answers.append(answer)
+        return answer
+
+
+def _stored_cursor(context: AutomationContext[Any]) -> str | None:
+    """Return what the condition remembers; an attempt that was not launched does not count.
+
+    That is one of the last tick in which the asset's whole condition was false all the same.
+    """
+    before = context.previous_true_subset
+    if context.cursor is None or before is None or before.is_empty:
+        return context.cursor
+    requested = context.get_previous_requested_subset(context.root_context.key)
+    if requested is not None and not requested.is_empty:
+        return context.cursor
+    cursor, _ = read_cursor(context.cursor)
+    return write_cursor(_without_last_attempt(cursor))
+
+
+def _without_last_attempt(cursor: SensorCursor) -> SensorCursor:
+    attempt = max(cursor.asked.attempt - 1, 0)
+    return cursor.model_copy(update={"asked": cursor.asked.model_copy(update={"attempt": attempt, "asked_at": 0.0})})
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Which assets one op makes together, and which ones each job makes."""
+
+    together: Mapping[dg.AssetKey, frozenset[dg.AssetKey]]
+    jobs: Mapping[str, frozenset[dg.AssetKey]]
+
+    def whole(self, keys: Collection[dg.AssetKey]) -> set[dg.AssetKey]:
+        """Return the keys, and all others that their ops make."""
+        return {one for key in keys for one in self.together.get(key, frozenset({key}))}
+
+
+def complete_requests(
+    requests: Sequence[dg.RunRequest],
+    answers: Sequence[Answer],
+    steps: Steps,
+    parents: Callable[[dg.AssetKey], Collection[dg.AssetKey]],
+) -> list[dg.RunRequest]:
+    """Return the runs to launch: those that Dagster requests, with what the launchers that were asked request.
+
+    What a launcher requests is a run of its job: its assets, tags, configuration and run key. Other assets are in the
+    run of an asset that they depend on, unless it stays, else in a run of their own. An op always makes all its assets.
+    """
+    completed: list[dg.RunRequest] = []
+    for request in requests:
+        if request.asset_selection is None:  # a backfill
+            completed.append(request)
+            continue
+        rest = steps.whole(request.asset_selection)
+        launches = _launches(request, answers)
+        runs = {
+            job: steps.whole([key for keys, _ in found for key in keys]) | (rest & steps.jobs.get(job, frozenset()))
+            for job, found in launches.items()
+        }
+        rest -= set().union(*runs.values())
+        for job, found in launches.items():
+            keys, stays = runs[job], any(decision.run_config for _, decision in found)
+            while not stays and (more := {key for key in rest if keys.intersection(parents(key))}):
+                keys |= steps.whole(more)
+                rest -= keys
+            completed.append(_merged([decision for _, decision in found], job, keys, request))
+        if rest:
+            completed.append(
+                dg.RunRequest(
+                    tags=request.tags,
+                    asset_selection=sorted(rest),
+                    partition_key=request.partition_key,
+                    asset_check_keys=request.asset_check_keys,
+                )
+            )
+    return completed
+
+
+_Launch = tuple[Collection[dg.AssetKey], dg.RunRequest]
+
+
+def _launches(request: dg.RunRequest, answers: Sequence[Answer]) -> dict[str, list[_Launch]]:
+    """Return by job which assets the launchers launch that were asked for what is requested, and their requests."""
+    launches: dict[str, list[_Launch]] = {}
+    for answer in answers:
+        launcher, decision = answer.launcher, answer.decision
+        if isinstance(decision, Skip) or decision.partition_key != request.partition_key:
+            continue
+        if answer.keys.intersection(request.asset_selection or ()):
+            tagged = dg.RunRequest(
+                decision.run_key, decision.run_config, {**(launcher.job.tags or {}), **decision.tags}
+            )
+            found = launches.setdefault(launcher.job.name, [])
+            found.append((decision.asset_selection or launcher.assets, tagged))
+    return launches
+
+
+def _merged(
+    decisions: Sequence[dg.RunRequest], job: str, keys: Collection[dg.AssetKey], request: dg.RunRequest
+) -> dg.RunRequest:
+    """Return the run of these assets that several launchers of a job have requested."""
+    run_keys = [str(decision.run_key) for decision in decisions]
+    return dg.RunRequest(
+        run_key=run_keys[0] if len(run_keys) == 1 else f"{job}:{digest(run_keys)}",
+        run_config={name: value for decision in decisions for name, value in decision.run_config.items()},
+        tags={**request.tags, **{name: value for decision in decisions for name, value in decision.tags.items()}},
+        asset_selection=sorted(keys),
+        partition_key=request.partition_key,
+    )
+
+
+class AutomationSensor(dg.AutomationConditionSensorDefinition):
+    """Evaluates the conditions of Adjunct's assets in the code location; it is off by default.
+
+    The reason of a tick without runs says what the ready-made conditions wait for. A launcher that can't decide fails
+    the tick, unless another one has a run to launch.
+    """
+
+    def __init__(self, name: str, steps: Steps, keys: Sequence[dg.AssetKey], metadata: Any = None) -> None:
+        self._steps, self._keys = steps, keys
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", dg.BetaWarning)  # of use_user_code_server
+            super().__init__(
+                name,
+                target=dg.AssetSelection.assets(*keys),
+                default_status=dg.DefaultSensorStatus.STOPPED,
+                minimum_interval_seconds=INTERVAL_SECONDS,
+                description="Launches what the automation conditions of these assets request.",
+                metadata=metadata,
+                use_user_code_server=True,
+            )
+
+    def with_attributes(self, *, jobs: Any = None, metadata: Any = None) -> AutomationSensor:
+        """Return a copy with other metadata."""
+        return AutomationSensor(self.name, self._steps, self._keys, self.metadata if metadata is None else metadata)
+
+    def evaluate_tick(self, context: dg.SensorEvaluationContext) -> SensorExecutionData:
+        """Evaluate the conditions; see `complete_requests` for what is launched."""
+        with _current_tick(_Tick(context.log, location_of(context))) as tick:
+            made = super().evaluate_tick(context)
+        if made.run_requests:
+            for error in tick.errors:
+                context.log.error(str(error))
+            return made
+        raise_first(tick.errors)
+        reasons = [
+            f"{answer.launcher.name}: {answer.decision.skip_message}"
+            for answer in tick.answers
+            if isinstance(answer.decision, Skip)
+        ]
+        return SensorExecutionData(
+            skip_message=" ".join(reasons) or "No condition is true.",
+            cursor=made.cursor,
+            log_key=made.log_key,
+            automation_condition_evaluations=made.automation_condition_evaluations,
+        )
+
+    def resolve_run_requests(
+        self, run_requests: Sequence[dg.RunRequest], context: dg.SensorEvaluationContext, *args: Any, **kwargs: Any
+    ) -> Sequence[dg.RunRequest]:
+        """Complete the requests before Dagster adds their job and checks."""
+        tick, repository = _CURRENT.get(), context.repository_def
+        if tick is not None and repository is not None:
+            graph = repository.asset_graph
+            run_requests = complete_requests(
+                run_requests, tick.answers, self._steps, lambda key: graph.get(key).parent_keys
+            )
+        return super().resolve_run_requests(run_requests, context, *args, **kwargs)
+
+
+@contextmanager
+def _current_tick(tick: _Tick) -> Iterator[_Tick]:
+    token = _CURRENT.set(tick)
+    try:
+        yield tick
+    finally:
+        _CURRENT.reset(token)
