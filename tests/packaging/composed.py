@@ -117,10 +117,7 @@ class ByHand:
         return {**machine, **{key: self.here(str(value)) for key, value in given.items()}}
 
     def start(self) -> None:
-        """Start everything, each service when those that it depends on are as it wants them, and wait until all are up.
-
-        `docker compose up --wait` does the same.
-        """
+        """Start each service when those that it depends on are as it wants them, and wait until all are healthy."""
         waiting = dict(self.services)
         while waiting:
             ready = [name for name, service in waiting.items() if not service.get("depends_on", {}).keys() & waiting]
