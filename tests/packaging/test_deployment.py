@@ -83,8 +83,11 @@ def test_the_image_runs_as_a_user_without_rights_and_installs_what_it_runs() -> 
     assert json.loads(check.partition("CMD ")[2]) == read_compose()["services"]["code"]["healthcheck"]["test"][1:]
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
     pinned = {line.partition("==")[0] for line in (ROOT / "requirements.txt").read_text("utf-8").splitlines()}
-    (wanted,) = re.findall(r"\.whl\)\[(\w+)\]", installs)
+    (wanted,) = [rest.partition("=")[2] for rest in arguments_of("ARG") if rest.startswith("EXTRAS=")]
+    assert ".whl)[${EXTRAS}]" in installs
     assert {re.split("[<>=]", requirement)[0] for requirement in extras[wanted]} <= pinned
+    (started,) = [json.loads(rest)[2] for rest in arguments_of("RUN") if rest.startswith("[")]
+    compile(started, "Dockerfile", "exec")
     assert image_environment()["DAGSTER_HOME"] == HOME
 
 
