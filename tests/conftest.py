@@ -42,9 +42,9 @@ pytest_plugins = [
 ]
 
 _SERVERS = (
-    "dynamodb dynamodb_on_disk dynamodb_server kafka logical_server moto_s3 postgres_server redis_server registry_url"
+    "dynamodb dynamodb_on_disk dynamodb_server kafka logical_server moto_s3 policed_s3 postgres_server redis_server"
 )
-_SERVERS += " s3_server spark_cluster versitygw"
+_SERVERS += " registry_url s3_server spark_cluster versitygw"
 _MARKED = {"spark": {"spark", "sparkling", "main_job"}, "server": set(_SERVERS.split())}
 
 

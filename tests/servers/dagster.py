@@ -28,7 +28,6 @@ DONE = ("SUCCESS", "FAILURE", "CANCELED")
 READY_SECONDS = 240.0
 _READY = "{ workspaceOrError { ... on Workspace { locationEntries { name locationOrLoadError { __typename } } } } }"
 
-_SELECTOR = {"repositoryName": REPOSITORY, "repositoryLocationName": LOCATION}
 _LAUNCH = """mutation($params: ExecutionParams!) { launchPipelineExecution(executionParams: $params) {
   __typename ... on LaunchRunSuccess { run { runId } } ... on PythonError { message }
   ... on RunConfigValidationInvalid { errors { message } } } }"""
@@ -39,10 +38,16 @@ _START_SENSOR = """mutation($sensor: SensorSelector!) { startSensor(sensorSelect
 
 @dataclass(frozen=True)
 class DagsterServers:
-    """A running webserver and daemon; `home` is their DAGSTER_HOME."""
+    """A running webserver and daemon; `home` is their DAGSTER_HOME, and where their logs are."""
 
     url: str
     home: Path
+    location: str = LOCATION
+
+    @property
+    def repository(self) -> dict[str, str]:
+        """The repository of the code location, as GraphQL selects it."""
+        return {"repositoryName": REPOSITORY, "repositoryLocationName": self.location}
 
     def graphql(self, query: str, **variables: Any) -> dict[str, Any]:
         """Return the data of a query; errors of GraphQL itself are assertion errors."""
@@ -62,7 +67,7 @@ class DagsterServers:
             "mode": "default",
             "executionMetadata": {"tags": []},
             "runConfigData": json.dumps(config),
-            "selector": {**_SELECTOR, "jobName": job, **selection},
+            "selector": {**self.repository, "jobName": job, **selection},
         }
         launched = self.graphql(_LAUNCH, params=params)["launchPipelineExecution"]
         assert launched["__typename"] == "LaunchRunSuccess", launched
@@ -75,7 +80,7 @@ class DagsterServers:
 
     def start_sensor(self, name: str) -> None:
         """Switch a sensor on."""
-        started = self.graphql(_START_SENSOR, sensor={**_SELECTOR, "sensorName": name})["startSensor"]
+        started = self.graphql(_START_SENSOR, sensor={**self.repository, "sensorName": name})["startSensor"]
         assert started.get("sensorState", {}).get("status") == "RUNNING", started
 
     def until(self, what: str, seconds: float, look: Callable[[], T | None]) -> T:
@@ -112,7 +117,7 @@ def dagster_servers(home: Path, env: Mapping[str, str]) -> Iterator[DagsterServe
         servers.until("loading the code location", READY_SECONDS, lambda: _loaded(servers, processes))
         yield servers
     finally:
-        _end(processes)
+        end_processes(processes)
 
 
 def _create_storage(home: Path) -> None:
@@ -140,7 +145,7 @@ _LOAD_ERRORS = (
 )
 
 
-def _end(processes: list[subprocess.Popen[bytes]]) -> None:
+def end_processes(processes: list[subprocess.Popen[bytes]]) -> None:
     """End the process groups: the servers have code servers and runs as children."""
     for process in processes:
         with suppress(ProcessLookupError):

@@ -49,6 +49,12 @@ class PostgresServer:
             cursor = connection.execute(statement)  # type: ignore[call-overload]
             return cursor.fetchall() if cursor.description else []
 
+    def require_password(self, user: str) -> None:
+        """Let this user log in only with its password (scram)."""
+        access = self.data / "pg_hba.conf"
+        access.write_text(f"host all {user} 127.0.0.1/32 scram-sha-256\n" + access.read_text())
+        self.execute("SELECT pg_reload_conf()")
+
     def restart(self) -> None:
         """Stop the server the fast way, ending all connections, and start it again."""
         self._control("restart", "-m", "fast")

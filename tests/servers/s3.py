@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -14,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import pytest
 
@@ -79,10 +80,7 @@ class S3Server:
 @pytest.fixture(scope="session")
 def versitygw(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
     """versitygw over a folder; skipped where its binary is missing, unless CI is set."""
-    binary = versitygw_binary()
-    if binary is None:
-        _missing("versitygw is not installed: run .ci/install-versitygw.sh (needs Go), or set ADJUNCT_VERSITYGW.")
-    with serve_versitygw(binary, tmp_path_factory.mktemp("versitygw")) as server:
+    with serve_versitygw(require_versitygw(), tmp_path_factory.mktemp("versitygw")) as server:
         yield server
 
 
@@ -94,6 +92,52 @@ def serve_versitygw(binary: Path, folder: Path) -> Iterator[S3Server]:
     command = [str(binary), "--port", f"127.0.0.1:{port}", "posix", str(folder)]
     with _running(command, env, folder.parent / "versitygw.log", port):
         yield S3Server("versitygw", f"http://127.0.0.1:{port}")
+
+
+@dataclass(frozen=True)
+class PolicedS3Server:
+    """A server that allows users what their policies allow. `server` is what its root reaches it with."""
+
+    server: S3Server
+    iam_endpoint: str
+
+    def user_env(self, name: str, *policies: str) -> dict[str, str]:
+        """Make a user with these policies; return what a process needs to reach the server as that user."""
+        import boto3
+
+        iam = boto3.session.Session().client(
+            "iam",
+            endpoint_url=self.iam_endpoint,
+            region_name=REGION,
+            aws_access_key_id=ACCESS_KEY,
+            aws_secret_access_key=SECRET_KEY,
+        )
+        iam.create_user(UserName=name)
+        for number, policy in enumerate(policies):
+            iam.put_user_policy(UserName=name, PolicyName=f"policy-{number}", PolicyDocument=policy)
+        key = iam.create_access_key(UserName=name)["AccessKey"]
+        secret = {"AWS_ACCESS_KEY_ID": key["AccessKeyId"], "AWS_SECRET_ACCESS_KEY": key["SecretAccessKey"]}
+        return {**self.server.env, **secret}
+
+
+@pytest.fixture(scope="module")
+def policed_s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PolicedS3Server]:
+    """versitygw with its own IAM service, as `versitygw`."""
+    binary, folder = require_versitygw(), tmp_path_factory.mktemp("policed")
+    env = {**os.environ, "ROOT_ACCESS_KEY": ACCESS_KEY, "ROOT_SECRET_KEY": SECRET_KEY}
+    (folder / "users").mkdir()
+    (folder / "data").mkdir()
+    # The path of a socket has to be short.
+    with tempfile.TemporaryDirectory(prefix="iam-") as short:
+        socket, port, iam_port = f"{short}/iam.sock", free_port(), free_port()
+        iam = ["--port", f"127.0.0.1:{iam_port}", "--health", "/health"]  # its root leads to a page elsewhere
+        iam += ["iam", "--dir", str(folder / "users"), "--private-ports", socket]
+        gateway = ["--port", f"127.0.0.1:{port}", "--iam-standalone-endpoint", socket, "--iam-cache-disable"]
+        with (
+            _running([str(binary), *iam], env, folder / "iam.log", iam_port, "/health"),
+            _running([str(binary), *gateway, "posix", str(folder / "data")], env, folder / "versitygw.log", port),
+        ):
+            yield PolicedS3Server(S3Server("versitygw", f"http://127.0.0.1:{port}"), f"http://127.0.0.1:{iam_port}")
 
 
 @pytest.fixture(scope="session")
@@ -123,6 +167,14 @@ def _client(endpoint: str) -> S3Client:
     )
 
 
+def require_versitygw() -> Path:
+    """Return where versitygw is; skip the test where it is missing, unless CI is set."""
+    binary = versitygw_binary()
+    if binary is None:
+        _missing("versitygw is not installed: run .ci/install-versitygw.sh (needs Go), or set ADJUNCT_VERSITYGW.")
+    return binary
+
+
 def versitygw_binary() -> Path | None:
     """Return where versitygw is, None if this machine has none."""
     candidates = [os.environ.get("ADJUNCT_VERSITYGW"), ROOT / ".cache/bin/versitygw", shutil.which("versitygw")]
@@ -133,7 +185,7 @@ def versitygw_binary() -> Path | None:
     return next((Path(binary) for binary in candidates if binary and os.access(binary, os.X_OK)), None)
 
 
-def _missing(reason: str) -> None:
+def _missing(reason: str) -> NoReturn:
     if os.environ.get("CI"):
         pytest.fail(reason)
     pytest.skip(reason)
@@ -142,8 +194,8 @@ def _missing(reason: str) -> None:
 class _running:
     """A server process that answers on its port; ended, and killed if it does not end, on leaving."""
 
-    def __init__(self, command: list[str], env: dict[str, str], log: Path, port: int) -> None:
-        self.command, self.env, self.log, self.port = command, env, log, port
+    def __init__(self, command: list[str], env: dict[str, str], log: Path, port: int, path: str = "/") -> None:
+        self.command, self.env, self.log, self.port, self.path = command, env, log, port, path
 
     def __enter__(self) -> None:
         with self.log.open("wb") as log:
@@ -165,7 +217,7 @@ class _running:
 
     def _answers(self) -> bool:
         try:
-            urllib.request.urlopen(f"http://127.0.0.1:{self.port}/", timeout=2).close()
+            urllib.request.urlopen(f"http://127.0.0.1:{self.port}{self.path}", timeout=2).close()
         except urllib.error.HTTPError:
             return True
         except OSError:

@@ -1,0 +1,1 @@
+"""Orders, priced by a catalogue that comes in editions, with the town of each customer."""
