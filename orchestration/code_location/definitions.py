@@ -113,7 +113,8 @@ def build_definitions(
     found += _partition_jobs(graph)
     found += [one for name, members in stored.items() for one in _upkeep_jobs(name, members)]
     found += [one for job in jobs.iceberg_jobs(stored, iceberg or {}) for one in jobs.with_schedule("iceberg", job)]
-    lake_resource, spark_resource, loader = _resources(lake)
+    lake_resource, spark_resource = _resources(lake)
+    spark_resource = spark or spark_resource
     launchers = [one for one in found if isinstance(one, Launcher)]
     stale = _stale_launchers(graph, {launcher.job.name: launcher.job for launcher in launchers})
     built, automation = _automate(graph, apps, [*launchers, *stale], lake_resource)
@@ -122,7 +123,11 @@ def build_definitions(
         jobs=[one for one in found if isinstance(one, LaunchedJob)],
         schedules=[one for one in found if isinstance(one, dg.ScheduleDefinition)],
         sensors=[*(launcher.sensor() for launcher in launchers), *automation],
-        resources={"adjunct_lake": lake_resource, "adjunct_spark": spark or spark_resource, LOADER: loader},
+        resources={
+            "adjunct_lake": lake_resource,
+            "adjunct_spark": spark_resource,
+            LOADER: _loader(lake, spark_resource),
+        },
         executor=dg.in_process_executor,
     )
 
@@ -228,10 +233,17 @@ def _reject_duplicate_names(apps: Sequence[Application]) -> None:
             )
 
 
+# Definitions.merge rejects two resources of one name: the same objects serve the same lake.
 @cache
-def _resources(lake: str | None) -> tuple[LakeResource, SparkResource, AdjunctLoader]:
-    """Return the same objects for the same lake, because Definitions.merge rejects two resources of one name."""
-    return LakeResource(url=lake), SparkResource(lake=lake), AdjunctLoader(lake=lake)
+def _resources(lake: str | None) -> tuple[LakeResource, SparkResource]:
+    return LakeResource(url=lake), SparkResource(lake=lake)
+
+
+_loaders: dict[tuple[str | None, int], AdjunctLoader] = {}
+
+
+def _loader(lake: str | None, spark: SparkResource) -> AdjunctLoader:
+    return _loaders.setdefault((lake, id(spark)), AdjunctLoader(lake=lake, spark=spark))
 
 
 _CONFIG = """\

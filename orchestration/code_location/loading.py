@@ -1,7 +1,7 @@
 """Loads datasets and streams of the lake as inputs of users' assets.
 
-The annotation of the asset's parameter chooses the form: a table of pyarrow, a frame of pandas or Polars, a relation
-of DuckDB, or a list of dictionaries.
+The annotation of the asset's parameter chooses the form: a table of pyarrow, a frame of pandas, Polars or Spark, a
+relation of DuckDB, or a list of dictionaries.
 """
 
 from __future__ import annotations
@@ -10,14 +10,18 @@ from collections.abc import Callable, Mapping
 from typing import Any, get_args, get_origin
 
 import dagster as dg
-from pydantic import Field
+from pydantic import Field, PrivateAttr
 
 from dagster_adjunct.assets.reading.arrow_rows import read_entries
-from dagster_adjunct.assets.reading.dataset import open_dataset
+from dagster_adjunct.assets.reading.dataset import Dataset, open_dataset
 from dagster_adjunct.orchestration.code_location import metadata
+from dagster_adjunct.orchestration.code_location.resources import SparkResource
+from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.lazy_modules import pa, pc
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
+from dagster_adjunct.resources.schemas.schema import quote_name
+from dagster_adjunct.resources.streams.lake.streams import LakeStreams
 from dagster_adjunct.resources.streams.system import TOMBSTONE
 from dagster_adjunct.resources.validation import validated
 
@@ -43,6 +47,7 @@ _FORMS: Mapping[str, Callable[[pa.Table], Any]] = {
     "duckdb.DuckDBPyRelation": lambda table: _engine("duckdb").from_arrow(table),
     "builtins.list": lambda table: table.to_pylist(),
 }
+_SPARK = "pyspark.DataFrame"
 
 
 @validated
@@ -50,11 +55,19 @@ class AdjunctLoader(dg.ConfigurableIOManager):
     """Loads what Adjunct's assets have stored for assets that take it as an input; it stores nothing.
 
     For a dataset it loads the served version, or the partition's version if versions are partitions. For a stream it
-    loads all records except tombstones, results that a replay has replaced included. All of it is in memory: for more,
-    open it in the asset (`open_dataset`, `stream_view`).
+    loads all records except tombstones, results that a replay has replaced included. All of it is in memory, but for
+    a frame of Spark, which is of the session of `spark`, and whose version stays leased until the step's end.
     """
 
     lake: str | None = Field(default=None, description="The lake's URL. Default: ADJUNCT_LAKE, else .adjunct/lake.")
+    spark: SparkResource
+
+    _opened: list[Dataset] = PrivateAttr(default_factory=list)
+
+    def teardown_after_execution(self, context: dg.InitResourceContext) -> None:
+        """Release the leases of what was loaded as frames of Spark."""
+        while self._opened:
+            self._opened.pop().close()
 
     def handle_output(self, context: dg.OutputContext, obj: object) -> None:
         """Raise ConfigurationError: it would be lost. Runs of applications write to the lake themselves."""
@@ -71,7 +84,7 @@ class AdjunctLoader(dg.ConfigurableIOManager):
         facts = {} if context.upstream_output is None else context.upstream_output.definition_metadata
         wanted = context.dagster_type.typing_type
         by_partition = get_origin(wanted) is dict
-        form = _form(context.name, get_args(wanted)[1] if by_partition else wanted)
+        kind = _kind(context.name, get_args(wanted)[1] if by_partition else wanted)
         lake = open_lake(self.lake)
         stream, dataset = facts.get(metadata.STREAM), facts.get(metadata.DATASET, "")
         if stream is None and not dataset:
@@ -84,34 +97,40 @@ class AdjunctLoader(dg.ConfigurableIOManager):
             problem = f"input {context.name!r} has no partitions, and its annotation is a dictionary by partition."
             raise ConfigurationError(problem, "Annotate it with what it is in all.", argument=context.name)
         if stream is not None:
-            return form(_records(lake, stream))
+            return self._stream(lake, stream, kind)
         if by_partition:
-            return {version: form(_entries(lake, dataset, version)) for version in versions}
+            return {version: self._dataset(lake, dataset, version, kind) for version in versions}
         if len(versions) != 1:
             problem = f"input {context.name!r} has {len(versions)} partitions, and its annotation is for one."
             raise ConfigurationError(problem, "Annotate it with dict[str, …], by partition.", argument=context.name)
-        return form(_entries(lake, dataset, versions[0]))
+        return self._dataset(lake, dataset, versions[0], kind)
+
+    def _dataset(self, lake: Lake, dataset: str, version: str | None, kind: str) -> Any:
+        if kind == _SPARK:
+            self._opened.append(open_dataset(lake, dataset, version=version))
+            return self._opened[-1].frame(self.spark.spark_session)
+        with open_dataset(lake, dataset, version=version) as opened:
+            return _FORMS[kind](opened.lend(lambda reader: read_entries(reader, None)))
+
+    def _stream(self, lake: Lake, stream: str, kind: str) -> Any:
+        from dagster_adjunct.assets.exchange.handover import pyarrow_dataset, stream_view
+
+        view = stream_view(lake, stream)  # refuses streams of other systems
+        names = list(view.schema.names)
+        if kind == _SPARK:
+            streams, name = LakeStreams(lake), split_stream_name(stream)[1]
+            records = streams.read(self.spark.spark_session, streams.all_ranges(name))
+            return records.filter(f"not {TOMBSTONE}").select(*map(quote_name, names))
+        return _FORMS[kind](pyarrow_dataset(view).to_table(columns=names, filter=~pc.field(TOMBSTONE)))
 
 
-def _form(name: str, wanted: Any) -> Callable[[pa.Table], Any]:
-    """Return what makes the annotated kind of a table; for Any, it stays one."""
-    kind = get_origin(wanted) or wanted
-    package = getattr(kind, "__module__", "").partition(".")[0].removeprefix("_")
-    form = _FORMS.get("pyarrow.Table" if wanted is Any else f"{package}.{getattr(kind, '__name__', '')}")
-    if form is None:
-        problem = f"input {name!r} is annotated with {wanted!r}: expected one of {', '.join(_FORMS)}."
+def _kind(name: str, wanted: Any) -> str:
+    """Return the form that is annotated, by package and name; for Any, a table of pyarrow."""
+    given = get_origin(wanted) or wanted
+    package = getattr(given, "__module__", "").partition(".")[0].removeprefix("_")
+    kind = "pyarrow.Table" if wanted is Any else f"{package}.{getattr(given, '__name__', '')}"
+    if kind not in (*_FORMS, _SPARK):
+        problem = f"input {name!r} is annotated with {wanted!r}: expected one of {', '.join([*_FORMS, _SPARK])}."
         step = "Change the annotation, or take the resource adjunct_lake and open the dataset in the asset."
         raise ConfigurationError(problem, step, argument=name)
-    return form
-
-
-def _entries(lake: Lake, dataset: str, version: str | None) -> pa.Table:
-    with open_dataset(lake, dataset, version=version) as opened:
-        return opened.lend(lambda reader: read_entries(reader, None))
-
-
-def _records(lake: Lake, stream: str) -> pa.Table:
-    from dagster_adjunct.assets.exchange.handover import pyarrow_dataset, stream_view
-
-    view = stream_view(lake, stream)  # refuses streams of other systems
-    return pyarrow_dataset(view).to_table(columns=list(view.schema.names), filter=~pc.field(TOMBSTONE))
+    return kind

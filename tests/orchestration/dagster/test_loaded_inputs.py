@@ -16,6 +16,7 @@ from dagster_adjunct import (
     Lake,
     LakeStreams,
     Schema,
+    SparkResource,
     VersionPartitions,
     advance_dataset,
     bounded_dataset,
@@ -23,6 +24,7 @@ from dagster_adjunct import (
     open_lake,
     unbounded_dataset,
 )
+from dagster_adjunct.assets.versions.leases import list_leases
 from dagster_adjunct.errors import AdjunctError, ConfigurationError
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 
@@ -107,6 +109,35 @@ def test_versions_and_streams_come_without_hidden_columns_and_deletions(lake: La
     assert loaded(lake, ["datasets", "prices_dataset"], pa.Table).sort_by("k") == rows(a=1.0, b=2.0)
     assert loaded(lake, ["lake", "priced"], pa.Table).sort_by("k") == rows(a=1.5, x=2.5)
     assert loaded(lake, ["lake", "people"], pa.Table).num_rows == 4, "a stream that is only read here"
+
+
+@pytest.mark.spark
+def test_frames_of_spark_are_of_the_run_s_session_and_keep_their_version_until_its_end(lake: Lake) -> None:
+    from pyspark.sql import DataFrame
+
+    got: list[Any] = []
+    held: list[Any] = []
+
+    def reads(given: Any, adjunct_spark: dg.ResourceParam[SparkResource]) -> None:
+        assert given.sparkSession is adjunct_spark.spark_session
+        held.extend(list_leases(lake, "people"))
+        got.append(sorted(map(tuple, given.collect())))
+
+    def streamed(given: Any) -> None:
+        got.append(sorted(map(tuple, given.collect())))
+
+    assets = []
+    for function, key in ((reads, ["datasets", "people_dataset"]), (streamed, ["lake", "priced"])):
+        function.__annotations__["given"] = DataFrame
+        taken = {"given": dg.AssetIn(key, input_manager_key="adjunct_loader")}
+        assets.append(dg.asset(name=function.__name__, ins=taken)(function))
+    mine = dg.Definitions(assets=assets, jobs=[dg.define_asset_job("read", selection=assets)])
+    spark = SparkResource(master="local[2]", lake=lake.url)
+    merged = dg.Definitions.merge(build_definitions(application(), lake=lake.url, spark=spark), mine)
+    assert merged.resolve_job_def("read").execute_in_process(raise_on_error=True).success
+    assert sorted(got) == [[("a", 1.5), ("x", 2.5)], [("a", 8.0), ("c", 7.0)]]
+    assert held
+    assert not list_leases(lake, "people")
 
 
 daily = bounded_dataset(
