@@ -1,8 +1,8 @@
 """Declarative automation: conditions that ask what the sensors ask, and the sensor that evaluates conditions.
 
 Dagster evaluates conditions asset by asset and launches the assets whose condition is true in one run. What a sensor
-would launch is more: all assets of the application's job, with tags and configuration. So `AutomationSensor` completes
-the requests of a tick by what the ready-made conditions were answered (`complete_requests`).
+would launch is more: all assets of the application's job, with tags and configuration. So `AutomationSensor` replaces
+Dagster's requests by the runs that the launchers of the ready-made conditions request (`complete_requests`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from dagster_adjunct.orchestration.code_location.sensor_ticks import (
     read_cursor,
     write_cursor,
 )
-from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, raise_first
+from dagster_adjunct.resources.errors import ConfigurationError, raise_first
 
 Condition = dg.AutomationCondition[Any]
 _GIVE_APPLICATION = "Give it to the application: Application(…, automation_condition={}())."
@@ -81,7 +81,9 @@ def stale() -> Condition:
 
     That is when nobody has checked it for changes for the time that it declares as `freshness`.
     """
-    return (dg.AutomationCondition.freshness_failed() & ReadyMade("stale")).with_label("stale")
+    # Dagster knows no freshness of what it has never materialised.
+    failed = dg.AutomationCondition.freshness_failed() | dg.AutomationCondition.missing()
+    return (failed & ReadyMade("stale")).with_label("stale")
 
 
 @dataclass(frozen=True)
@@ -147,6 +149,7 @@ class Answer:
     launcher: Launcher
     decision: dg.RunRequest | Skip
     cursor: str | None
+    changed: bool
     keys: set[dg.AssetKey] = field(default_factory=set)
 
 
@@ -158,7 +161,7 @@ class _Tick:
     location: str | None
     began: float = field(default_factory=time.monotonic)
     answers: list[Answer] = field(default_factory=list)
-    errors: list[AdjunctError] = field(default_factory=list)
+    errors: list[Exception] = field(default_factory=list)
 
 
 _CURRENT: ContextVar[_Tick | None] = ContextVar("automation_tick", default=None)
@@ -212,12 +215,12 @@ class _Asking(dg.AutomationCondition[Any]):
             tick.began = current.began
         try:
             decision = launcher.evaluate(tick)
-        except AdjunctError as error:
+        except Exception as error:  # a user's stream system may raise anything, and other conditions go on
             if current is None:
                 raise
             current.errors.append(error)
             decision = Skip(str(error))
-        answer = Answer(launcher, decision, write_cursor(tick.cursor) if tick.changed else tick.stored)
+        answer = Answer(launcher, decision, write_cursor(tick.cursor) if tick.changed else tick.stored, tick.changed)
         if isinstance(decision, Skip):
             tick.log.info(f"{launcher.name}: {decision.skip_message}")
         if current is not None:
@@ -226,9 +229,9 @@ class _Asking(dg.AutomationCondition[Any]):
 
 
 def _stored_cursor(context: AutomationContext[Any]) -> str | None:
-    """Return what the condition remembers; an attempt that was not launched does not count.
+    """Return what the condition remembers.
 
-    That is one of the last tick in which the asset's whole condition was false all the same.
+    Attempts that led to no run do not count: those of a tick in which the rest of the asset's condition was false.
     """
     before = context.previous_true_subset
     if context.cursor is None or before is None or before.is_empty:
@@ -270,10 +273,7 @@ def complete_requests(
     """
     completed: list[dg.RunRequest] = []
     for request in requests:
-        if request.asset_selection is None:  # a backfill
-            completed.append(request)
-            continue
-        rest = steps.whole(request.asset_selection)
+        rest = steps.whole(request.asset_selection or ())
         launches = _launches(request, answers)
         runs = {
             job: steps.whole([key for keys, _ in found for key in keys]) | (rest & steps.jobs.get(job, frozenset()))
@@ -335,7 +335,7 @@ class AutomationSensor(dg.AutomationConditionSensorDefinition):
     """Evaluates the conditions of Adjunct's assets in the code location; it is off by default.
 
     The reason of a tick without runs says what the ready-made conditions wait for. A launcher that can't decide fails
-    the tick, unless another one has a run to launch.
+    the tick, unless another one has a run to launch or something to remember: a failed tick remembers nothing.
     """
 
     def __init__(self, name: str, steps: Steps, keys: Sequence[dg.AssetKey], metadata: Any = None) -> None:
@@ -349,6 +349,7 @@ class AutomationSensor(dg.AutomationConditionSensorDefinition):
                 minimum_interval_seconds=INTERVAL_SECONDS,
                 description="Launches what the automation conditions of these assets request.",
                 metadata=metadata,
+                emit_backfills=False,  # the runs of a backfill could not be completed
                 use_user_code_server=True,
             )
 
@@ -360,11 +361,12 @@ class AutomationSensor(dg.AutomationConditionSensorDefinition):
         """Evaluate the conditions; see `complete_requests` for what is launched."""
         with _current_tick(_Tick(context.log, location_of(context))) as tick:
             made = super().evaluate_tick(context)
+        if not made.run_requests and not any(answer.changed for answer in tick.answers):
+            raise_first(tick.errors)
+        for error in tick.errors:
+            context.log.error(str(error))
         if made.run_requests:
-            for error in tick.errors:
-                context.log.error(str(error))
             return made
-        raise_first(tick.errors)
         reasons = [
             f"{answer.launcher.name}: {answer.decision.skip_message}"
             for answer in tick.answers

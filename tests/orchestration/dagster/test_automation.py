@@ -102,6 +102,18 @@ def test_a_condition_for_records_runs_the_datasets_too_with_the_sensors_tags(lab
     assert str(request.run_key).startswith(f"shop:{lab.lake.id}:")
 
 
+def test_whatever_one_launcher_raises_the_others_are_asked(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    def hang_up(*_: Any) -> Any:
+        raise RuntimeError("the server hung up")
+
+    monkeypatch.setattr("dagster_adjunct.orchestration.code_location.sensors._next_delivered", hang_up)
+    lab.deliver("items", APPLES, "v1")
+    lab.deliver("orders", APPLES, None)
+    assert "copy" in names(ticker(lab, shop(new_records(), items(new_version()))).asked())
+    with pytest.raises(RuntimeError, match="hung up"):
+        ticker(lab, shop(None, items(new_version()))).tick()
+
+
 def test_an_attempt_that_another_condition_held_back_does_not_count(lab: Lab) -> None:
     switch = Switch(on=False)
     lab.deliver("orders", APPLES, None)
@@ -284,7 +296,7 @@ def test_a_table_that_fails_its_freshness_policy_is_checked(lab: Lab) -> None:
     passed = timedelta(0)
     lake = on_clock(lab.lake, lambda: datetime.now(UTC) + passed)
     sensor = ticker(lab, shop(None, rates(stale())), lake)
-    assert sensor.skipped() == "No condition is true."
+    assert names(sensor.asked()) == ["rates_dataset"], "nobody has ever checked it"
     lab.instance.report_runless_asset_event(dg.AssetMaterialization(key_of(rates())))
     evaluated(lab, FreshnessState.FAIL)
     assert "was checked for changes within 0:30:00" in sensor.skipped(), "Dagster has not seen the check yet"
@@ -388,7 +400,7 @@ def skip(tick: object) -> dg.SkipReason:
 
 def answer(job: str, keys: list[dg.AssetKey], **request: Any) -> Answer:
     launcher = Launcher(job, dg.define_asset_job(job), keys, "", skip)
-    return Answer(launcher, dg.RunRequest(run_key=job, **request), None, {keys[-1]})
+    return Answer(launcher, dg.RunRequest(run_key=job, **request), None, True, {keys[-1]})
 
 
 STEPS = Steps({}, {"first": frozenset({A}), "second": frozenset({B})})
