@@ -79,7 +79,7 @@ def new_version() -> Condition:
 def stale() -> Condition:
     """Return the condition of an unbounded dataset that is true when it fails its freshness policy.
 
-    That is when nobody has checked it for changes for the time that it declares as `freshness`.
+    That is when nobody has checked it for changes for the time that it declares as `freshness`, or ever.
     """
     # Dagster knows no freshness of what it has never materialised.
     failed = dg.AutomationCondition.freshness_failed() | dg.AutomationCondition.missing()

@@ -100,9 +100,12 @@ def _arguments(function: Callable[..., Any]) -> dict[str, tuple[Any, inspect.Par
     return found
 
 
+_STARS: Mapping[Any, int] = {inspect.Parameter.VAR_POSITIONAL: 1, inspect.Parameter.VAR_KEYWORD: 2}
+
+
 def _stars(parameter: inspect.Parameter) -> int:
     """Return 1 for a parameter such as *columns, 2 for **columns, else 0."""
-    return len(str(parameter)) - len(str(parameter).lstrip("*"))
+    return _STARS.get(parameter.kind, 0)
 
 
 def _form(hint: Any) -> Any:

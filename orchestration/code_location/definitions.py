@@ -181,7 +181,7 @@ def _partition_jobs(graph: AssetGraph) -> Iterator[Launch]:
 
 
 def _stale_launchers(graph: AssetGraph, jobs: Mapping[str, LaunchedJob]) -> Iterator[Launcher]:
-    """Yield what checks tables of change streams when their freshness policies fail; only conditions ask it."""
+    """Yield what checks tables of change streams that are not fresh; only conditions ask it."""
     for member in graph.datasets.values():
         window = member.dataset.following.freshness
         job = next((to_dagster_name(app) for app, made in graph.made.items() if member.key in made), None)
@@ -239,7 +239,7 @@ def _resources(lake: str | None) -> tuple[LakeResource, SparkResource]:
     return LakeResource(url=lake), SparkResource(lake=lake)
 
 
-_loaders: dict[tuple[str | None, int], AdjunctLoader] = {}
+_loaders: dict[tuple[str | None, int], AdjunctLoader] = {}  # each keeps its SparkResource, so that no id is used again
 
 
 def _loader(lake: str | None, spark: SparkResource) -> AdjunctLoader:

@@ -534,8 +534,8 @@ def delivered_launchers(application: str, units: Sequence[Sequence[DatasetAsset]
 def stale_launcher(member: DatasetAsset, window: timedelta, job: LaunchedJob) -> Launcher:
     """Return what materializes a table within `job` when nobody has checked it for changes within the window.
 
-    Only a condition asks it, when Dagster says that the freshness policy fails. Dagster may say so for a while after a
-    run has checked the table, so the time of the last check decides.
+    Only a condition asks it, when Dagster says that the freshness policy fails, or that the table was never
+    materialized. Dagster may say so for a while after a run has checked it, so the time of the last check decides.
     """
     dataset, keys = member.dataset.name, {member.key}
 

@@ -133,6 +133,11 @@ class ExactSum:
         return f"case when {quote_name(self._low)} is not null then {text} end"
 
 
+def exact_column(name: str) -> str:
+    """Return the column with the exact value of an aggregate: a long expression, which Spark analyses once."""
+    return f"__exact_{name}"
+
+
 class Aggregation(ABC):
     """One value of each window, computed from the column `column` of its records."""
 
@@ -161,7 +166,9 @@ class Aggregation(ABC):
         return ()
 
     def result(self, name: str, kind: str) -> str:
-        """Return the value, computed from the partial values; null if its type can't hold it (see `exact`)."""
+        """Return the value, computed from the partial values, or from the column `exact_column(name)`, which has what
+        `exact` returns, where it returns something; null if its type can't hold it.
+        """
         return quote_name(name)
 
     def exact(self, name: str, kind: str) -> str | None:
@@ -203,8 +210,9 @@ class Sum(Aggregation):
         return _sum(name, self.column, kind)
 
     def result(self, name: str, kind: str) -> str:
-        exact = self.exact(name, kind)
-        return quote_name(f"{name}$sum") if exact is None else f"try_cast({exact} as {_sum_type(kind)})"
+        if self.exact(name, kind) is None:
+            return quote_name(f"{name}$sum")
+        return f"try_cast({quote_name(exact_column(name))} as {_sum_type(kind)})"
 
     def exact(self, name: str, kind: str) -> str | None:
         return None if kind in FLOATS else ExactSum(name, kind).total()
@@ -272,9 +280,9 @@ class Mean(Aggregation):
 
     def result(self, name: str, kind: str) -> str:
         total, number, returns = quote_name(f"{name}$sum"), quote_name(f"{name}$count"), str(self.result_type(kind))
-        digits, exact = decimal_digits(kind), self.exact(name, kind)
-        if exact is not None:
-            return f"try_cast({exact} as {returns})"
+        digits = decimal_digits(kind)
+        if self.exact(name, kind) is not None:
+            return f"try_cast({quote_name(exact_column(name))} as {returns})"
         if digits is None:
             mean = f"cast({total} as double) / {number}"
         elif digits[1] > _DIVIDED_APART:

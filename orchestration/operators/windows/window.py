@@ -31,7 +31,13 @@ from dagster_adjunct.orchestration.operators.event_time import (
 )
 from dagster_adjunct.orchestration.operators.operator import PassThroughSpec, PlanContext, Requirement
 from dagster_adjunct.orchestration.operators.stream_facts import ColumnFacts, Columns, merge_sources
-from dagster_adjunct.orchestration.operators.windows.aggregates import WIDEST, Aggregate, Aggregation, ExactSum
+from dagster_adjunct.orchestration.operators.windows.aggregates import (
+    WIDEST,
+    Aggregate,
+    Aggregation,
+    ExactSum,
+    exact_column,
+)
 from dagster_adjunct.orchestration.operators.windows.kinds import Kind, Session, max_duration_after
 from dagster_adjunct.orchestration.operators.windows.rows import (
     ABSORBED,
@@ -114,8 +120,7 @@ def make_results(
     """
     masked = frozenset(name.lower() for name in sensitive)
     exact = {name: made.exact(name, windows.type_of(made)) for name, made in windows.aggregates}
-    # Each is a long expression, which is analysed once here and only named below.
-    computed = {_exact_name(name): F.expr(text) for name, text in exact.items() if text is not None}
+    computed = {exact_column(name): F.expr(text) for name, text in exact.items() if text is not None}
     rows = rows.withColumns(computed) if computed else rows
     values = [F.col(START), F.col(END)]
     values += [_value(name, made, windows, operator, masked) for name, made in windows.aggregates]
@@ -124,17 +129,14 @@ def make_results(
     return _add_retractions(rows, windows, [*values, F.col(CLOSING).alias(FINAL)], (START,))
 
 
-def _exact_name(name: str) -> str:
-    return f"__exact_{name}"
-
-
 def _value(name: str, made: Aggregation, windows: Windows, operator: str, masked: Collection[str]) -> Column:
     if isinstance(made, Aggregate):
         return named_column(name)
     kind = windows.type_of(made)
+    value = F.expr(made.result(name, kind))
     if made.exact(name, kind) is None:
-        return F.expr(made.result(name, kind)).alias(name)
-    exact, returns = named_column(_exact_name(name)), str(made.result_type(kind))
+        return value.alias(name)
+    exact, returns = named_column(exact_column(name)), str(made.result_type(kind))
 
     def shown(source: str, part: Column) -> Column:
         return F.lit(MASKED) if source.lower() in masked else F.substring(part.cast("string"), 1, MAX_VALUE_CHARS)
@@ -146,7 +148,6 @@ def _value(name: str, made: Aggregation, windows: Windows, operator: str, masked
         words += [F.lit(f"{', ' if place else ''}{key} = "), shown(key, named_column(key))]
     problem = F.concat(*words, F.lit("."))
     refused = raise_error_column(OperatorFailedError, problem, _next_step(made, kind), operator=operator)
-    value = exact.try_cast(returns)
     too_large = F.col(CLOSING) & value.isNull() & exact.isNotNull()
     return F.when(too_large, refused.cast(returns)).otherwise(value).alias(name)
 
