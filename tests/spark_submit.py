@@ -108,6 +108,10 @@ def _prepared(jvm: Mapping[str, Any], asked: Mapping[str, str]) -> Any:
     system = gateway.jvm.java.lang.System
     for name, value in asked.items():
         system.setProperty(name, value)
+    # Workers of Python get the environment of the JVM, which is that of another process: what this one has for AWS is added.
+    for name, value in os.environ.items():
+        if name.startswith("AWS_"):
+            system.setProperty(f"spark.executorEnv.{name}", value)
     # Paths are relative to where the process that asks was started; open file systems remember another place.
     system.setProperty("user.dir", str(Path.cwd()))
     gateway.jvm.org.apache.hadoop.fs.FileSystem.closeAll()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import defaultdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,7 +12,6 @@ import yaml
 
 from dagster_adjunct import LakeStreams, open_lake
 from tests.doc_blocks import ROOT, PageReader, blocks_of
-from tests.kept_processes import without_kept_processes
 from tests.orchestration.dagster.test_components import component, facts
 from tests.servers.dynamodb import DynamoDbServer
 from tests.servers.kafka import KafkaServer
@@ -24,10 +22,8 @@ EXAMPLE = ROOT / "examples" / "parcels"
 @pytest.mark.spark
 @pytest.mark.slow
 def test_the_readme_s_commands_leave_what_plain_python_makes_of_the_sample(
-    kafka: KafkaServer, dynamodb: DynamoDbServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kafka: KafkaServer, dynamodb: DynamoDbServer, tmp_path: Path
 ) -> None:
-    for name in os.environ.keys() - without_kept_processes(os.environ).keys():
-        monkeypatch.delenv(name)  # workers of kept JVMs would not have DynamoDB's variables
     env = {"PARCELS_KAFKA": kafka.bootstrap, "PARCELS_DEPOTS": "depots", **dynamodb.env}
     with PageReader(tmp_path, tmp_path / "session.log", env) as reader:
         for block in blocks_of(EXAMPLE / "README.md"):
