@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import dagster as dg
@@ -18,17 +19,16 @@ from dagster_adjunct.assets.unbounded.progress import StreamPosition
 from dagster_adjunct.assets.versions.manifest import DatasetManifest, as_follower
 from dagster_adjunct.assets.versions.reports import AdvanceReport
 from dagster_adjunct.assets.versions.version import VersionRef
-from dagster_adjunct.assets.writing.generation import Runtime
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.application.graph import to_dagster_name
 from dagster_adjunct.orchestration.code_location import checks, metadata
 from dagster_adjunct.orchestration.code_location.resources import LakeResource, SparkResource
+from dagster_adjunct.orchestration.code_location.submission import Host, run_work
 from dagster_adjunct.orchestration.planner.planner import open_dataset_systems, systems_for
 from dagster_adjunct.orchestration.step.run import advance_unit, apply_startpoints
 from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.errors import CommitConflictError, TransientError
 from dagster_adjunct.resources.objects.lake import Lake
-from dagster_adjunct.resources.spark.in_process import session_factory
 
 AssetEvent = dg.MaterializeResult[Any] | dg.AssetMaterialization | dg.Output[None]
 
@@ -143,17 +143,15 @@ def dataset_assets(unit: Sequence[DatasetAsset], applications: Sequence[Applicat
                 observe_streams(run, {name: key for member in unit for name, key in member.streams.items()})
                 followers = {member.dataset.name: member.key for member in unit if member.dataset.follows_changes}
                 with checks.report_unfinished_bootstrap(run, followers):
-                    few_in_process = {app.engine for app in applications} == {"auto"}
-                    starter = session_factory(adjunct_spark.starter)
-                    runtime = Runtime(lake, run.systems, starter, context.run.run_id, few_in_process)
-                    for app in applications:
-                        apply_startpoints(
-                            replace(runtime, systems=systems_for(app, lake=lake)),
-                            app,
-                            only=set(keys),
-                            on_report=lambda report: context.log.info(report.summary()),
-                        ).raise_failed()
-                    done = advance_unit(runtime, datasets, on_stage=run.log_event)
+                    done = run_work(
+                        run,
+                        adjunct_spark,
+                        partial(_advance_unit, datasets, applications),
+                        {"stage": run.log_event, "rewound": lambda report: context.log.info(report.summary())}
+                        | {"info": context.log.info},
+                        partial(open_dataset_systems, datasets),
+                        few_in_process={app.engine for app in applications} == {"auto"},
+                    )
                 reports = {report.dataset: report for report in done}
             results = [
                 one for member in unit for one in _dataset_results(run, member, reports.get(member.dataset.name))
@@ -162,6 +160,17 @@ def dataset_assets(unit: Sequence[DatasetAsset], applications: Sequence[Applicat
         yield from missing_check_outputs(context, results)
 
     return advance
+
+
+def _advance_unit(
+    datasets: Sequence[AdjunctDataset], applications: Sequence[Application], host: Host
+) -> list[AdvanceReport]:
+    """Apply the startpoints of the applications for these datasets' streams, then advance the datasets."""
+    names = {dataset.name for dataset in datasets}
+    for app in applications:
+        runtime = replace(host.runtime, systems=systems_for(app, lake=host.runtime.lake))
+        apply_startpoints(runtime, app, only=names, on_report=partial(host.tell, "rewound")).raise_failed()
+    return advance_unit(host.runtime, datasets, on_stage=partial(host.tell, "stage"))
 
 
 def _dataset_results(run: checks.OpRun, member: DatasetAsset, report: AdvanceReport | None) -> Results:
@@ -378,15 +387,13 @@ class _PartitionBuild:
         asked: list[str | None] = [None] if dataset.stream else [*wanted]
         done: list[str] = []
         for partition in asked:
-            report = advance_dataset(
-                dataset,
-                lake=self.op.lake,
-                systems=self.op.systems,
-                spark=self.spark.starter,
-                by=context.run.run_id,
-                partition=partition,
-                make_current=self.config.make_current,
-                on_stage=self.op.log_event,
+            report = run_work(
+                self.op,
+                self.spark,
+                partial(_advance_partition, dataset, partition, self.config.make_current),
+                {"stage": self.op.log_event, "info": context.log.info},
+                partial(open_dataset_systems, [dataset]),
+                few_in_process=False,
             )
             manifest = self.store.require_manifest()
             log_rejected_versions(context, self.member, report, manifest)
@@ -470,6 +477,20 @@ class _PartitionBuild:
             return dg.MaterializeResult(asset_key=self.member.key, metadata=facts, data_version=dg.DataVersion(ref.id))
         tags = {metadata.DATA_VERSION_TAG: ref.id}
         return dg.AssetMaterialization(self.member.key, partition=name, metadata=facts, tags=tags)
+
+
+def _advance_partition(dataset: AdjunctDataset, partition: str | None, make_current: bool, host: Host) -> AdvanceReport:
+    runtime = host.runtime
+    return advance_dataset(
+        dataset,
+        lake=runtime.lake,
+        systems=runtime.systems,
+        spark=runtime.spark,
+        by=runtime.by,
+        partition=partition,
+        make_current=make_current,
+        on_stage=partial(host.tell, "stage"),
+    )
 
 
 def _newest_version(manifest: DatasetManifest, name: str, state: str | None = None) -> VersionRef | None:

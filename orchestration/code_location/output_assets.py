@@ -3,6 +3,8 @@
 import hashlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
 from functools import partial
 from typing import Any, Generic, TypeVar
 
@@ -10,7 +12,6 @@ import dagster as dg
 from pydantic import Field
 
 from dagster_adjunct.assets.versions.reports import AdvanceReport
-from dagster_adjunct.assets.writing.generation import Runtime
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.application.graph import (
     describe_partitions,
@@ -36,6 +37,7 @@ from dagster_adjunct.orchestration.code_location.dataset_assets import (
 )
 from dagster_adjunct.orchestration.code_location.nodes import NODE_KINDS, VERSION_KEY, RunOutputs
 from dagster_adjunct.orchestration.code_location.resources import LakeResource, SparkResource
+from dagster_adjunct.orchestration.code_location.submission import Host, run_work
 from dagster_adjunct.orchestration.operators.stream_facts import LineageNode
 from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
 from dagster_adjunct.orchestration.planner.planner import systems_for
@@ -47,7 +49,6 @@ from dagster_adjunct.orchestration.step.progress import (
     measure_input_times,
 )
 from dagster_adjunct.orchestration.step.run import advance_changed, advance_unit, run_batches
-from dagster_adjunct.resources.spark.in_process import session_factory
 
 _WAIT_SECONDS = 300.0
 
@@ -172,51 +173,82 @@ def _run_batches(
 
     A run that stays reports datasets and batches meanwhile.
     """
-    run, log = op.context.run.run_id, op.context.log
-    lasts = validate_follow(config.follow_seconds or None)
-    runtime = Runtime(op.lake, op.systems, session_factory(spark.starter), run, few_in_process=app.engine == "auto")
-    claim = Claim(
-        wait=validate_wait(config.wait_seconds),
-        take_over=config.take_over,
-        stays=lasts is not None,
-        dagster=run,
-        finished=partial(metadata.has_ended, op.context.instance),
-        say=log.warning,
-    )
-    reports: Bundled[StepReport] = Bundled(report_batches)
-    versions: Bundled[AdvanceReport] = Bundled(lambda changed: report_datasets())
-
-    def report_advance(done: AdvanceReport) -> None:
-        log.info(done.summary())
-        if lasts is not None:
-            versions.add(done)
-
-    def advance(plan: ExecutionPlan) -> None:
-        if lasts is not None:  # what came since their assets advanced them, and startpoints on their streams
-            advance_changed(runtime, app, plan, on_report=report_advance)
-            return
-        for dataset in app.datasets:
-            if dataset.is_owned_by(app.name):  # others have assets of their own, which advance them
-                advance_unit(runtime, [dataset])
-
-    def flush() -> None:
-        reports.flush()
-        versions.flush()
-
-    return run_batches(
-        runtime,
+    log = op.context.log
+    work = StepWork(
         app,
-        claim,
-        advance,
-        lasts=lasts,
+        validate_follow(config.follow_seconds or None),
+        validate_wait(config.wait_seconds),
+        take_over=config.take_over,
         adopt=config.adopt,
-        on_event=op.log_event,
-        on_advance=report_advance,
-        warn=log.warning,
-        say=log.info,
-        tick=flush,
-        on_report=(lambda report: None) if lasts is None else reports.add,
     )
+    handlers = {
+        "event": op.log_event,
+        "advanced": lambda done: log.info(done.summary()),
+        "batches": report_batches,
+        "datasets": lambda done: report_datasets(),
+        "info": log.info,
+        "warning": log.warning,
+    }
+    few_in_process = app.engine == "auto"
+    systems = partial(systems_for, app)
+    return run_work(op, spark, work, handlers, systems, few_in_process=few_in_process, submit_at_once=True)
+
+
+@dataclass(frozen=True, slots=True)
+class StepWork:
+    """Runs the step of an application, as its op says."""
+
+    app: Application
+    lasts: timedelta | None
+    wait: timedelta
+    take_over: bool
+    adopt: bool
+
+    def __call__(self, host: Host) -> tuple[StepReport, ExecutionPlan]:
+        runtime, tell, app, lasts = host.runtime, host.tell, self.app, self.lasts
+        warn = partial(tell, "warning")
+        claim = Claim(
+            wait=self.wait,
+            take_over=self.take_over,
+            stays=lasts is not None,
+            dagster=runtime.by,
+            finished=host.has_ended,
+            say=warn,
+        )
+        reports: Bundled[StepReport] = Bundled(partial(tell, "batches"))
+        versions: Bundled[AdvanceReport] = Bundled(partial(tell, "datasets"))
+
+        def report_advance(done: AdvanceReport) -> None:
+            tell("advanced", done)
+            if lasts is not None:
+                versions.add(done)
+
+        def advance(plan: ExecutionPlan) -> None:
+            if lasts is not None:  # what came since their assets advanced them, and startpoints on their streams
+                advance_changed(runtime, app, plan, on_report=report_advance)
+                return
+            for dataset in app.datasets:
+                if dataset.is_owned_by(app.name):  # others have assets of their own, which advance them
+                    advance_unit(runtime, [dataset])
+
+        def flush() -> None:
+            reports.flush()
+            versions.flush()
+
+        return run_batches(
+            runtime,
+            app,
+            claim,
+            advance,
+            lasts=lasts,
+            adopt=self.adopt,
+            on_event=partial(tell, "event"),
+            on_advance=report_advance,
+            warn=warn,
+            say=partial(tell, "info"),
+            tick=flush,
+            on_report=(lambda report: None) if lasts is None else reports.add,
+        )
 
 
 T = TypeVar("T")

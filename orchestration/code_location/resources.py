@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import dagster as dg
@@ -22,6 +25,7 @@ from dagster_adjunct.resources.backends.postgres import PostgresTable
 from dagster_adjunct.resources.backends.redis import RedisTable
 from dagster_adjunct.resources.backends.sqlite import SqliteTable
 from dagster_adjunct.resources.backends.store import check_variable_name
+from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.key_value.manager import KeyValueTableManager, ensure_table
 from dagster_adjunct.resources.key_value.segment import backend_from
 from dagster_adjunct.resources.key_value.serializers import Serializer, serializer_named
@@ -299,11 +303,15 @@ class SparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     stops the session at the end of the run, unless the process had it before. `master` is any Spark master (default:
     `ADJUNCT_SPARK_MASTER`, else all cores of this machine), or "none": then small datasets are advanced in the run's
     own process, and whatever needs Spark raises ConfigurationError.
+
+    With `submit`, datasets and batches are computed by an application that spark-submit starts, whose driver is a
+    process of its own on the machine of the run (client mode), with all settings above. It ends with the run.
     """
 
     master: str | None = Field(default=None, description="Spark master URL, such as local[2] or spark://host:7077.")
     spark_config: dict[str, Any] = Field(default_factory=dict, description="More Spark settings; they win.")
     lake: str | None = Field(default=None, description="Lake URL; an s3:// lake brings the S3A packages along.")
+    submit: str | None = Field(default=None, description='Path of spark-submit, or "spark-submit" if it is installed.')
 
     _session: Any = PrivateAttr(default=None)
     _ours: bool = PrivateAttr(default=False)
@@ -323,8 +331,7 @@ class SparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]
             from dagster_pyspark import LazyPySparkResource
             from pyspark.sql import SparkSession
 
-            lake = self.lake or os.environ.get("ADJUNCT_LAKE")
-            config = session_config(self.spark_config, master=self.master, lake_url=lake)
+            config = self._settings()
             running = SparkSession.getActiveSession()
             self._session = LazyPySparkResource(spark_config=config).spark_session
             self._ours = running is None
@@ -332,8 +339,39 @@ class SparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         session: SparkSession = self._session
         return session
 
+    def _settings(self) -> dict[str, str]:
+        lake = self.lake or os.environ.get("ADJUNCT_LAKE")
+        return session_config(self.spark_config, master=self.master, lake_url=lake)
+
+    def submission(self) -> tuple[str, dict[str, str]]:
+        """Return the path of spark-submit, and the settings of the application that it starts.
+
+        Raises ConfigurationError for a spark-submit that is not found and for settings that can't be submitted.
+        """
+        here = os.pathsep.join([os.environ.get("PATH", ""), str(Path(sys.executable).parent)])
+        command = shutil.which(self.submit or "", path=here)
+        if command is None:
+            problem = f"submit is {self.submit!r}, which is no program on the PATH or beside this Python."
+            raise ConfigurationError(problem, "Give the path of your Spark's bin/spark-submit.", setting="submit")
+        if is_in_process(self.master):
+            problem = "the master is none, for which there is no session, but submit says to start an application."
+            raise ConfigurationError(problem, "Leave out submit, or give another master.", setting="spark.master")
+        prepare_environment()
+        settings = self._settings()
+        mode = settings.get("spark.submit.deployMode", "client")
+        if mode != "client":
+            problem = f"spark.submit.deployMode is {mode!r}: expected client. The driver exchanges files with the run, "
+            problem += "so that it has to be on the same machine; standalone clusters run no Python driver anyway."
+            step = "Leave out the setting; the executors run on the cluster in client mode, too."
+            raise ConfigurationError(problem, step, setting="spark.submit.deployMode")
+        return command, settings
+
     def teardown_after_execution(self, context: dg.InitResourceContext) -> None:
         """Stop the session if the run started one, so that no executors are left behind."""
+        self.stop()
+
+    def stop(self) -> None:
+        """Stop the session if this resource has started one; the next use starts another."""
         session, self._session = self._session, None
         if session is not None and self._ours:
             wait_for_workers(session.sparkContext)
