@@ -24,6 +24,7 @@ from dagster_adjunct.resources.errors import AdjunctError
 from dagster_adjunct.resources.lazy_modules import F, np, pa, pc, pt
 from dagster_adjunct.resources.objects.store import ObjectStore
 from dagster_adjunct.resources.schemas.schema import named_column
+from dagster_adjunct.resources.spark.in_process import identify_session
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -134,7 +135,7 @@ class Mask:
 
     def _words_in(self, spark: SparkSession, sealed: SealedVersion) -> tuple[DataFrame, dict[int, int]]:
         """Return the words as a frame of one row, made once for each session, and where each generation begins."""
-        session = spark.sparkContext.applicationId
+        session = identify_session(spark)
         if session not in self.frames:
             words, starts = self._words(sealed)
             table = pa.table({"words": pa.array([words], pa.list_(pa.int64()))})

@@ -500,12 +500,9 @@ class LocalTableWriter:
 
 def _with_position(rows: DataFrame | pa.Table, position: int) -> DataFrame | pa.Table:
     """Return the rows with one position for all, so that later sends win."""
-    if hasattr(rows, "column_names"):
-        table: pa.Table = rows
-        return table.append_column(POSITION, pa.array([position] * table.num_rows, pa.int64()))
-
-    frame: DataFrame = rows
-    return frame.withColumn(POSITION, F.lit(position).cast("bigint"))
+    if isinstance(rows, pa.Table):
+        return rows.append_column(POSITION, pa.array([position] * rows.num_rows, pa.int64()))
+    return rows.withColumn(POSITION, F.lit(position).cast("bigint"))
 
 
 def _describe_sends(sends: Sequence[SentToTable]) -> str:

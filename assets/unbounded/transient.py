@@ -31,7 +31,7 @@ from dagster_adjunct.resources.common import first_validation_problem, utc_now
 from dagster_adjunct.resources.errors import AdjunctError, DatasetError, MalformedDocumentError, OffsetOutOfRangeError
 from dagster_adjunct.resources.lazy_modules import F
 from dagster_adjunct.resources.schemas.schema import Schema, named_column
-from dagster_adjunct.resources.spark.in_process import resolve_session
+from dagster_adjunct.resources.spark.in_process import is_remote, resolve_session
 from dagster_adjunct.resources.streams.system import OFFSET, PARTITION, TOMBSTONE, StreamSystem, SystemStreamPartition
 
 if TYPE_CHECKING:
@@ -91,6 +91,8 @@ class TransientVersion:
 
     def release(self) -> None:
         """Free the memory; the version can't be read afterwards."""
+        if is_remote(self.kept):  # the server drops it with the last frame of this client
+            return
         rdd = self.kept._jdf.queryExecution().logical().rdd()
         # As RDD.unpersist does, without its warning that the rows can't be computed again.
         rdd.context().unpersistRDD(rdd.id(), False)
@@ -279,10 +281,11 @@ class TransientTable:
         source = self._source
         names = (*source.schema.names, *_HIDDEN)
         if not ranges:
-            # Spark must not know that there are no rows, or it would optimise their partitioning away.
+            # Spark must not know that there are no rows, or it would optimise their partitioning away. Spark Connect
+            # has no RDDs, so that a join with an empty table may shuffle.
             hidden = f"{POSITION} {source.position_type}, {TOMBSTONE} BOOLEAN, {OFFSET} BIGINT, {PARTITION} INT"
             ddl = f"{source.schema.ddl()}, {hidden}"
-            return spark.createDataFrame(spark.sparkContext.emptyRDD(), ddl)
+            return spark.createDataFrame([] if is_remote(spark) else spark.sparkContext.emptyRDD(), ddl)
         changes, self._samples = decode_changes(source, source.read(spark, ranges), samples=self._samples)
         changes = fail_on_problems(changes, self.spec.name)
         kept = [KEPT] if self.spec.following.completes else []

@@ -29,8 +29,8 @@ lake_url_option = click.option(
 )
 master_option = click.option(
     "--master",
-    help="Spark master, such as local[4] or spark://host:7077; none starts no Spark session. Default: "
-    "ADJUNCT_SPARK_MASTER, else all cores here.",
+    help="Spark master, such as local[4], spark://host:7077 or sc://host:15002 (Spark Connect); none starts no Spark "
+    "session. Default: ADJUNCT_SPARK_MASTER, else all cores here.",
 )
 app_reference = click.argument("reference", metavar="MODULE:APP")
 user_option = click.option(

@@ -32,9 +32,15 @@ from dagster_adjunct.resources.key_value.serializers import Serializer, serializ
 from dagster_adjunct.resources.key_value.table import BlockingKeyValueTable, KeyValueTable
 from dagster_adjunct.resources.key_value_rows.rows import KeyValueRows
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
-from dagster_adjunct.resources.spark.in_process import IN_PROCESS, is_in_process
-from dagster_adjunct.resources.spark.session import prepare_environment, session_config
-from dagster_adjunct.resources.spark.tuning import cache_jvm_functions, wait_for_workers
+from dagster_adjunct.resources.spark.in_process import IN_PROCESS, has_running_session, is_in_process
+from dagster_adjunct.resources.spark.session import (
+    is_connect,
+    new_session,
+    prepare_environment,
+    session_config,
+    stop_session,
+)
+from dagster_adjunct.resources.spark.tuning import cache_jvm_functions
 from dagster_adjunct.resources.tables.table import BlockingTable, RemoteTable
 from dagster_adjunct.resources.validation import validated
 
@@ -302,13 +308,15 @@ class SparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     Unlike that resource, it imports pyspark on first use, so that code locations load and sensors tick quickly, and
     stops the session at the end of the run, unless the process had it before. `master` is any Spark master (default:
     `ADJUNCT_SPARK_MASTER`, else all cores of this machine), or "none": then small datasets are advanced in the run's
-    own process, and whatever needs Spark raises ConfigurationError.
+    own process, and whatever needs Spark raises ConfigurationError. "sc://HOST:PORT" is a running Spark Connect server.
 
     With `submit`, datasets and batches are computed by an application that spark-submit starts, whose driver is a
     process of its own on the machine of the run (client mode), with all settings above. It ends with the run.
     """
 
-    master: str | None = Field(default=None, description="Spark master URL, such as local[2] or spark://host:7077.")
+    master: str | None = Field(
+        default=None, description="Spark master, such as local[2], spark://host:7077 or sc://host:15002."
+    )
     spark_config: dict[str, Any] = Field(default_factory=dict, description="More Spark settings; they win.")
     lake: str | None = Field(default=None, description="Lake URL; an s3:// lake brings the S3A packages along.")
     submit: str | None = Field(default=None, description='Path of spark-submit, or "spark-submit" if it is installed.')
@@ -327,21 +335,24 @@ class SparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         if self._session is None:
             for log in (dg.get_dagster_logger(), logging.getLogger("adjunct.spark")):
                 log.info("starting Spark")
-            prepare_environment()
-            from dagster_pyspark import LazyPySparkResource
-            from pyspark.sql import SparkSession
+            self._ours = not has_running_session()
+            if is_connect(self.master):
+                self._session = new_session(self.spark_config, master=self.master, lake_url=self._lake_url)
+            else:
+                prepare_environment()
+                from dagster_pyspark import LazyPySparkResource
 
-            config = self._settings()
-            running = SparkSession.getActiveSession()
-            self._session = LazyPySparkResource(spark_config=config).spark_session
-            self._ours = running is None
-            cache_jvm_functions(self._session)
+                self._session = LazyPySparkResource(spark_config=self._settings()).spark_session
+                cache_jvm_functions(self._session)
         session: SparkSession = self._session
         return session
 
+    @property
+    def _lake_url(self) -> str | None:
+        return self.lake or os.environ.get("ADJUNCT_LAKE")
+
     def _settings(self) -> dict[str, str]:
-        lake = self.lake or os.environ.get("ADJUNCT_LAKE")
-        return session_config(self.spark_config, master=self.master, lake_url=lake)
+        return session_config(self.spark_config, master=self.master, lake_url=self._lake_url)
 
     def submission(self) -> tuple[str, dict[str, str]]:
         """Return the path of spark-submit, and the settings of the application that it starts.
@@ -353,8 +364,8 @@ class SparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         if command is None:
             problem = f"submit is {self.submit!r}, which is no program on the PATH or beside this Python."
             raise ConfigurationError(problem, "Give the path of your Spark's bin/spark-submit.", setting="submit")
-        if is_in_process(self.master):
-            problem = "the master is none, for which there is no session, but submit says to start an application."
+        if is_in_process(self.master) or is_connect(self.master):
+            problem = "the master is none or a Spark Connect server, but submit says to start an application."
             raise ConfigurationError(problem, "Leave out submit, or give another master.", setting="spark.master")
         prepare_environment()
         settings = self._settings()
@@ -374,5 +385,4 @@ class SparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         """Stop the session if this resource has started one; the next use starts another."""
         session, self._session = self._session, None
         if session is not None and self._ours:
-            wait_for_workers(session.sparkContext)
-            session.stop()
+            stop_session(session)

@@ -177,9 +177,10 @@ class BatchContext:
         observed: Counters = {}
         for operator, observation in self._observed:
             of_operator = observed.setdefault(operator, {})
-            assert observation._jo is not None, "it observes"
-            # Waits for an output that has not run yet. Spark may have optimized it away: then it gets no records.
-            if observation._jo.getRow().length():
+            # Waits for an output that has not run yet. Spark may have optimized it away: then it gets no records. With
+            # Spark Connect there is nothing to wait for.
+            observed_in_jvm = getattr(observation, "_jo", None)
+            if observed_in_jvm is None or observed_in_jvm.getRow().length():
                 for name, count in observation.get.items():
                     of_operator[name] = of_operator.get(name, 0) + int(count)
         return BatchMetrics(self._counters | self._table_counters | observed, self._measured, self._times.after)

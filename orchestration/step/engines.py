@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.writing.generation import Runtime
+from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
 from dagster_adjunct.orchestration.step.arrow_batch import check_in_process, find_spark_need, run_in_process
 from dagster_adjunct.orchestration.step.batch import BatchMetrics, run_batch
@@ -13,10 +15,14 @@ from dagster_adjunct.orchestration.step.kept_entries import EntryCache
 from dagster_adjunct.orchestration.step.progress import StepEvent
 from dagster_adjunct.orchestration.step.verify_plan import PhysicalProof, analyze_batch
 from dagster_adjunct.resources.errors import ConfigurationError
-from dagster_adjunct.resources.spark.in_process import IN_PROCESS, resolve_session
+from dagster_adjunct.resources.spark.in_process import IN_PROCESS, is_remote, resolve_session
 from dagster_adjunct.resources.spark.tuning import prewarm_workers
 from dagster_adjunct.resources.sql.arrow_evaluation import NeedsSpark
 from dagster_adjunct.resources.streams.system import SystemStreamPartition
+from dagster_adjunct.resources.tables.shared_rate import list_budgets
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 Starts = Mapping[SystemStreamPartition, str]
 
@@ -29,7 +35,9 @@ class BatchEngine:
 
         Nothing is read or written. Also starts the Python workers that the output tasks will need.
         """
-        prewarm_workers(resolve_session(context.spark))
+        session = resolve_session(context.spark)
+        check_credits(session, context.app)
+        prewarm_workers(session)
         return analyze_batch(context, views, starts)
 
     def run(self, context: StepContext, inputs: BatchInputs, before_output: Callable[[str], None]) -> BatchMetrics:
@@ -71,6 +79,16 @@ class SmallBatchesInProcess(BatchEngine):
             super().analyze(context, *self._unproven).report_differences()
             self._unproven = None
         return super().run(context, inputs, before_output)
+
+
+def check_credits(session: SparkSession, app: Application) -> None:
+    """Raise ConfigurationError if tasks ask this process for credits of rate limits, and are on another machine."""
+    limited = list_budgets(app.tables.values())
+    if limited and is_remote(session) and session.conf.get("spark.driver.host") not in ("127.0.0.1", "localhost"):
+        problem = f"application {app.name!r} has tables with a rate limit ({limited[0].name}), for which tasks "
+        problem += "ask this process. Those of a Spark Connect server on another machine can't reach it."
+        step = "Run it with a session of its own (local[*], spark://…), or remove the rate limits."
+        raise ConfigurationError(problem, step, application=app.name)
 
 
 def no_session_error(application: str, needs: Sequence[str]) -> ConfigurationError:

@@ -45,6 +45,7 @@ from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.errors import OperatorFailedError, PermanentError, PlanningError
 from dagster_adjunct.resources.lazy_modules import F
 from dagster_adjunct.resources.schemas.schema import Schema, named_column
+from dagster_adjunct.resources.spark.in_process import is_remote
 from dagster_adjunct.resources.sql.expression import parse_expression
 from dagster_adjunct.resources.streams.system import (
     RECORD_META,
@@ -267,6 +268,9 @@ def inputs_of_dry_run(
     return BatchInputs(Intent(batch=0, run=context.run, clock=_EPOCH, ranges=ranges, versions={}), views)
 
 
+_UNSEEN = "Spark Connect does not show its clients the plan: joins and shuffles were not compared."
+
+
 class DryRun(BatchContext):
     """A batch without records, which writes nothing and runs no Spark job.
 
@@ -321,7 +325,13 @@ class DryRun(BatchContext):
         return super().materialize(operator, frame)
 
     def _inspect(self, operator: str, frame: DataFrame) -> SparkPlan:
-        """Compare Spark's plan for records that arrive at an operator with the application's plan."""
+        """Compare Spark's plan for records that arrive at an operator with the application's plan.
+
+        A client of Spark Connect does not get it: the plan is then not compared.
+        """
+        if is_remote(frame):
+            self._notes += [] if _UNSEEN in self._notes else [_UNSEEN]
+            return SparkPlan({}, {}, "")
         spark_plan = inspect_spark_plan(operator, frame, self._datasets)
         for name in sorted(spark_plan.exchanges.keys() - self._inspected):
             self._inspected.add(name)
@@ -361,6 +371,8 @@ class DryRun(BatchContext):
     def _inspect_written(self, operator: str, frame: DataFrame) -> None:
         """Inspect records that are written in the partitions that they are in."""
         planned = self._inspect(operator, frame)
+        if is_remote(frame):
+            return
         (source,) = self.app.operator(operator).inputs
         if operator not in self.exchanges and self.planned[source].partitioned_by:
             note = _check_write_placement(operator, self.planned[source], planned)

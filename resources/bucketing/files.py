@@ -18,6 +18,7 @@ from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.lazy_modules import np, pa, pc
 from dagster_adjunct.resources.objects.store import ObjectStore
 from dagster_adjunct.resources.schemas.schema import Schema, arrow_type, is_widening, quote_name, quote_text
+from dagster_adjunct.resources.spark.in_process import identify_session
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -217,7 +218,7 @@ def bucketed_frame(
     )
     name = f"adjunct_{hashlib.sha256(content.encode()).hexdigest()[:24]}"
     with _tables_lock:  # datasets advance in threads of one session, each of which may drop the oldest table
-        known = _tables.setdefault(spark.sparkContext.applicationId, {})
+        known = _tables.setdefault(identify_session(spark), {})
         if name in known:
             # Move it to the end, to be dropped last: a frame's table must exist when the frame is planned.
             known.pop(name, None)

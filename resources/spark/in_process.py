@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, final
+from typing import TYPE_CHECKING, Any, Final, final
 
 from dagster_adjunct.resources.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 
 @final
@@ -51,8 +51,21 @@ def is_in_process(master: str | None) -> bool:
 
 def has_running_session() -> bool:
     """Return whether this process has a Spark session already, without loading PySpark."""
-    pyspark = sys.modules.get("pyspark")
+    pyspark, connect = sys.modules.get("pyspark"), sys.modules.get("pyspark.sql.connect.session")
+    if connect is not None and connect.SparkSession.getActiveSession() is not None:
+        return True
     return pyspark is not None and pyspark.SparkContext._active_spark_context is not None
+
+
+def is_remote(used: SparkSession | DataFrame) -> bool:
+    """Return whether this is a session of Spark Connect, or a frame of one: its driver is in another process."""
+    return type(used).__module__.startswith("pyspark.sql.connect.")
+
+
+def identify_session(session: SparkSession) -> str:
+    """Return an id of the session, or of its application where that has the tables of all its sessions."""
+    used: Any = session
+    return str(used.session_id if is_remote(session) else used.sparkContext.applicationId)
 
 
 def resolve_session(spark: SparkSession | Callable[[], SparkSession]) -> SparkSession:

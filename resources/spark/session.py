@@ -8,6 +8,7 @@ import logging
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,12 +16,19 @@ from functools import cache
 from pathlib import Path
 from tempfile import gettempdir
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.objects.lake import DEFAULT_LAKE, LakeSettings
 from dagster_adjunct.resources.objects.store import check_endpoint
 from dagster_adjunct.resources.spark import tuning
-from dagster_adjunct.resources.spark.in_process import IN_PROCESS, has_running_session, is_in_process
+from dagster_adjunct.resources.spark.in_process import (
+    IN_PROCESS,
+    has_running_session,
+    identify_session,
+    is_in_process,
+    is_remote,
+)
 from dagster_adjunct.resources.spark.tasks import STACK_SIZE, first_message_line
 from dagster_adjunct.resources.validation import validated
 
@@ -46,6 +54,13 @@ _S3A_EXCLUDES = (
     "org.apache.httpcomponents:*",
 )
 
+_CATALOG = "spark.sql.catalogImplementation"
+# Settings of a whole application, which a client of Spark Connect can't change.
+_OF_THE_SERVER = frozenset({_CATALOG, "spark.ui.showConsoleProgress", "spark.python.daemon.module"})
+_OF_THE_SERVER |= {"spark.python.sql.dataFrameDebugging.enabled"}
+_CONNECT_STEP = 'The client needs: pip install "dagster-adjunct[connect]".'
+_SECONDS_TO_CONNECT = 10.0
+_RETRIES = 5  # the last one after some 20 seconds
 _LOGGING = Path(__file__).resolve().parent / "log4j2.properties"
 _PLANS = {
     # Bucketed scans keep one partition per bucket even where no join needs it: the writers rely on it.
@@ -65,7 +80,7 @@ _PLANS = {
     # Without it, a flipped bit in a page may be decoded to another value.
     "spark.hadoop.parquet.page.verify-checksum.enabled": "true",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "65536",
-    "spark.sql.catalogImplementation": "in-memory",
+    _CATALOG: "in-memory",
     "spark.ui.showConsoleProgress": "false",
     # Python workers are forked from a process that has done their imports (resources/spark/worker_daemon.py).
     "spark.python.daemon.module": "dagster_adjunct.resources.spark.worker_daemon",
@@ -74,12 +89,13 @@ _PLANS = {
 }
 
 
+_CONNECT = "sc://"
 _HOST = r"(\[[^]]+\]|[^\s:/,]+):\d+"
 _MASTER = re.compile(
     rf"local(\[(0*[1-9]\d*|\*)(\s*,\s*\d+)?\])?|local-cluster\[(\s*\d+\s*,){{2}}\s*\d+\s*\]"
-    rf"|spark://{_HOST}(,{_HOST})*|yarn|k8s://\S+"
+    rf"|spark://{_HOST}(,{_HOST})*|yarn|k8s://\S+|{_CONNECT}[^\s:/]+(:\d+)?(/\S*)?"
 )
-_MASTER_STEP = "Give a master such as local[*], local[4] or spark://HOST:PORT (--master, ADJUNCT_SPARK_MASTER)."
+_MASTER_STEP = "Give a master such as local[*], spark://HOST:PORT or sc://HOST:PORT (--master, ADJUNCT_SPARK_MASTER)."
 
 
 def check_java() -> str:
@@ -224,6 +240,9 @@ def new_session(
     keep_classes: bool = False,
 ) -> SparkSession:
     """Start a session, or return the running one. Takes 6-10 s in a fresh process."""
+    url = master or (config or {}).get("spark.master") or os.environ.get("ADJUNCT_SPARK_MASTER") or ""
+    if is_connect(url):
+        return _connect(url, config or {}, lake_url)
     prepare_environment()
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
@@ -248,8 +267,69 @@ def new_session(
     return session
 
 
+def is_connect(master: str | None) -> bool:
+    """Return whether this master, or if it is None that of the environment, is the URL of a Spark Connect server."""
+    return (master or os.environ.get("ADJUNCT_SPARK_MASTER") or "").startswith(_CONNECT)
+
+
+def _connect(url: str, config: Mapping[str, str], lake_url: str | None) -> SparkSession:
+    """Return a session of a Spark Connect server, with a database of its own for its scans.
+
+    Sessions of a server share its catalog. Raises ConfigurationError for a server that does not answer or keeps its
+    tables in a metastore, and for settings that a session can't change.
+    """
+    _check_master(url)
+    _check_reach(url, lake_url or os.environ.get("ADJUNCT_LAKE"))
+    address = urlsplit(url)
+    where = (address.hostname or "", address.port or 15002)
+    from pyspark.errors import PySparkException
+
+    step = f"Start it, or correct the URL, such as sc://localhost:15002. {_CONNECT_STEP}"
+    try:
+        socket.create_connection(where, _SECONDS_TO_CONNECT).close()  # a client would try for minutes
+        from pyspark.sql import SparkSession
+
+        session = SparkSession.builder.remote(url).getOrCreate()
+        from pyspark.sql.connect.client.retries import DefaultPolicy
+
+        client: Any = session.client
+        client.set_retry_policies([DefaultPolicy(max_retries=_RETRIES)])  # Spark's own wait for ten minutes
+        catalog = session.conf.get(_CATALOG)
+    except (OSError, ImportError, PySparkException) as error:
+        reason = first_message_line(error).rstrip(".")
+        problem = f"Spark Connect can't be used at {where[0]}:{where[1]}: {reason}."
+        raise ConfigurationError(problem, step, setting="spark.master") from error
+    if catalog != _PLANS[_CATALOG]:
+        problem = f"the Spark Connect server at {where[0]}:{where[1]} has {_CATALOG}={catalog}: expected in-memory."
+        raise ConfigurationError(problem, f"Start one with this setting. {_CONNECT_STEP}", setting=_CATALOG)
+    # What begins with spark.hadoop is a setting of a whole application; of one session it is named without that.
+    ours = {name.removeprefix("spark.hadoop."): value for name, value in _PLANS.items() if name not in _OF_THE_SERVER}
+    for name, value in {**ours, **{name: str(value) for name, value in config.items()}}.items():
+        if name == "spark.master":
+            continue
+        try:
+            session.conf.set(name, value)
+        except Exception as error:
+            problem = f"{name} can't be set in a session of Spark Connect: {first_message_line(error).rstrip('.')}."
+            step = "Start the server with it, and leave it out of spark_config."
+            raise ConfigurationError(problem, step, setting=name) from error
+    session.sql(f"CREATE DATABASE IF NOT EXISTS {_database(session)}")
+    session.sql(f"USE {_database(session)}")
+    return session
+
+
+def _database(session: SparkSession) -> str:
+    return f"adjunct_{identify_session(session).replace('-', '')}"
+
+
 def stop_session(session: SparkSession) -> None:
     """Stop a session, and end its JVM if that is to archive its classes."""
+    if is_remote(session):
+        with contextlib.suppress(Exception):  # the server may be gone, with the database
+            session.sql("USE default")
+            session.sql(f"DROP DATABASE IF EXISTS {_database(session)} CASCADE")
+        session.stop()
+        return
     context = session.sparkContext
     options, gateway = context.getConf().get("spark.driver.extraJavaOptions", None) or "", context._gateway
     tuning.wait_for_workers(context)
@@ -315,7 +395,7 @@ def _check_master(master: str) -> None:
             return
         problem = "neither HADOOP_CONF_DIR nor YARN_CONF_DIR is set"
         step = "Set one of them to the folder with the configuration of your YARN cluster."
-    problem = f"Spark could not be started with the master {master!r}: {problem}."
+    problem = f"Spark could not be started with the master {master.partition(';')[0]!r}: {problem}."  # no token
     raise ConfigurationError(problem, step, setting="spark.master")
 
 

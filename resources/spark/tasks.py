@@ -59,6 +59,8 @@ _CUT_OFF = re.compile(
 )
 # The JVM's message where a task's Python process has closed its connection.
 _WORKER_LOST = "Python worker exited unexpectedly"
+# A Spark Connect server that ended, and one that was started in its place.
+_SERVER_LOST = re.compile(r"\[RETRIES_EXCEEDED\]|\[INVALID_HANDLE\.SESSION_\w+\]|StatusCode\.UNAVAILABLE")
 # The JVM's message where a plan is nested too deeply.
 _TOO_DEEP = re.compile(r"^(?:Caused by: |: )java\.lang\.StackOverflowError", re.MULTILINE)
 # Messages of the JVM or a Python worker about a full or read-only disk for Spark's temporary files.
@@ -162,6 +164,11 @@ def _corresponding_error(text: str) -> AdjunctError | None:
             "a Python worker of Spark ended in the middle of its task: it was killed, ran out of memory, or crashed.",
             "Run it again: the batch is repeated as planned. If it keeps happening, check the memory limits of the "
             "machine and of its container, and the system log for killed processes.",
+        )
+    if _SERVER_LOST.search(text):
+        return TransientError(
+            "the Spark Connect server does not answer, or has been started again in the middle of a run.",
+            "See that it runs, and run it again: the batch is repeated as planned.",
         )
     cut_off, unread, damaged = _CUT_OFF.search(text), _UNREAD.search(text), _DAMAGED.search(text)
     file = unread["file"] if unread else None

@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.lazy_modules import F
-from dagster_adjunct.resources.spark.in_process import IN_PROCESS
+from dagster_adjunct.resources.spark.in_process import IN_PROCESS, is_remote
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -28,6 +28,8 @@ def prewarm_workers(session: SparkSession) -> None:
 
     It takes seconds, and Spark would start it with the first task that needs it.
     """
+    if is_remote(session):
+        return
     context = session.sparkContext
     if context not in _prewarming and (context.master or "").startswith("local"):
         _prewarming[context] = Thread(target=_run_one_task, args=(session,), name="prewarm-workers", daemon=True)

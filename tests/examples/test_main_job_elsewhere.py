@@ -15,6 +15,7 @@ from tests.examples.outputs import assert_disruptions, assert_outputs, postgres_
 from tests.examples.outputs_over_time import assert_over_time
 from tests.servers.postgres import PostgresServer
 from tests.servers.s3 import S3Server
+from tests.servers.spark_connect import connect_server
 
 pytestmark = [pytest.mark.slow, pytest.mark.server, pytest.mark.timeout(1200)]
 EVERY = 64
@@ -80,6 +81,17 @@ def test_the_main_job_on_a_cluster_equals_the_oracle(spark_cluster: str, tmp_pat
     shared = {"ADJUNCT_LAKE_SHARED": "true"}
     drive(lake, state, *REDUCED, "--master", spark_cluster, env=shared).result  # noqa: B018
     assert_outputs(lake, sqlite_state(state), EVERY)
+
+
+@pytest.mark.long
+def test_the_applications_with_spark_connect_equal_the_oracle(tmp_path: Path) -> None:
+    lake, state = str(tmp_path / "lake"), tmp_path / "state.sqlite"
+    shared = {"ADJUNCT_LAKE_SHARED": "true"}
+    with connect_server(tmp_path, "local[2]") as server:
+        drive(lake, state, *REDUCED, "--disruptions", "--over-time", "--master", server.url, env=shared).result  # noqa: B018
+    assert_outputs(lake, sqlite_state(state), EVERY)
+    assert_disruptions(lake, EVERY)
+    assert_over_time(lake, EVERY)
 
 
 def test_executors_elsewhere_are_refused_for_a_folder_that_only_this_machine_sees(

@@ -37,7 +37,7 @@ session.sparkContext._jvm.org.slf4j.LoggerFactory.getLogger("x").error(
     "master",
     [
         "locl", "local[x]", "local[0]", "local[]", "local[2", "LOCAL[2]", "localhost", "none",
-        "yarn-client", "mesos://h:1", "spark://h", "spark:/h:7077", "spark://h:7077/",
+        "yarn-client", "mesos://h:1", "spark://h", "spark:/h:7077", "spark://h:7077/", "sc://", "sc:/h",
     ],
 )  # fmt: skip
 def test_a_master_that_spark_does_not_know_is_refused_before_it_starts(master: str) -> None:
@@ -50,7 +50,8 @@ def test_a_master_that_spark_does_not_know_is_refused_before_it_starts(master: s
     "master",
     [
         "local", "local[2]", "local[*]", "local[2,3]", "local[*, 3]", "local-cluster[2,1,1024]",
-        "spark://h:7077", "spark://a:1,b:2", "spark://[::1]:7077", "k8s://https://h:443",
+        "spark://h:7077", "spark://a:1,b:2", "spark://[::1]:7077", "k8s://https://h:443", "sc://h",
+        "sc://h:15002/;token=secret",
     ],
 )  # fmt: skip
 def test_a_master_that_spark_knows_is_taken(master: str) -> None:

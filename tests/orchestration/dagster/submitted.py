@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from dagster_adjunct import Application, Lake, LakeStreams, Schema, SparkResource, build_definitions
+from dagster_adjunct import Application, Lake, LakeStreams, Schema, SparkResource, build_definitions, unbounded_dataset
 from tests.orchestration.dagster import small
 
 TARIFFS = "def charge(number: int) -> int:\n    return 3 * number + 1\n"
@@ -52,6 +52,21 @@ refusing = Application("refusals")
     refusing.input_stream("lake.calls", default_offset="oldest")
     .flat_map(refuse, schema=Schema.of(id="bigint"), keeps_partitioning=True)
     .send_to(refusing.output_stream("lake.refused", partitions=2, key="id"))
+)
+
+
+passing = Application("passing")
+(
+    passing.input_stream("lake.orders", default_offset="oldest")
+    .join(
+        passing.table(
+            unbounded_dataset("passing-rates", input="lake.rates", key="currency", broadcast=True, persistent=False)
+        ),
+        on="currency",
+        how="left",
+        select=["rate"],
+    )
+    .send_to(passing.output_stream("lake.rated", partitions=2, key="item"))
 )
 
 
