@@ -58,7 +58,7 @@ _CATALOG = "spark.sql.catalogImplementation"
 # Settings of a whole application, which a client of Spark Connect can't change.
 _OF_THE_SERVER = frozenset({_CATALOG, "spark.ui.showConsoleProgress", "spark.python.daemon.module"})
 _OF_THE_SERVER |= {"spark.python.sql.dataFrameDebugging.enabled"}
-_CONNECT_STEP = 'The client needs: pip install "dagster-adjunct[connect]".'
+_RPC_DETAILS = re.compile(r'details = "(.+)"')
 _SECONDS_TO_CONNECT = 10.0
 _RETRIES = 5  # the last one after some 20 seconds
 _LOGGING = Path(__file__).resolve().parent / "log4j2.properties"
@@ -284,7 +284,6 @@ def _connect(url: str, config: Mapping[str, str], lake_url: str | None) -> Spark
     where = (address.hostname or "", address.port or 15002)
     from pyspark.errors import PySparkException
 
-    step = f"Start it, or correct the URL, such as sc://localhost:15002. {_CONNECT_STEP}"
     try:
         socket.create_connection(where, _SECONDS_TO_CONNECT).close()  # a client would try for minutes
         from pyspark.sql import SparkSession
@@ -296,12 +295,16 @@ def _connect(url: str, config: Mapping[str, str], lake_url: str | None) -> Spark
         client.set_retry_policies([DefaultPolicy(max_retries=_RETRIES)])  # Spark's own wait for ten minutes
         catalog = session.conf.get(_CATALOG)
     except (OSError, ImportError, PySparkException) as error:
-        reason = first_message_line(error).rstrip(".")
-        problem = f"Spark Connect can't be used at {where[0]}:{where[1]}: {reason}."
+        details = _RPC_DETAILS.search(str(error))
+        reason = details[1] if details else first_message_line(error)
+        problem = f"Spark Connect can't be used at {where[0]}:{where[1]}: {reason.rstrip('.')}."
+        step = "Start the server, or correct the URL, such as sc://localhost:15002 or sc://localhost:15002/;token=…."
+        if isinstance(error, ImportError):
+            step = 'Install what the client needs: pip install "dagster-adjunct[connect]".'
         raise ConfigurationError(problem, step, setting="spark.master") from error
     if catalog != _PLANS[_CATALOG]:
         problem = f"the Spark Connect server at {where[0]}:{where[1]} has {_CATALOG}={catalog}: expected in-memory."
-        raise ConfigurationError(problem, f"Start one with this setting. {_CONNECT_STEP}", setting=_CATALOG)
+        raise ConfigurationError(problem, "Start a server with this setting.", setting=_CATALOG)
     # What begins with spark.hadoop is a setting of a whole application; of one session it is named without that.
     ours = {name.removeprefix("spark.hadoop."): value for name, value in _PLANS.items() if name not in _OF_THE_SERVER}
     for name, value in {**ours, **{name: str(value) for name, value in config.items()}}.items():

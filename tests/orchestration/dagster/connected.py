@@ -12,6 +12,8 @@ from pathlib import Path
 from dagster import DagsterInstance
 
 from dagster_adjunct import SparkResource, build_definitions
+from dagster_adjunct.errors import ConfigurationError
+from dagster_adjunct.resources.spark.session import new_session, stop_session
 from tests.orchestration.dagster import small, submitted
 from tests.orchestration.dagster.lab import FinishedRun
 
@@ -29,6 +31,15 @@ def main(folder: Path, url: str, name: str) -> None:
         print(
             json.dumps({"success": done.success, "failure": told and told[0], "log": done.log, "passed": done.passed})
         )
+
+
+def open_session(url: str) -> None:
+    """Print why no session can be opened, or that one was."""
+    try:
+        stop_session(new_session(master=url, lake_url="s3://bucket/lake"))
+        print("opened")
+    except ConfigurationError as error:
+        print(error.setting, error.problem)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from tests.servers.spark_connect import connect_server
 LOOK = """
 import sys
 from dagster_adjunct.errors import ConfigurationError
-from dagster_adjunct.resources.spark.session import new_session, stop_session
+from dagster_adjunct.resources.spark.session import new_session
 try:
     new_session({"spark.executor.memory": "1g"}, master=sys.argv[1], lake_url="s3://a/lake")
 except ConfigurationError as error:
@@ -150,6 +150,19 @@ def test_a_server_that_does_not_answer_is_refused() -> None:
     with pytest.raises(ConfigurationError) as refused:
         new_session(master=f"sc://localhost:{free_port()}", lake_url="s3://bucket/lake")
     assert refused.value.setting == "spark.master"
+
+
+@pytest.mark.spark
+@pytest.mark.server
+@pytest.mark.long
+def test_a_server_that_demands_a_token_has_clients_with_it_only(tmp_path: Path) -> None:
+    code = f"import sys; from {connected.__name__} import open_session; open_session(sys.argv[1])"
+    with connect_server(tmp_path, "local[1]", {"spark.connect.authenticate.token": "secret"}) as server:
+        answers = [start("-c", code, server.url + part).communicate()[0] for part in ("", "/;token=secret")]
+    refused, answered = answers
+    assert "spark.master" in refused
+    assert "token" in refused
+    assert answered.endswith("opened\n")
 
 
 def test_nothing_is_submitted_to_such_a_server() -> None:

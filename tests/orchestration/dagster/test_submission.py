@@ -26,6 +26,7 @@ from dagster_adjunct.orchestration.code_location.submission import drive
 from tests.kept_processes import without_kept_processes
 from tests.orchestration.dagster import small, submitted
 from tests.orchestration.dagster.lab import FinishedRun
+from tests.servers.s3 import S3Server
 
 DRIVER = driver.__file__
 
@@ -167,10 +168,11 @@ def test_an_application_ends_with_its_run_and_the_next_one_takes_over(
     assert submitted.charges(lake) == submitted.expected(range(40))
 
 
-@pytest.mark.spark
-@pytest.mark.slow
-def test_what_needs_spark_is_submitted_and_reported_as_in_process(lake: Lake, tmp_path: Path) -> None:
-    """A dataset is tried without a session first; only where there are rows to process an application starts."""
+EXPECTED_LABELS = [(id, label) for id, _, _, _, label, _ in small.expected(small.orders(0, 50))]
+
+
+def labelled(lake: Lake) -> Application:
+    """Return an application with one dataset, and deliver to both."""
     app = Application("labels")
     orders = app.input_stream("lake.orders", default_offset="oldest")
     orders.join(app.table(small.items), on="item", how="left", select=["label"]).send_to(
@@ -178,13 +180,39 @@ def test_what_needs_spark_is_submitted_and_reported_as_in_process(lake: Lake, tm
     )
     small.append(lake, "items", 1, small.ITEMS, marker="v1")
     small.append(lake, "orders", 1, small.orders(0, 50))
+    return app
+
+
+def labels(lake: Lake) -> list[tuple[int, str]]:
+    streams = LakeStreams(lake)
+    rows = streams.read_arrow(streams.all_ranges("labelled")).to_pylist()
+    return sorted((row["id"], row["label"]) for row in rows)
+
+
+@pytest.mark.spark
+@pytest.mark.server
+@pytest.mark.long
+def test_an_application_reads_and_writes_a_lake_in_s3(
+    lake: Lake, versitygw: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in versitygw.env.items():
+        monkeypatch.setenv(name, value)
+    in_s3 = open_lake(versitygw.url())
+    spark = SparkResource(master="local[2]", lake=in_s3.url, submit="spark-submit")
+    done = run(in_s3, labelled(in_s3), spark)
+    assert done.success, done.log
+    assert labels(in_s3) == EXPECTED_LABELS
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_what_needs_spark_is_submitted_and_reported_as_in_process(lake: Lake, tmp_path: Path) -> None:
+    """A dataset is tried without a session first; only where there are rows to process an application starts."""
+    app = labelled(lake)
     spark = SparkResource(master="local[2]", lake=lake.url, submit="spark-submit")
     first = run(lake, app, spark)
     assert first.success, first.log
-    streams = LakeStreams(lake)
-    rows = streams.read_arrow(streams.all_ranges("labelled")).to_pylist()
-    labels = [(id, label) for id, _, _, _, label, _ in small.expected(small.orders(0, 50))]
-    assert sorted((row["id"], row["label"]) for row in rows) == labels
+    assert labels(lake) == EXPECTED_LABELS
     assert first.made["items"]["adjunct/action"] == "sealed"
     assert first.made["labelled"]["adjunct/joins"] == {"join-2-items": {"rows": 50, "unmatched": 10}}
     assert first.passed == {"items adjunct_accepted": True, "labelled match_rate_items": True}
