@@ -190,7 +190,7 @@ def test_records_and_a_version_delivered_together_launch_one_run(
     assert _not_of_the_backfill(servers) - quiet == launched
 
 
-def test_a_backfill_of_days_that_are_not_delivered_ends_as_failed_though_its_run_succeeds(
+def test_a_backfill_with_missing_days_ends_as_failed_though_its_run_succeeds(
     servers: DagsterServers, lake: Lake, backfill_with_gaps: str
 ) -> None:
     """As Dagster promises for partitions that have no materialization when all runs of a backfill have ended."""
