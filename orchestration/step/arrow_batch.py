@@ -388,7 +388,7 @@ class ArrowDryRun(DryRun, ArrowBatch):
             frame = frame.append_column(answer.name, pa.nulls(frame.num_rows, to_arrow_type(answer.type)))
         return frame.append_column(MATCHED, pa.nulls(frame.num_rows, pa.bool_()))
 
-    def _inspect(self, operator: str, frame: Any) -> Any:
+    def _inspect(self, operator: str, frame: Any, *, persisted: bool = False) -> Any:
         return None
 
     def _inspect_written(self, operator: str, frame: Any) -> None:
