@@ -383,7 +383,7 @@ async def _send_one_by_one(
     async def in_sequence(places: list[int]) -> None:
         async with slots:
             for done, place in enumerate(places):
-                limit = asyncio.timeout(None if attempt is None else attempt.limits.seconds)
+                limit = asyncio.timeout(None if attempt is None else attempt.seconds)
                 try:
                     async with limit:
                         answers[place] = await request(keys[place], values[place])

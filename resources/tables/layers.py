@@ -6,9 +6,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.common import argument_error
@@ -245,60 +246,12 @@ def self_cancelled_error(error: asyncio.CancelledError) -> errors.TableUnavailab
     return failure
 
 
-class TimedAttempt:
+class TimedAttempt(NamedTuple):
     """The attempt under way in a task. `late`: returns the problem of a key whose request timed out."""
 
-    __slots__ = ("cancelling", "due", "is_late", "late", "limits", "task")
-
-    def __init__(self, limits: TimeLimits, task: asyncio.Task[Any], due: float, late: Callable[[Any], Problem]) -> None:
-        self.limits, self.task, self.due, self.late = limits, task, due, late
-        self.cancelling, self.is_late = task.cancelling(), False
-
-
-class TimeLimits:
-    """Cancels attempts of one event loop that take longer than `seconds`.
-
-    As `asyncio.timeout` does, which makes a timer for each of them. Here one is enough, because they are due in the
-    order in which they began.
-    """
-
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
-        self._under_way: dict[TimedAttempt, None] = {}
-        self._is_timed = False
-
-    def begin(self, late: Callable[[Any], Problem]) -> TimedAttempt:
-        """Limit what the current task does from now on until `end`."""
-        loop = asyncio.get_running_loop()
-        task = asyncio.current_task(loop)
-        assert task is not None
-        attempt = TimedAttempt(self, task, loop.time() + self.seconds, late)
-        self._under_way[attempt] = None
-        if not self._is_timed:
-            self._is_timed = True
-            loop.call_at(attempt.due, self._cancel_late)
-        return attempt
-
-    def lift(self, attempt: TimedAttempt) -> None:
-        """Let the attempt take any time; nothing happens if it is over."""
-        self._under_way.pop(attempt, None)
-
-    def end(self, attempt: TimedAttempt) -> bool:
-        """End the limit; return whether the task was cancelled because of it, and for nothing else."""
-        self._under_way.pop(attempt, None)
-        return attempt.is_late and attempt.task.uncancel() <= attempt.cancelling
-
-    def _cancel_late(self) -> None:
-        loop = asyncio.get_running_loop()
-        now = loop.time()
-        for attempt in list(self._under_way):
-            if attempt.due > now:
-                loop.call_at(attempt.due, self._cancel_late)
-                return
-            del self._under_way[attempt]
-            attempt.is_late = True
-            attempt.task.cancel()
-        self._is_timed = False
+    limit: asyncio.Timeout
+    seconds: float
+    late: Callable[[Any], Problem]
 
 
 ATTEMPT: ContextVar[TimedAttempt | None] = ContextVar("ATTEMPT", default=None)
@@ -311,5 +264,6 @@ def limit_each_request() -> TimedAttempt | None:
     """
     attempt = ATTEMPT.get()
     if attempt is not None:
-        attempt.limits.lift(attempt)
+        with suppress(RuntimeError):  # it is over, in a task that outlives the attempt
+            attempt.limit.reschedule(None)
     return attempt

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from dagster_adjunct.resources.common import check_seconds
 from dagster_adjunct.resources.errors import ConfigurationError, TableError, TableUnavailableError
-from dagster_adjunct.resources.tables.layers import ATTEMPT, Layer, TimeLimits
+from dagster_adjunct.resources.tables.layers import ATTEMPT, Layer, TimedAttempt
 from dagster_adjunct.resources.tables.metrics import Meter
 from dagster_adjunct.resources.tables.operation import (
     Changes,
@@ -23,7 +23,6 @@ from dagster_adjunct.resources.tables.operation import (
     Operation,
     OperationKind,
     Outcomes,
-    PerLoop,
     Problem,
     State,
     SystemClock,
@@ -32,6 +31,7 @@ from dagster_adjunct.resources.validation import validated, validated_methods
 
 
 @validated
+@dataclass(frozen=True, slots=True)
 class AttemptLayer:
     """Limits each attempt's time. Placed above the function and below the rate, so waiting for credits does not count.
 
@@ -39,24 +39,24 @@ class AttemptLayer:
     received it, and may even apply it later. If a function sends a request per entry, each has this time.
     """
 
-    def __init__(self, table: str, inner: Layer, timeout: float | None = None, meter: Meter | None = None) -> None:
-        self.table, self.inner, self.timeout, self.meter = table, inner, timeout, meter or Meter()
-        self._limits = None if timeout is None else PerLoop(lambda: TimeLimits(timeout))
+    table: str
+    inner: Layer
+    timeout: float | None = None
+    meter: Meter = field(default_factory=Meter)
 
     async def send(self, operation: Operation[Any]) -> Outcomes:
         began = perf_counter()
-        if self._limits is None:
+        if self.timeout is None:
             outcomes = await self.inner.send(operation)
         else:
-            attempt = self._limits.here().begin(partial(self._timeout_problem, operation, 1))
-            within = ATTEMPT.set(attempt)
+            limit = asyncio.timeout(self.timeout)
+            late = partial(self._timeout_problem, operation, 1)
+            within = ATTEMPT.set(TimedAttempt(limit, self.timeout, late))
             try:
-                try:
+                async with limit:
                     outcomes = await self.inner.send(operation)
-                finally:
-                    is_late = attempt.limits.end(attempt)
-            except asyncio.CancelledError:
-                if not is_late:
+            except TimeoutError:
+                if not limit.expired():
                     raise
                 problem = self._timeout_problem(operation, len(operation), operation.entries.keys[0])
                 outcomes = Outcomes.all(len(operation), problem)
