@@ -100,10 +100,17 @@ def _validate_call(function: Callable[..., Any], fields_of: type | None = None) 
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
+        validate, accepts_all = validator()
+        if accepts_all:  # then only the number and the names of arguments can be wrong, which Python checks faster
+            try:
+                return function(*args, **kwargs)
+            except TypeError as error:
+                if error.__traceback__ is None or error.__traceback__.tb_next is not None:
+                    raise  # the function itself raised it
         try:
-            checked_args, checked_kwargs = validator()(*args, **kwargs)
+            checked_args, checked_kwargs = validate(*args, **kwargs)
         except ValidationError as error:
-            called, parameters = function.__name__, [*inspect.signature(validator()).parameters.values()]
+            called, parameters = function.__name__, [*inspect.signature(validate).parameters.values()]
             positional = [each.name for each in parameters if each.kind not in (each.KEYWORD_ONLY, each.VAR_KEYWORD)]
             if positional and positional[0] in ("self", "cls"):
                 # Users may know only the class that is derived from the one with the method.
@@ -123,8 +130,9 @@ def _keywords(parameter: inspect.Parameter) -> list[str]:
     return [] if parameter.kind is parameter.VAR_POSITIONAL else [parameter.name]
 
 
-def _arguments_validator(function: Callable[..., Any], annotated: Any) -> Callable[..., Any]:
-    """Return a function of the same parameters that validates its arguments and returns them."""
+def _arguments_validator(function: Callable[..., Any], annotated: Any) -> tuple[Callable[..., Any], bool]:
+    """Return a function of the same parameters that validates its arguments and returns them, and whether their types
+    accept any values."""
     hints = type_hints(annotated)
     parameters = [
         parameter.replace(annotation=_checked_type(hints.get(parameter.name, Any)))
@@ -136,7 +144,8 @@ def _arguments_validator(function: Callable[..., Any], annotated: Any) -> Callab
 
     accept.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     accept.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    return validate_call(config=ConfigDict(strict=True))(accept)
+    accepts_all = all(parameter.annotation is Any for parameter in parameters)
+    return validate_call(config=ConfigDict(strict=True))(accept), accepts_all
 
 
 def type_hints(item: Any) -> dict[str, Any]:
@@ -172,7 +181,8 @@ def _checked_type(hint: Any) -> Any:
     if hint in (int, float):
         return _number(hint)
     if origin in (Union, types.UnionType):
-        return Union[tuple(map(_checked_type, inner))]  # noqa: UP007
+        members = tuple(map(_checked_type, inner))
+        return Any if Any in members else Union[members]  # noqa: UP007
     if origin is Unpack:
         types_of = {name: _checked_type(option) for name, option in get_type_hints(inner[0]).items()}
         make: Any = TypedDict

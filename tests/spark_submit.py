@@ -108,7 +108,7 @@ def _prepared(jvm: Mapping[str, Any], asked: Mapping[str, str]) -> Any:
     system = gateway.jvm.java.lang.System
     for name, value in asked.items():
         system.setProperty(name, value)
-    # Workers of Python get the environment of the JVM, which is that of another process: what this one has for AWS is added.
+    # Python workers get the environment that the JVM was started with; they need what this process has for AWS, too.
     for name, value in os.environ.items():
         if name.startswith("AWS_"):
             system.setProperty(f"spark.executorEnv.{name}", value)

@@ -19,6 +19,7 @@ import pyarrow as pa
 import pytest
 
 from dagster_adjunct.errors import AdjunctError, ConfigurationError
+from dagster_adjunct.resources.validation import validated
 from tests.clocks import on_clock
 from tests.public_names import public_names
 from tests.resources.key_value.scripted_segments import ScriptedSegments
@@ -355,3 +356,19 @@ def test_users_arguments_are_checked_and_those_between_layers_are_not() -> None:
     with pytest.raises(ConfigurationError) as caught:
         asyncio.run(table.send(5))
     assert caught.value.argument == "operation"
+
+
+def test_functions_that_accept_any_values_name_missing_and_unknown_arguments() -> None:
+    table = public.RemoteTable("t", key="id", write_function=public.MemoryTable("not-checked"))
+    with pytest.raises(ConfigurationError) as caught:
+        table.put("a")
+    assert caught.value.argument == "value"
+    with pytest.raises(ConfigurationError, match="valeu"):
+        table.put("a", valeu={})
+
+    @validated
+    def refuse(value: object) -> None:
+        raise TypeError(value)
+
+    with pytest.raises(TypeError, match="its own"):
+        refuse("its own")

@@ -131,7 +131,7 @@ class ArrowBatch(BatchContext):
         for number, source in enumerate(operator.inputs if len(tables) > 1 else ()):
             table = tables[number]
             if len(self.origins[operator.id].streams) > 1:
-                table = add_positions(table, None)
+                table = add_arrow_positions(table, None)
                 if ORIGIN not in table.column_names:
                     table = _set_column(table, ORIGIN, _repeat(self.stream_of(source) or "", table))
             branch = _repeat(str(number), table)
@@ -330,7 +330,7 @@ class ArrowBatch(BatchContext):
 
     def _append(self, operator: str, frame: Any, stream: str) -> AppendResult:
         options = self._append_options(operator, stream)
-        rows = add_positions(_in_order(frame), options.get("sources"))
+        rows = add_arrow_positions(_in_order(frame), options.get("sources"))
         unsent = {PARTITION, OFFSET, *tie_breakers(rows.column_names), *BATCH_ONLY}
         rows = rows.drop_columns([name for name in rows.column_names if name in unsent])
         return require_writer(self.system_of(stream)).append(split_stream_name(stream)[1], rows, **options)
@@ -388,7 +388,7 @@ class ArrowDryRun(DryRun, ArrowBatch):
             frame = frame.append_column(answer.name, pa.nulls(frame.num_rows, to_arrow_type(answer.type)))
         return frame.append_column(MATCHED, pa.nulls(frame.num_rows, pa.bool_()))
 
-    def _inspect(self, operator: str, frame: Any) -> Any:
+    def _inspect(self, operator: str, frame: Any, *, persisted: bool = False) -> Any:
         return None
 
     def _inspect_written(self, operator: str, frame: Any) -> None:
@@ -401,7 +401,7 @@ class ArrowDryRun(DryRun, ArrowBatch):
         return TimedEntries.empty(self.schema_of(dataset), key)
 
 
-def add_positions(records: pa.Table, sources: Sources | None) -> pa.Table:
+def add_arrow_positions(records: pa.Table, sources: Sources | None) -> pa.Table:
     """Return the records with the columns of their positions if their output keeps these, as from Spark."""
     if sources is None:
         return records.drop_columns([name for name in POSITION if name in records.column_names])

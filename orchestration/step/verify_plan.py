@@ -199,12 +199,16 @@ def mark_operator(operator: str, frame: DataFrame) -> DataFrame:
     return frame.observe(f"{_MARK}{operator}", F.count(F.lit(1)))
 
 
-def inspect_spark_plan(operator: str, frame: DataFrame, joins: Collection[str]) -> SparkPlan:
+def inspect_spark_plan(
+    operator: str, frame: DataFrame, joins: Collection[str], *, persisted: bool = False
+) -> SparkPlan:
     """Return Spark's plan for records that arrive at an operator; no job runs.
 
-    `joins` are the operators that join a dataset; the topmost join of each is recorded.
+    `joins` are the operators that join a dataset; the topmost join of each is recorded. For a frame that was just
+    `persisted`, it is the plan that Spark has made to compute its rows.
     """
-    top = frame._jdf.queryExecution().executedPlan()
+    execution = frame._jdf.queryExecution()
+    top = execution.withCachedData().cacheBuilder().cachedPlan() if persisted else execution.executedPlan()
     found: dict[str, SparkJoin] = {}
     exchanges: dict[str, list[tuple[str, Side | None]]] = {operator: []}
     waiting: list[tuple[Any, str, Side | None]] = [(top, operator, None)]
@@ -321,10 +325,11 @@ class DryRun(BatchContext):
 
     def materialize(self, operator: str, frame: DataFrame) -> DataFrame:
         """Return the same records, which Spark no longer plans as part of others."""
-        self._inspect(operator, frame)
-        return super().materialize(operator, frame)
+        kept = super().materialize(operator, frame)
+        self._inspect(operator, kept, persisted=True)
+        return kept
 
-    def _inspect(self, operator: str, frame: DataFrame) -> SparkPlan:
+    def _inspect(self, operator: str, frame: DataFrame, *, persisted: bool = False) -> SparkPlan:
         """Compare Spark's plan for records that arrive at an operator with the application's plan.
 
         A client of Spark Connect does not get it: the plan is then not compared.
@@ -332,7 +337,7 @@ class DryRun(BatchContext):
         if is_remote(frame):
             self._notes += [] if _UNSEEN in self._notes else [_UNSEEN]
             return SparkPlan({}, {}, "")
-        spark_plan = inspect_spark_plan(operator, frame, self._datasets)
+        spark_plan = inspect_spark_plan(operator, frame, self._datasets, persisted=persisted)
         for name in sorted(spark_plan.exchanges.keys() - self._inspected):
             self._inspected.add(name)
             dataset, join = self._datasets.get(name), spark_plan.joins.get(name)

@@ -124,7 +124,7 @@ class MemoryTable(DeclaredFunction, StoreFunction[Hashable, Record, Record | Cha
         elif kind is OperationKind.DELETE:
             for key in keys:
                 records.pop(key, None)
-        elif kind is OperationKind.UPDATE and all(key in records for key in keys) and set(map(type, values)) == {dict}:
+        elif kind is OperationKind.UPDATE and records.keys() >= set(keys) and set(map(type, values)) == {dict}:
             for key, value in zip(keys, values, strict=True):
                 records[key].update(value)
         else:

@@ -452,14 +452,14 @@ class PostgresTable(StoreTable):
             raise postgres_connection.translate_error(error, self._label, self._place) from error
 
     async def _connected(self) -> PostgresRequests:
-        from dagster_adjunct.resources.backends.postgres_statements import Statements, read_columns
+        from dagster_adjunct.resources.backends.postgres_statements import Statements, read_postgres_columns
 
         settings = postgres_connection.connection_settings(self._label, self.dsn_env, self.connect)
         self._place = postgres_connection.format_address(settings)
         connection = await postgres_connection.connect_async(self._label, settings)
         try:
             with self._translated():
-                columns, casts = await read_columns(
+                columns, casts = await read_postgres_columns(
                     connection, self._label, self._place, self.schema, self.table, self.key, self._declared
                 )
                 codec = RowCodec(self._label, self.key, columns, keep=postgres_encoder, decode=postgres_decoder)

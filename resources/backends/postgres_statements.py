@@ -395,7 +395,7 @@ async def create_table(
 _UNEQUAL = {"citext": "which ignores case", "bpchar": "which ignores blanks at the end"}
 
 
-async def read_columns(
+async def read_postgres_columns(
     connection: AsyncConnection[Any],
     label: str,
     place: str,

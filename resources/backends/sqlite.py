@@ -73,7 +73,7 @@ def create_sqlite_table(
     connection.execute(f"CREATE TABLE IF NOT EXISTS {quote_sqlite_name(table)} ({', '.join(parts)}){options}")
 
 
-def read_columns(
+def read_sqlite_columns(
     connection: sqlite3.Connection, label: str, table: str, key: Sequence[str], declared: Sequence[Column]
 ) -> tuple[Column, ...]:
     """Return the table's columns after checking that declared ones exist and `key` is unique.
@@ -532,7 +532,7 @@ class SqliteTable(StoreTable):
                     types = {c.name: _type_of(c) + nulls.get(c.name, "") for c in self._declared}
                     create_sqlite_table(connection, self.table, types, self.key)
             connection.create_function("adjunct_appended", 2, append_json_lists, deterministic=True)
-            stored = read_columns(connection, self._label, self.table, self.key, self._declared)
+            stored = read_sqlite_columns(connection, self._label, self.table, self.key, self._declared)
             columns: Sequence[Column] = self._declared or stored
             bits = None if self._declared else 64  # "INTEGER", as a file says it, is any
             check = partial(make_checker, bits=bits)

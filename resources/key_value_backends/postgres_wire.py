@@ -120,7 +120,9 @@ class PostgresWire:
         return self._rows.load_rows(0, answer.ntuples, make)
 
     async def _send(self, statement: str, parameters: Sequence[bytes | None], commits: bool) -> None:
-        await self._read_unread()
+        self.may_be_applied = False
+        if self._unread is not None:
+            await self._read_unread()
         name = self._names.get(statement)
         if name is None:
             name = await self._prepare(statement)

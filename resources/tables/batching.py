@@ -92,16 +92,23 @@ class BatchProvider:
 class _Call:
     """A caller's operation, and its outcomes known so far."""
 
-    __slots__ = ("answer", "defaults_put", "error", "left", "operation", "problems", "records")
+    __slots__ = ("_answer", "defaults_put", "error", "left", "operation", "problems", "records")
 
     def __init__(self, operation: Operation[Any]) -> None:
         self.operation = operation
-        self.answer: asyncio.Future[Outcomes] = asyncio.get_running_loop().create_future()
+        self._answer: asyncio.Future[Outcomes] | None = None
         self.left = 0  # unanswered requests that contain its entries
         self.problems: dict[int, Problem] = {}
         self.records: list[Any] | None = None
         self.defaults_put = 0
         self.error: BaseException | None = None
+
+    @property
+    def answer(self) -> asyncio.Future[Outcomes]:
+        """Its outcomes; not needed for a call that is sent alone, which most are."""
+        if self._answer is None:
+            self._answer = asyncio.get_running_loop().create_future()
+        return self._answer
 
     def record(self, places: Sequence[int], outcomes: Outcomes, start: int) -> None:
         """Record the outcomes from `start` on as those of the entries at `places`."""
@@ -337,7 +344,7 @@ class _Batches:
                 loop = asyncio.get_running_loop()
                 gathering.timer = loop.call_later(provider.delay, self._end_gathering, gathering)
         call = gathering.add(operation, size)
-        if not gathering.has_room(provider, 1, 1):
+        if not is_first and not gathering.has_room(provider, 1, 1):
             self._end_gathering()
         elif is_first and not provider.delay:
             # The operations of this turn of the event loop; one that stays alone needs no task.

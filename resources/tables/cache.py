@@ -91,7 +91,9 @@ class CachedRecords:
 
     def find(self, keys: Sequence[Hashable], args: tuple[object, ...], now: float) -> tuple[list[Any], list[int]]:
         """Return the records of these keys, None for unknown ones, and the places of the unknown ones."""
-        kept, idle, records, unknown = self._kept, self._after_read, list[Any](), list[int]()
+        kept, idle = self._kept, self._after_read
+        records: list[Any] = []
+        unknown: list[int] = []
         if not kept:
             return [None] * len(keys), list(range(len(keys)))
         for place, at in enumerate(_places(keys, args)):
@@ -207,9 +209,10 @@ class CacheLayer:
             records, unknown = self._kept.find(keys, args, now)
             began = self._number
             self._reads += bool(unknown)
-        answer = Outcomes(len(keys), records)
+        answer: Outcomes | None = None
         if len(unknown) < len(keys):
             self._meter.add("cache_hits", len(keys) - len(unknown))
+            answer = Outcomes(len(keys), records)
             if not unknown:
                 return answer
             operation = operation.with_entries(operation.entries.take(unknown))
@@ -217,7 +220,7 @@ class CacheLayer:
         outcomes: Outcomes | None = None
         try:
             outcomes = await self._inner.send(operation)
-            return outcomes if len(unknown) == len(keys) else answer.with_retried(unknown, outcomes)
+            return outcomes if answer is None else answer.with_retried(unknown, outcomes)
         finally:
             self._end_read(operation.entries.keys, args, outcomes, began)
 
@@ -257,14 +260,17 @@ class CacheLayer:
         with self._lock:
             if self._reads or before != self._kept.kept_so_far:
                 self._forget(keys)
-            last = {key for key in keys if self._writing.get(key) is token}  # those without a later write
             self._writes -= 1
+            keeps = outcomes is not None and puts and self._cache.on_write == "through" and _hashable(args)
+            last: set[Hashable] = set()
+            if self._writes or keeps:  # those of the keys without a later write
+                last = {key for key in keys if self._writing.get(key) is token}
             if self._writes:
                 for key in last:
                     del self._writing[key]
             else:
                 self._writing.clear()
-            if outcomes is not None and puts and self._cache.on_write == "through" and _hashable(args):
+            if outcomes is not None and keeps:
                 last -= {keys[place] for place in outcomes.problems}
                 # A key's last entry counts.
                 written = {

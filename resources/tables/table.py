@@ -11,6 +11,8 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
+from pydantic import SkipValidation
+
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.common import LoopThread, argument_error, check_name
 from dagster_adjunct.resources.schemas.records import ArrowFrame
@@ -82,7 +84,7 @@ class BlockingTable(Generic[K, V, U]):
     def put(self, key: K, value: V | None, *args: object) -> None:
         self._thread.run(self.table.put(key, value, *args))
 
-    def put_all(self, entries: Iterable[tuple[K, V | None]] | ArrowFrame, *args: object) -> None:
+    def put_all(self, entries: SkipValidation[Iterable[tuple[K, V | None]] | ArrowFrame], *args: object) -> None:
         self._thread.run(self.table.put_all(entries, *args))
 
     def delete(self, key: K, *args: object, newest: object = None) -> None:
@@ -94,12 +96,12 @@ class BlockingTable(Generic[K, V, U]):
     def update(self, key: K, update: U, *args: object) -> None:
         self._thread.run(self.table.update(key, update, *args))
 
-    def update_all(self, entries: Iterable[tuple[K, U]] | ArrowFrame, *args: object) -> None:
+    def update_all(self, entries: SkipValidation[Iterable[tuple[K, U]] | ArrowFrame], *args: object) -> None:
         self._thread.run(self.table.update_all(entries, *args))
 
     def update_messages(
         self,
-        entries: Iterable[tuple[K, UpdateMessage[U, V]]],
+        entries: SkipValidation[Iterable[tuple[K, UpdateMessage[U, V]]]],
         contract: UpdateContract = UpdateContract.UPDATE_ONLY,
         *args: object,
     ) -> None:
@@ -143,6 +145,8 @@ def split_pairs(table: str, entries: Iterable[tuple[Any, Any]]) -> tuple[list[An
         raise errors.TableError(problem, step, table=table)
     try:
         pairs = list(entries)
+        if any(issubclass(kind, str | bytes) for kind in set(map(type, pairs))):  # of two characters, one would pass
+            raise TypeError("they are text")
         return [key for key, _ in pairs], [value for _, value in pairs]
     except (TypeError, ValueError) as error:
         raise errors.TableError(f"table {table} got entries that are not pairs: {error}.", step, table=table) from error
@@ -421,7 +425,7 @@ class RemoteTable(Generic[K, V, U]):
         else:
             await self._send_or_raise(Operation(PUT, RowEntries((key,), (value,)), args))
 
-    async def put_all(self, entries: Iterable[tuple[K, V | None]] | ArrowFrame, *args: object) -> None:
+    async def put_all(self, entries: SkipValidation[Iterable[tuple[K, V | None]] | ArrowFrame], *args: object) -> None:
         """`put` for each entry, in order for each key; None deletes.
 
         Rows of an Arrow table or batch, or of a pandas or Polars frame, are records by the table's key. They become
@@ -446,7 +450,7 @@ class RemoteTable(Generic[K, V, U]):
             Operation(UPDATE, RowEntries((key,), (update,)), args, contract=UpdateContract.UPDATE_ONLY)
         )
 
-    async def update_all(self, entries: Iterable[tuple[K, U]] | ArrowFrame, *args: object) -> None:
+    async def update_all(self, entries: SkipValidation[Iterable[tuple[K, U]] | ArrowFrame], *args: object) -> None:
         """`update` for each entry, in order for each key. A row of a frame sets all columns but the key's.
 
         RecordNotFoundError names the keys without a record; all other entries are applied.
@@ -462,7 +466,7 @@ class RemoteTable(Generic[K, V, U]):
 
     async def update_messages(
         self,
-        entries: Iterable[tuple[K, UpdateMessage[U, V]]],
+        entries: SkipValidation[Iterable[tuple[K, UpdateMessage[U, V]]]],
         contract: UpdateContract = UpdateContract.UPDATE_ONLY,
         *args: object,
     ) -> None:

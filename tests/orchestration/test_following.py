@@ -197,7 +197,7 @@ def test_it_ends_at_its_end_for_another_run_and_for_its_memory(what: str) -> Non
     assert told == ["caught up; staying for 0:05:00 from the start of the run", f"this run ends: {following.ended}"]
 
 
-def test_a_store_that_fails_for_a_while_is_looked_at_again_and_a_missing_stream_ends_the_run() -> None:
+def test_a_failing_store_is_looked_at_again_and_a_missing_stream_ends_the_run() -> None:
     world = World()
     following = world.following()
     world.put("lake.a", StoreUnavailableError("no answer.", ""))

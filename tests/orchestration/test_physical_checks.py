@@ -40,8 +40,8 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[set[str]]:
     """The joins of each physical plan that was looked at."""
     seen: list[set[str]] = []
 
-    def counted(operator: str, frame: DataFrame, joins: Any) -> SparkPlan:
-        physical_plan = inspect_spark_plan(operator, frame, joins)
+    def counted(*arguments: Any, **options: Any) -> SparkPlan:
+        physical_plan = inspect_spark_plan(*arguments, **options)
         seen.append(set(physical_plan.joins))
         return physical_plan
 

@@ -554,7 +554,7 @@ def send_without_transaction(append: TaskAppend, batches: Iterable[pa.RecordBatc
         raise
 
 
-def send_batches(facts: TopicFacts, append: TaskAppend, batches: Iterable[pa.RecordBatch]) -> SendResult:
+def produce_batches(facts: TopicFacts, append: TaskAppend, batches: Iterable[pa.RecordBatch]) -> SendResult:
     """Send encoded records and the append's markers from this process."""
     send = send_in_transaction if facts.declared.transactional else send_without_transaction
     return send(append, batches)

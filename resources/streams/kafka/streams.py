@@ -211,7 +211,7 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
             return self._await_result(what, produce.send_frame(cast("DataFrame", data), facts, what, order_by), before)
         check_table_options(name, order_by, partitioned)
         table = encode_table(to_arrow_table(data, name, facts.declared.schema()), facts.declared, name)
-        return self._await_result(what, produce.send_batches(facts, what, table.to_batches()), before)
+        return self._await_result(what, produce.produce_batches(facts, what, table.to_batches()), before)
 
     def append_markers(
         self,
@@ -240,7 +240,7 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
         markers = {p: MarkerHeader(**same, rows=counts.get(p)).encode() for p in chosen}
         what = self._task_append(facts, producer, sequence, markers, {})
         before = self.admin.upcoming(facts.topic, range(facts.partitions))
-        return self._await_result(what, produce.send_batches(facts, what, []), before)
+        return self._await_result(what, produce.produce_batches(facts, what, []), before)
 
     def appended(self, stream: str, producer: str, sequence: int) -> AppendResult | None:
         """Return the result of an earlier append, or None; always None for a topic without transactions.

@@ -254,7 +254,7 @@ def test_a_delivered_version_is_requested_as_its_partition(lab: Lab, versions: V
         assert lab.run(sensor.defs, key_of(parted), partition_key=f"v{number}").success
 
 
-def test_a_dated_version_updates_the_day_and_the_week_of_assets_that_are_made_from_it(lab: Lab) -> None:
+def test_a_dated_version_updates_the_day_and_the_week_of_assets_made_from_it(lab: Lab) -> None:
     parted = items(new_version(), versions=VersionPartitions("day", start="2026-01-01"))
 
     def from_it(name: str, partitions: dg.PartitionsDefinition[str]) -> dg.AssetsDefinition:

@@ -347,7 +347,7 @@ def test_texts_stay_as_they_are_written_and_functions_stand_alone() -> None:
     assert made["two"].operators[-1].spec.summary() is not None
 
 
-def test_an_application_that_reads_what_another_one_has_yet_to_write_is_left_to_its_first_run(
+def test_an_application_that_reads_what_nobody_has_written_yet_waits_for_its_run(
     lake: Lake, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("DAGSTER_IS_DEFS_VALIDATION_CLI", "1")

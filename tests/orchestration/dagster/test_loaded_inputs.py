@@ -112,7 +112,7 @@ def test_versions_and_streams_come_without_hidden_columns_and_deletions(lake: La
 
 
 @pytest.mark.spark
-def test_frames_of_spark_are_of_the_run_s_session_and_keep_their_version_until_its_end(lake: Lake) -> None:
+def test_frames_are_of_the_run_s_session_and_keep_their_version_until_its_end(lake: Lake) -> None:
     from pyspark.sql import DataFrame
 
     got: list[Any] = []

@@ -103,7 +103,7 @@ def test_views_sets_and_iterators_are_collections_too():
 
 def test_entries_that_are_not_pairs_are_named():
     table = table_over(SlowStore())
-    for wrong in ({"a": {"n": 1}}, {("a", 1)}, frozenset({("a", 1)}), ["ab", "c"], [("a", 1, 2)], [5]):
+    for wrong in ({"a": {"n": 1}}, {("a", 1)}, frozenset({("a", 1)}), ["ab", "c"], ["ab", "cd"], [("a", 1, 2)], [5], 5):
         with pytest.raises((TableError, ConfigurationError), match=r"pairs|expected"):
             asyncio.run(table.put_all(wrong))
 
