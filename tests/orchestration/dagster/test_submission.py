@@ -23,6 +23,7 @@ from dagster_adjunct import Application, Lake, LakeStreams, SparkResource, build
 from dagster_adjunct.errors import ConfigurationError
 from dagster_adjunct.orchestration.code_location import driver
 from dagster_adjunct.orchestration.code_location.submission import drive
+from tests.doc_blocks import ROOT
 from tests.kept_processes import without_kept_processes
 from tests.orchestration.dagster import small, submitted
 from tests.orchestration.dagster.lab import FinishedRun
@@ -151,6 +152,7 @@ def test_an_application_ends_with_its_run_and_the_next_one_takes_over(
     code = "import sys; from tests.orchestration.dagster.submitted import load; defs = load(sys.path[0])"
     (tmp_path / "location.py").write_text(code)
     environment = {**os.environ, "DAGSTER_HOME": str(tmp_path / "home"), "ADJUNCT_SPARK_MASTER": spark_cluster}
+    environment["PYTHONPATH"] = str(ROOT)
     command = [sys.executable, "-m", "dagster", "job", "execute", "-m", "location", "-j", "charges"]
     with (tmp_path / "run.log").open("w") as log:
         op = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=log, stderr=log)
