@@ -344,7 +344,7 @@ class _Batches:
                 loop = asyncio.get_running_loop()
                 gathering.timer = loop.call_later(provider.delay, self._end_gathering, gathering)
         call = gathering.add(operation, size)
-        if not is_first and not gathering.has_room(provider, 1, 1):
+        if not is_first and not gathering.has_room(provider, 1, 1):  # a first call leaves room (`can_gather`)
             self._end_gathering()
         elif is_first and not provider.delay:
             # The operations of this turn of the event loop; one that stays alone needs no task.

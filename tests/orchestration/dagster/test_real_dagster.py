@@ -175,7 +175,7 @@ def test_records_and_a_version_delivered_together_launch_one_run(
 ) -> None:
     small.append(lake, "items", 2, small.ITEMS, marker="v2")
     small.append(lake, "orders", 2, SECOND)
-    # From here on: a look between the two appends would rightly launch a run for the version alone.
+    # Started only now: a look between the two appends would rightly launch a run for the version alone.
     for sensor in ("items_delivered", "order_totals_startpoints", "order_totals_restart"):
         servers.start_sensor(sensor)
     launched = servers.until("a run by the sensor", 300, lambda: _not_of_the_backfill(servers) - quiet)
