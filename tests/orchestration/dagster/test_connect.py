@@ -27,7 +27,7 @@ from tests.servers.spark_connect import connect_server
 LOOK = """
 import sys
 from dagster_adjunct.errors import ConfigurationError
-from dagster_adjunct.resources.spark.session import new_session
+from dagster_adjunct.resources.spark.session import new_session, stop_session
 try:
     new_session({"spark.executor.memory": "1g"}, master=sys.argv[1], lake_url="s3://a/lake")
 except ConfigurationError as error:
