@@ -27,7 +27,7 @@ from tests.servers.s3 import S3Server
 
 SPEC = bounded_dataset(DATASET, input="lake.rates", key="code", partitions=2)
 NOTHING_BUT_THE_NEWEST = DiscardPolicy(keep=1, grace=timedelta(0))
-READERS, VERSIONS = 8, rounds(12, 50)
+READERS, VERSIONS = 8, rounds(6, 50)
 PATIENCE = 60
 
 

@@ -94,7 +94,7 @@ def test_a_dataset_that_followed_a_busy_table_equals_it(order_by: str | None, ba
     actions, keys = [], set(expected(bank))
     with bank.clerks() as wait:
         for _ in range(3):
-            wait(40)
+            wait(15)
             capture.read()
             actions.append(sparkling.advance(spec).action)
             check_consistent(sparkling, spec)

@@ -298,7 +298,9 @@ def test_work_that_the_store_broke_off_is_begun_again_before_anybody_hears_of_it
 
 
 @pytest.mark.lengthy
-@pytest.mark.parametrize("datasets", [ALONE, TOGETHER], ids=["alone", "in a version set"])
+@pytest.mark.parametrize(
+    "datasets", [pytest.param(ALONE, id="alone", marks=pytest.mark.long), pytest.param(TOGETHER, id="in a version set")]
+)
 def test_a_step_reads_whole_versions_replaced_and_discarded_at_any_request(new_trips, datasets) -> None:
     """Before the nth request of the step, for every n, another version is published and the one before discarded."""
     begun_again = 0

@@ -83,7 +83,7 @@ def test_of_two_writers_at_any_moment_one_counts(before: list[list[Fact]]) -> No
 
 
 @pytest.mark.lengthy
-@pytest.mark.parametrize("level", ["minor", "major"])
+@pytest.mark.parametrize("level", [pytest.param("minor", marks=pytest.mark.long), "major"])
 def test_a_commit_at_any_moment_of_a_compaction_is_not_lost(level: str) -> None:
     nth, requests = 0, 1
     while nth < requests:

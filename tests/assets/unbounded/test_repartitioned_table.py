@@ -165,7 +165,10 @@ def test_a_table_that_is_rewritten_between_is_the_one_that_is_not(by_position: b
 
 @pytest.mark.lengthy
 @pytest.mark.rounds
-@pytest.mark.parametrize("kind", ["crash-before", "crash-after", "lost-after"])
+# Who dies after a request leaves what one leaves who dies before the next.
+@pytest.mark.parametrize(
+    "kind", ["crash-before", *(pytest.param(kind, marks=pytest.mark.long) for kind in ("crash-after", "lost-after"))]
+)
 def test_a_fault_at_any_request_leaves_the_old_table_or_the_new_one(kind: str) -> None:
     seen, log = set(), log_of(FIRST, SECOND)
     whole = table_with(FIRST, SECOND)

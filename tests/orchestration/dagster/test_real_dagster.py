@@ -107,7 +107,7 @@ def test_the_asset_graph_shows_streams_datasets_enriched_stream_and_table(server
     assert nodes["tables/item_state"]["kinds"] == ["sqlite"]
 
 
-@pytest.mark.usefixtures("backfill", "backfill_with_gaps")  # begin now, so that waiting for the daemon costs nothing
+@pytest.mark.usefixtures("backfill")  # begins now, so that waiting for the daemon costs nothing
 def test_assets_launched_from_the_ui_materialize_and_runs_wait_for_each_other(
     servers: DagsterServers, lake: Lake
 ) -> None:
@@ -191,6 +191,7 @@ def test_records_and_a_version_delivered_together_launch_one_run(
     assert _not_of_the_backfill(servers) - quiet == launched
 
 
+@pytest.mark.long  # the run itself: test_partitioned_datasets.py
 def test_a_backfill_with_missing_days_ends_as_failed_though_its_run_succeeds(
     servers: DagsterServers, lake: Lake, backfill_with_gaps: str
 ) -> None:
@@ -211,6 +212,7 @@ def test_a_backfill_with_missing_days_ends_as_failed_though_its_run_succeeds(
     assert [ref.name for ref in open_dataset(lake, "prices-by-day").versions()] == [DAYS[0], DAYS[2]]
 
 
+@pytest.mark.long  # test_automation.py has the conditions evaluated without servers
 def test_conditions_launch_the_run_that_the_sensors_would_launch(servers: DagsterServers, lake: Lake) -> None:
     tag = {"key": "dagster/sensor_name", "value": AUTOMATION}
 

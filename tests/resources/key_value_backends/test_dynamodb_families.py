@@ -141,7 +141,7 @@ def test_families_of_jobs_that_are_over_leave_the_list_and_those_with_entries_st
     segment = backend.open(table, 0)
     for one in lasting:
         run_without_loop(write(segment, one))
-    for number in range(150):
+    for number in range(110):
         run_without_loop(write(segment, key(f"job-{number:05d}")))
         run_without_loop(write(segment, key(f"job-{number:05d}"), None))
         if number == 80:  # the process is another one from time to time
