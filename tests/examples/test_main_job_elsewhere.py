@@ -25,7 +25,9 @@ def reduced(every: int) -> list[str]:
     return ["--every", f"{every}", "--batch", "3000"]
 
 
-@pytest.mark.parametrize("others", [False, pytest.param(True, marks=pytest.mark.long)], ids=["main", "all"])
+# Spark on S3 alone: tests/packaging/test_iam_policies.py; on PostgreSQL alone: tests/orchestration/test_killed_spark_tasks.py.
+@pytest.mark.long
+@pytest.mark.parametrize("others", [False, True], ids=["main", "all"])
 def test_applications_on_versitygw_and_postgres_equal_the_oracle(
     versitygw: S3Server, postgres_server: PostgresServer, others: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

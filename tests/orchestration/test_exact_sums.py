@@ -214,6 +214,7 @@ def test_a_wider_type_is_advised_only_where_there_is_one(spark: SparkSession) ->
         assert ("cast(v as decimal(38,5))" in step) == (kind == "decimal(38,10)"), step
 
 
+@pytest.mark.long  # the advice itself is read above
 def test_a_sum_that_no_decimal_holds_is_had_as_a_double_in_another_application(step_world: StepWorld) -> None:
     """As its error says, also of a window that has several batches behind it."""
     step_world.stream("amounts", "k", 1, k="string", at="timestamp", d="decimal(38,0)")

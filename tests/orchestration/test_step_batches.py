@@ -18,7 +18,7 @@ from dagster_adjunct.resources.errors import (
 from dagster_adjunct.resources.streams.lake.manifest import Retention
 from tests.orchestration.step_world import StepWorld
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("either_engine")]
 
 
 class Crash(Exception):

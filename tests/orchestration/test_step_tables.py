@@ -30,7 +30,7 @@ from tests.orchestration.step_world import StepWorld
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("either_engine")]
 
 
 def changes(world: StepWorld) -> None:

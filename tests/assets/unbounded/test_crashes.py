@@ -73,6 +73,7 @@ CASES = {
 }
 # Chunks with dead letters are in the bootstrap, a commit with them is by itself: this one is both.
 AT_LENGTH = {"chunks with dead letters", "a bootstrap with dead letters", "a long bootstrap with dead letters"}
+AT_LENGTH |= {"a bootstrap of several chunks"}  # killed with it, too
 
 
 def prepared(case: Case, lake: Lake) -> World:

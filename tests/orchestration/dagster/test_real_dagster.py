@@ -80,6 +80,7 @@ def servers(folder: Path, lake: Lake) -> Iterator[DagsterServers]:
         "ADJUNCT_LAKE": lake.url,
         "ADJUNCT_TEST_SQLITE": str(folder / "item-state.sqlite"),
         "ADJUNCT_SPARK_MASTER": "local[2]",
+        "ADJUNCT_ENGINE": "auto",
     }
     with dagster_servers(folder / "home", env) as running:
         yield running
