@@ -160,7 +160,9 @@ def masked(view: VersionReader) -> VersionReader:
 
 
 @by_offset_at_length
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    "layout", [pytest.param(name, marks=[pytest.mark.long] * (name == "one copy")) for name in LAYOUTS]
+)
 def test_the_frame_is_the_newest_row_of_each_key(
     lake: Lake, spark: SparkSession, layout: str, by_column: bool, way: str
 ) -> None:

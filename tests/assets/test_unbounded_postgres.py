@@ -106,9 +106,9 @@ def test_a_dataset_that_followed_a_busy_table_equals_it(order_by: str | None, ba
     check_equal(sparkling, spec, bank, keys)
 
 
+@pytest.mark.long  # tests/examples/test_postgres_capture.py shows it of the example
 @pytest.mark.parametrize(
-    "order_by",
-    [pytest.param(None, id="by offset"), pytest.param("source.lsn", id="by log position", marks=pytest.mark.long)],
+    "order_by", [pytest.param(None, id="by offset"), pytest.param("source.lsn", id="by log position")]
 )
 def test_a_bulk_snapshot_and_the_stream_from_its_position_give_the_table(
     order_by: str | None, bank: Bank, sparkling: World, tmp_path: Path

@@ -25,7 +25,7 @@ def reduced(every: int) -> list[str]:
     return ["--every", f"{every}", "--batch", "3000"]
 
 
-# Spark on S3 alone: tests/packaging/test_iam_policies.py; on PostgreSQL alone: tests/orchestration/test_killed_spark_tasks.py.
+# Spark on S3: tests/packaging/test_iam_policies.py. On PostgreSQL: tests/orchestration/test_killed_spark_tasks.py.
 @pytest.mark.long
 @pytest.mark.parametrize("others", [False, True], ids=["main", "all"])
 def test_applications_on_versitygw_and_postgres_equal_the_oracle(

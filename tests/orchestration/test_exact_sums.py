@@ -171,10 +171,9 @@ def test_sums_that_are_kept_in_other_units_are_not_gone_on_with(step_world: Step
 def test_a_sum_beyond_its_type_fails_the_batch_that_closes_it(step_world: StepWorld) -> None:
     step_world.stream("amounts", "k", 1, k="string", at="timestamp", n="bigint", d="decimal(38,38)")
     step_world.send("amounts", ("a", T0, 2**62, Decimal(0)), ("b", T0, 1, Decimal(0)))
-    step_world.run(sums_app("n"))
     step_world.send("amounts", ("a", T0 + SECOND, 2**62, Decimal(0)))
     step_world.run(sums_app("n"))
-    assert [row["n"] for row in step_world.rows("updates") if row["k"] == "a"] == [2**62, None], "not final"
+    assert [row["n"] for row in step_world.rows("updates") if row["k"] == "a"] == [None], "not final"
     step_world.send("amounts", ("end", T0 + 60 * SECOND, 1, Decimal(0)))
     with pytest.raises(OperatorFailedError) as caught:  # the batch stays open, and nothing is lost
         step_world.run(sums_app("n"))

@@ -125,7 +125,8 @@ ALL = {"tumbling": "final", "sliding": "updates", "session": "final"}
 @pytest.mark.parametrize(
     ("results", "without"),
     [
-        ({"tumbling": "final", "session": "updates"}, ("session",)),
+        ({"tumbling": "final"}, ()),  # sessions as updates: tests/orchestration/test_window_results.py
+        pytest.param({"tumbling": "final", "session": "updates"}, ("session",), marks=pytest.mark.long),
         pytest.param(ALL, (), marks=pytest.mark.long),
         pytest.param(dict.fromkeys(KINDS, "updates"), (), marks=pytest.mark.long),
     ],

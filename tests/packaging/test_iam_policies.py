@@ -243,7 +243,7 @@ _COPY = """
 from dagster_adjunct import LakeStreams, Schema, open_dataset, open_lake, session_scope
 lake = open_lake()
 streams = LakeStreams(lake)
-streams.create("ids", schema=Schema.of(customer="string"), partitions=2)
+streams.create("ids", schema=Schema.of(customer="string"), key=["customer"], partitions=2)
 with session_scope(master="local[1]", lake_url=lake.url) as spark, open_dataset(lake, "customers") as customers:
     streams.append("ids", customers.frame(spark()).select("customer"), producer="copy", sequence=1)
 print(streams.read_arrow(streams.all_ranges("ids")).num_rows)

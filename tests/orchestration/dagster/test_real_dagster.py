@@ -171,6 +171,7 @@ def test_a_backfill_that_fails_half_way_is_one_run_that_keeps_what_it_finished(
     assert [entry["adjunct/name"] for entry in made] == [DAYS[1], DAYS[0]]
 
 
+@pytest.mark.long  # test_delivered_sensor.py shows it without servers, test_replay_with_daemon.py a run of the daemon's
 def test_records_and_a_version_delivered_together_launch_one_run(
     servers: DagsterServers, lake: Lake, quiet: set[str]
 ) -> None:
