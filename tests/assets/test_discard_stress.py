@@ -39,6 +39,7 @@ def test_eight_readers_meet_whole_versions_while_others_are_published_and_discar
     publish_and_discard_under_readers(str(tmp_path / "lake"), {}, monkeypatch, pause=0.2, collectors=2)
 
 
+@pytest.mark.long  # on a folder above; tests/resources/objects has what the store promises
 @pytest.mark.rounds
 @pytest.mark.server
 def test_eight_readers_meet_whole_versions_on_a_real_s3_server(

@@ -83,6 +83,7 @@ def follow_to_the_end(world: World, spec: AdjunctDataset) -> None:
         pass
 
 
+@pytest.mark.long  # tests/examples/test_postgres_capture.py does while clerks work, too
 @pytest.mark.parametrize(
     "order_by",
     [pytest.param(None, id="by offset", marks=pytest.mark.long), pytest.param("source.lsn", id="by log position")],

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.spark
 
 BATCHES = 3
-KINDS = ("decimal(38,0)", "decimal(38,38)", "bigint")
+KINDS = ("decimal(38,0)", "bigint")
 AT_LENGTH = (
-    *("decimal(28,10)", "decimal(27,5)"),
+    *("decimal(38,38)", "decimal(28,10)", "decimal(27,5)"),
     *("decimal(38,18)", "decimal(24,22)", "int"),
     *("decimal(38,1)", "decimal(38,20)", "decimal(38,21)", "decimal(38,37)", "decimal(30,30)", "decimal(33,4)"),
     *("decimal(28,28)", "decimal(28,0)", "decimal(20,2)", "decimal(5,2)", "tinyint"),

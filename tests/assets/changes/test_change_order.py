@@ -101,7 +101,7 @@ CONNECTORS: list[tuple[str, Any, list[dict[str, Any]]]] = [
 ]
 
 
-ONE_OF_A_KIND = ("mysql by GTID", "sqlserver")
+ONE_OF_A_KIND = ("mysql by GTID",)
 
 
 @pytest.mark.parametrize(

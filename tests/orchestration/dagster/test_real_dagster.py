@@ -108,7 +108,6 @@ def test_the_asset_graph_shows_streams_datasets_enriched_stream_and_table(server
     assert nodes["tables/item_state"]["kinds"] == ["sqlite"]
 
 
-@pytest.mark.usefixtures("backfill")  # begins now, so that waiting for the daemon costs nothing
 def test_assets_launched_from_the_ui_materialize_and_runs_wait_for_each_other(
     servers: DagsterServers, lake: Lake
 ) -> None:
@@ -155,6 +154,7 @@ def test_the_sensor_launches_no_run_without_new_records(servers: DagsterServers,
     assert _not_of_the_backfill(servers) == quiet
 
 
+@pytest.mark.long  # without servers: test_partitioned_datasets.py
 def test_a_backfill_that_fails_half_way_is_one_run_that_keeps_what_it_finished(
     servers: DagsterServers, lake: Lake, backfill: str
 ) -> None:
