@@ -206,6 +206,7 @@ def test_a_batch_that_died_is_run_again_with_the_versions_that_it_was_begun_with
     assert met(world, "later") == {0: 3, 1: 2}
 
 
+@in_process_at_first
 def test_a_record_from_before_the_history_fails_the_batch_before_anything_is_written(world: StepWorld) -> None:
     send_changes(world, [("a", 1, moment(10))])
     world.send("sales", (0, "a", moment(12)), (1, "a", moment(9)))
