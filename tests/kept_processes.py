@@ -27,7 +27,7 @@ import pytest
 
 _SUBMIT = Path(__file__).with_name("spark_submit.py")
 _CLIENT = Path(__file__).with_name("python_client.py")
-_COMMANDS = ("adjunct", "dagster", "dagster-webserver", "dagster-daemon")
+_COMMANDS = ("adjunct", "create-dagster", "dagster", "dagster-daemon", "dagster-webserver", "dg")
 _WORKERS = "PYSPARK_PYTHON"
 _HOME = "SPARK_HOME"
 _REAL = "KEPT_JVMS_SPARK_HOME"  # of a process that is served so: where Spark really is

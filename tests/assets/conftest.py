@@ -88,9 +88,13 @@ def world(tmp_path: Path) -> World:
     return World(open_lake(tmp_path / "lake"))
 
 
-@pytest.fixture(params=["spark", "in process"])
+@pytest.fixture(params=[pytest.param("spark", marks=pytest.mark.long), "in process"])
 def either(request: pytest.FixtureRequest, world: World) -> World:
-    """A fresh lake whose datasets are made by Spark, and again in process: what holds for one holds for the other."""
+    """A fresh lake whose datasets are made in process, and again by Spark: what holds for one holds for the other.
+
+    That both decode the same is compared in tests/assets/changes/test_decoders_alike.py, and that they make the same
+    tables in tests/assets/unbounded/test_engines.py.
+    """
     session = request.getfixturevalue("spark") if request.param == "spark" else None
     world.spark = IN_PROCESS if session is None else lambda: session
     return world

@@ -24,6 +24,7 @@ from tests.assets.cycle import NAME as PLANES_NAME
 from tests.assets.cycle import PLANES, SCHEMA, content, deliver, planes_in, publish, served, whole
 from tests.assets.unbounded import facts as f
 from tests.faulty_store import Crash, Fault, FaultyStore
+from tests.rounds import rounds
 
 
 def rewrite(world: World, stream: str, partitions: int) -> None:
@@ -50,8 +51,9 @@ step = st.one_of(
 
 
 @pytest.mark.lengthy
+@pytest.mark.rounds
 @pytest.mark.parametrize("by_position", [False, True])
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=rounds(8, 20), deadline=None)
 @given(st.lists(step, min_size=2, max_size=9))
 def test_a_table_follows_through_any_rewriting_of_its_stream(by_position: bool, steps: list) -> None:
     """The last change that was sent wins, or the highest `at`, however offsets began anew in between."""

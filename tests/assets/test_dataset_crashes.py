@@ -70,6 +70,7 @@ def test_a_seal_that_dies_after_any_request_is_taken_up(sparkling: World, tmp_pa
 
 
 @pytest.mark.rounds
+@pytest.mark.long  # in process: tests/assets/unbounded/test_crashes.py
 @pytest.mark.spark
 def test_a_bootstrap_that_dies_after_any_request_is_taken_up(sparkling: World, tmp_path: Path) -> None:
     sparkling.stream("changes", SCHEMA, ["k"], 2)
@@ -78,6 +79,7 @@ def test_a_bootstrap_that_dies_after_any_request_is_taken_up(sparkling: World, t
 
 
 @pytest.mark.rounds
+@pytest.mark.long  # in process: tests/assets/unbounded/test_crashes.py
 @pytest.mark.spark
 def test_a_commit_of_changes_that_dies_after_any_request_is_taken_up(sparkling: World, tmp_path: Path) -> None:
     sparkling.stream("changes", SCHEMA, ["k"], 2)

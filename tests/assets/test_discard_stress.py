@@ -27,7 +27,7 @@ from tests.servers.s3 import S3Server
 
 SPEC = bounded_dataset(DATASET, input="lake.rates", key="code", partitions=2)
 NOTHING_BUT_THE_NEWEST = DiscardPolicy(keep=1, grace=timedelta(0))
-READERS, VERSIONS = 8, rounds(12, 50)
+READERS, VERSIONS = 8, rounds(6, 50)
 PATIENCE = 60
 
 
@@ -39,6 +39,7 @@ def test_eight_readers_meet_whole_versions_while_others_are_published_and_discar
     publish_and_discard_under_readers(str(tmp_path / "lake"), {}, monkeypatch, pause=0.2, collectors=2)
 
 
+@pytest.mark.long  # on a folder above; tests/resources/objects has what the store promises
 @pytest.mark.rounds
 @pytest.mark.server
 def test_eight_readers_meet_whole_versions_on_a_real_s3_server(

@@ -123,6 +123,9 @@ def history(chance: random.Random, key_of: Any, *, by_column: bool) -> list[list
     return generations
 
 
+by_offset_at_length = pytest.mark.parametrize(
+    "by_column", [pytest.param(False, id="by offset", marks=pytest.mark.long), pytest.param(True, id="by a column")]
+)
 LAYOUTS: dict[str, tuple[Schema, Any, dict[str, Any]]] = {
     "by its key": (TEXT, texts, {}),
     "one copy": (TEXT, texts, {"partitions": None}),
@@ -156,8 +159,10 @@ def masked(view: VersionReader) -> VersionReader:
     return view
 
 
-@pytest.mark.parametrize("by_column", [False, True], ids=["by offset", "by a column"])
-@pytest.mark.parametrize("layout", LAYOUTS)
+@by_offset_at_length
+@pytest.mark.parametrize(
+    "layout", [pytest.param(name, marks=[pytest.mark.long] * (name == "one copy")) for name in LAYOUTS]
+)
 def test_the_frame_is_the_newest_row_of_each_key(
     lake: Lake, spark: SparkSession, layout: str, by_column: bool, way: str
 ) -> None:
@@ -217,7 +222,7 @@ def columns_read(scan: str) -> set[str]:
     return {name for name in (POSITION, TOMBSTONE) if name in scan.split("ReadSchema")[1]}
 
 
-@pytest.mark.parametrize("by_column", [False, True], ids=["by offset", "by a column"])
+@by_offset_at_length
 def test_a_join_on_the_key_shuffles_nothing_of_the_merged_frame(
     lake: Lake, spark: SparkSession, by_column: bool, way: str
 ) -> None:

@@ -39,6 +39,7 @@ def test_of_two_writers_that_seal_the_same_version_one_wins(tmp_path: Path) -> N
 
 
 @pytest.mark.server
+@pytest.mark.long  # of unbounded datasets: tests/assets/unbounded/test_on_s3.py
 def test_of_two_writers_that_seal_the_same_version_one_wins_on_a_real_s3_server(
     versitygw: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:

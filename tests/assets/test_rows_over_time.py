@@ -59,10 +59,10 @@ def lake(tmp_path: Any) -> Lake:
     ("layout", "rows", "by_column"),
     [
         ("by its key", "few", False),
-        ("by one column of it", "few", True),
-        ("one copy", "few", True),
+        pytest.param("by one column of it", "few", True, marks=pytest.mark.long),
+        pytest.param("one copy", "few", True, marks=pytest.mark.long),
         ("by its key", "many", False),
-        ("by one column of it", "many", True),
+        pytest.param("by one column of it", "many", True, marks=pytest.mark.long),
         ("one copy", "many", True),
         ("by one column of it", "many changes", False),
     ],

@@ -83,6 +83,7 @@ def follow_to_the_end(world: World, spec: AdjunctDataset) -> None:
         pass
 
 
+@pytest.mark.long  # tests/examples/test_postgres_capture.py does while clerks work, too
 @pytest.mark.parametrize(
     "order_by",
     [pytest.param(None, id="by offset", marks=pytest.mark.long), pytest.param("source.lsn", id="by log position")],
@@ -94,7 +95,7 @@ def test_a_dataset_that_followed_a_busy_table_equals_it(order_by: str | None, ba
     actions, keys = [], set(expected(bank))
     with bank.clerks() as wait:
         for _ in range(3):
-            wait(40)
+            wait(15)
             capture.read()
             actions.append(sparkling.advance(spec).action)
             check_consistent(sparkling, spec)
@@ -106,9 +107,9 @@ def test_a_dataset_that_followed_a_busy_table_equals_it(order_by: str | None, ba
     check_equal(sparkling, spec, bank, keys)
 
 
+@pytest.mark.long  # tests/examples/test_postgres_capture.py shows it of the example
 @pytest.mark.parametrize(
-    "order_by",
-    [pytest.param(None, id="by offset"), pytest.param("source.lsn", id="by log position", marks=pytest.mark.long)],
+    "order_by", [pytest.param(None, id="by offset"), pytest.param("source.lsn", id="by log position")]
 )
 def test_a_bulk_snapshot_and_the_stream_from_its_position_give_the_table(
     order_by: str | None, bank: Bank, sparkling: World, tmp_path: Path

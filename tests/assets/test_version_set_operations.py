@@ -25,6 +25,7 @@ from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from tests.assets.conftest import World
 from tests.assets.cycle import pin_that_has_ended
 from tests.faulty_store import Crash, Fault, FaultyStore
+from tests.rounds import rounds
 
 WHY = {"reason": "ticket 7", "by": "ada"}
 NAMES = ("fares", "routes")
@@ -208,7 +209,8 @@ Step = tuple[str, str, int, tuple[bool, bool], tuple[int, str] | None]
 
 
 @pytest.mark.lengthy
-@settings(max_examples=20, deadline=None, derandomize=True)
+@pytest.mark.rounds
+@settings(max_examples=rounds(8, 20), deadline=None, derandomize=True)
 @given(st.lists(OPERATIONS, min_size=2, max_size=16))
 def test_after_any_operations_and_crashes_all_members_serve_one_delivery(steps: list[Step]) -> None:
     world, pairs, revoked = prices_with((1, 1)), [(1, 1)], set()

@@ -19,10 +19,15 @@ from tests.servers.spark_connect import connect_server
 
 pytestmark = [pytest.mark.slow, pytest.mark.server, pytest.mark.timeout(1200)]
 EVERY = 64
-REDUCED = ["--every", str(EVERY), "--batch", "3000"]
 
 
-@pytest.mark.parametrize("others", [False, pytest.param(True, marks=pytest.mark.long)], ids=["main", "all"])
+def reduced(every: int) -> list[str]:
+    return ["--every", f"{every}", "--batch", "3000"]
+
+
+# Spark on S3: tests/packaging/test_iam_policies.py. On PostgreSQL: tests/orchestration/test_killed_spark_tasks.py.
+@pytest.mark.long
+@pytest.mark.parametrize("others", [False, True], ids=["main", "all"])
 def test_applications_on_versitygw_and_postgres_equal_the_oracle(
     versitygw: S3Server, postgres_server: PostgresServer, others: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -31,13 +36,13 @@ def test_applications_on_versitygw_and_postgres_equal_the_oracle(
     for name, value in versitygw.env.items():
         monkeypatch.setenv(name, value)
     lake, env = versitygw.url(), {**versitygw.env, "ADJUNCT_DEMO_POSTGRES": postgres_server.dsn()}
-    more = ("--disruptions", "--over-time") if others else ()
-    assert drive(lake, tmp_path / "unused", *REDUCED, *more, env=env).result["spark_started"]
-    assert_outputs(lake, postgres_state(postgres_server), EVERY)
+    every, more = (EVERY, ("--disruptions", "--over-time")) if others else (256, ())
+    assert drive(lake, tmp_path / "unused", *reduced(every), *more, env=env).result["spark_started"]
+    assert_outputs(lake, postgres_state(postgres_server), every)
     if others:
         assert_disruptions(lake, EVERY)
         assert_over_time(lake, EVERY)
-    assert_counters(lake, EVERY)
+    assert_counters(lake, every)
     assert not (tmp_path / "unused").exists()
 
 
@@ -59,7 +64,7 @@ def test_the_main_job_on_moto_equals_the_oracle(
 def on_s3(server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: int) -> None:
     """Run every n-th flight on the server, over a socket, and compare all rows."""
     lake, state = server.url(), tmp_path / "state.sqlite"
-    result = drive(lake, state, *(REDUCED if every == EVERY else ()), env=server.env).result
+    result = drive(lake, state, *(reduced(every) if every > 1 else ()), env=server.env).result
     server.set_in(monkeypatch)
     assert_outputs(lake, sqlite_state(state), every)
     assert_counters(lake, every)
@@ -79,7 +84,7 @@ def test_the_main_job_on_a_cluster_equals_the_oracle(spark_cluster: str, tmp_pat
     """Two executors, each a process of its own, write to the lake and to the table."""
     lake, state = str(tmp_path / "lake"), tmp_path / "state.sqlite"
     shared = {"ADJUNCT_LAKE_SHARED": "true"}
-    drive(lake, state, *REDUCED, "--master", spark_cluster, env=shared).result  # noqa: B018
+    drive(lake, state, *reduced(EVERY), "--master", spark_cluster, env=shared).result  # noqa: B018
     assert_outputs(lake, sqlite_state(state), EVERY)
 
 
@@ -88,7 +93,7 @@ def test_the_applications_with_spark_connect_equal_the_oracle(tmp_path: Path) ->
     lake, state = str(tmp_path / "lake"), tmp_path / "state.sqlite"
     shared = {"ADJUNCT_LAKE_SHARED": "true"}
     with connect_server(tmp_path, "local[2]") as server:
-        drive(lake, state, *REDUCED, "--disruptions", "--over-time", "--master", server.url, env=shared).result  # noqa: B018
+        drive(lake, state, *reduced(EVERY), "--disruptions", "--over-time", "--master", server.url, env=shared).result  # noqa: B018
     assert_outputs(lake, sqlite_state(state), EVERY)
     assert_disruptions(lake, EVERY)
     assert_over_time(lake, EVERY)

@@ -48,7 +48,7 @@ def stored(world: StepWorld, name: str) -> dict[str, dict[str, Any]]:
 def sent(world: StepWorld, key: str) -> dict[str, list[Mapping[str, Any]]]:
     """Append scans to a stream with this key; return those of each tag, by partition and offset."""
     world.stream("scans", key, 8, gate="string", tag="string", at="timestamp")
-    scans = scanned(11, 300)
+    scans = scanned(11, 160)
     for start in range(0, len(scans), 60):
         world.send("scans", *scans[start : start + 60])
     by_tag = defaultdict(list)

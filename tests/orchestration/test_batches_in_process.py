@@ -126,7 +126,9 @@ def test_both_engines_leave_the_same_records_digests_counters_and_table(twins: d
 
 @pytest.mark.spark
 @pytest.mark.parametrize(("first", "second"), [("spark", "auto"), ("auto", "spark")])
-@pytest.mark.parametrize("output", ["lake.enriched", "lake.priced", "things"])
+@pytest.mark.parametrize(
+    "output", [*(pytest.param(name, marks=pytest.mark.long) for name in ("lake.enriched", "things")), "lake.priced"]
+)
 def test_a_batch_that_one_engine_began_the_other_ends(world: StepWorld, first: str, second: str, output: str) -> None:
     world.send("orders", (1, "a", 1, None), (2, "b", 2, None), (3, None, 0, None))
     written = ["lake.enriched", "lake.priced", "things"]

@@ -86,7 +86,9 @@ def rows(world: StepWorld, stream: str) -> list[tuple[str, int]]:
     return sorted((row["k"], row["v"]) for row in world.rows(stream))
 
 
-@pytest.mark.parametrize("output", ["lake.first", "lake.second", "newest"])
+@pytest.mark.parametrize(
+    "output", [*(pytest.param(name, marks=pytest.mark.long) for name in ("lake.first", "lake.second")), "newest"]
+)
 def test_what_an_output_has_of_a_batch_stays_and_others_get_what_is_left(step_world: StepWorld, output: str) -> None:
     step_world.stream("numbers", "k", 2, **COLUMNS)
     lost, left = sent(step_world, 1), sent(step_world, 2, 3)
@@ -114,7 +116,7 @@ def test_a_batch_that_lost_all_its_records_ends_with_none(step_world: StepWorld)
     assert rows(step_world, "first") == rows(step_world, "second") == sorted(later)
 
 
-@pytest.mark.parametrize("output", ["lake.counted", "counting-counted"])
+@pytest.mark.parametrize("output", [pytest.param("lake.counted", marks=pytest.mark.long), "counting-counted"])
 def test_windows_count_what_is_left_of_a_batch(step_world: StepWorld, output: str) -> None:
     step_world.stream("numbers", "k", 2, at="timestamp", **COLUMNS)
     app = Application("counting")

@@ -68,7 +68,9 @@ def test_a_dataset_names_the_damaged_file_of_its_stream(step_world: StepWorld, l
     assert any(file in raised.value.problem for file in files)
 
 
-@pytest.mark.parametrize("together", [False, True], ids=["alone", "in a version set"])
+@pytest.mark.parametrize(
+    "together", [pytest.param(False, id="alone"), pytest.param(True, id="in a version set", marks=pytest.mark.long)]
+)
 def test_a_rule_names_the_damaged_file_of_the_version_served_and_rejects_nothing(
     step_world: StepWorld, lake: Path, together: bool
 ) -> None:

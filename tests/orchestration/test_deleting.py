@@ -273,7 +273,7 @@ def test_a_deleted_dataset_is_gone_and_is_built_anew_from_its_stream(planes: Wor
 
 
 @pytest.mark.lengthy
-@pytest.mark.parametrize("kind", ["crash-before", "crash-after"])
+@pytest.mark.parametrize("kind", ["crash-before", pytest.param("crash-after", marks=pytest.mark.long)])
 def test_a_dataset_deletion_that_is_killed_at_any_request_is_ended_by_another(kind: str) -> None:
     for nth in itertools.count(1):
         world = planes_in(lake_in(InMemoryStore()))

@@ -28,7 +28,7 @@ from tests.orchestration.drawn_story import Story
 from tests.orchestration.step_world import StepWorld
 from tests.rounds import rounds
 
-IN_A_TEST = 100
+IN_A_TEST = rounds(20, 100)
 
 Seen = tuple[tuple[Any, ...], bool, int, Source | None]
 
@@ -192,7 +192,7 @@ def alternating(*engines: type[BatchEngine]) -> Callable[[int], BatchEngine]:
 
 @pytest.mark.spark
 @pytest.mark.rounds
-@pytest.mark.parametrize("seed", seeds(0, rounds(2, 60)))
+@pytest.mark.parametrize("seed", seeds(0, rounds(1, 60)))
 def test_both_engines_leave_the_same_of_drawn_applications(step_world: StepWorld, seed: int, tmp_path: Path) -> None:
     first = Story(step_world, seed, alternating(BatchEngine, SmallBatchesInProcess))
     first.begin()

@@ -143,7 +143,7 @@ class OwnFormat:
 
 
 @pytest.mark.parametrize("engine", ["spark", "auto"])
-@pytest.mark.parametrize("form", ["its own", "dead letters"])
+@pytest.mark.parametrize("form", [pytest.param("its own", marks=pytest.mark.long), "dead letters"])
 def test_few_changes_that_only_spark_can_decode_are_left_to_it(world: StepWorld, engine: str, form: str) -> None:
     options: dict[str, Any] = {"on_bad_change": DeadLetters("lake.bad")}
     if form == "its own":

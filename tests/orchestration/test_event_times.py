@@ -241,6 +241,7 @@ def test_records_that_were_passed_over_are_no_records_that_were_read_before(step
     assert not any(row["behind"] for row in step_world.rows("seen"))
 
 
+@pytest.mark.usefixtures("either_engine")
 def test_a_partition_that_was_idle_finds_closed_what_was_closed_without_it(step_world: StepWorld) -> None:
     now = [at(0)]
     world = replace(step_world, lake=on_clock(step_world.lake, lambda: now[0]))
@@ -266,6 +267,7 @@ def test_a_partition_that_was_idle_finds_closed_what_was_closed_without_it(step_
     assert world.state(app).times.operators == {"seen": at(300)}
 
 
+@pytest.mark.usefixtures("either_engine")
 def test_a_partition_with_a_backlog_is_waited_for_after_a_pause(step_world: StepWorld) -> None:
     now = [at(0)]
     world = replace(step_world, lake=on_clock(step_world.lake, lambda: now[0]))

@@ -28,6 +28,7 @@ from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from tests.assets.conftest import World
 from tests.faulty_store import Fault, FaultyStore
 from tests.orchestration.stub_engine import StubEngine
+from tests.rounds import rounds
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -81,10 +82,11 @@ def run(world: World, lake: Lake) -> list[list[int]]:
     return reading.seen
 
 
+@pytest.mark.rounds
 @pytest.mark.lengthy
 def test_versions_joined_by_time_may_be_replaced_and_discarded_at_any_request() -> None:
     begun_again = 0
-    for nth in range(1, 100):
+    for nth in range(1, 100, rounds(2, 1)):
         world = new_world()
 
         def replace(world: World = world) -> None:

@@ -87,6 +87,7 @@ def tell(world: StepWorld, seed: int, operators: int, rounds: int) -> None:
         story.check()
 
 
+@pytest.mark.long  # Spark does in test_drawn_batches_in_process.py, too
 def test_a_random_application_leaves_what_python_makes_of_its_records(world: StepWorld) -> None:
     tell(world, 5, 6, 1)
 

@@ -21,7 +21,7 @@ from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.startpoint import StartpointOldest, StartpointSpecific, StartpointUpcoming
 from tests.orchestration.step_world import StepWorld
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("either_engine")]
 
 PRICES = unbounded_dataset("prices", input="lake.prices", key="shop", partitions=2)
 LAST = Schema.of(shop="string", visitor="string")

@@ -44,6 +44,7 @@ from tests.assets.conftest import World
 from tests.faulty_store import Crash, Fault, FaultyStore
 from tests.orchestration.offsets.offsets_world import ssp
 from tests.orchestration.stub_engine import StubEngine
+from tests.rounds import rounds
 
 PLANES = bounded_dataset(
     "planes", input="lake.planes", key="k", partitions=2, discard=DiscardPolicy(keep=1, grace=timedelta(0))
@@ -335,6 +336,7 @@ def test_a_replay_that_dies_at_any_request_goes_on_and_meets_the_same(monkeypatc
         }
 
 
+@pytest.mark.rounds
 @pytest.mark.lengthy
 @pytest.mark.parametrize("first", ["request", "discard"])
 def test_of_a_request_and_a_discard_at_any_request_of_either_one_sees_the_other(
@@ -342,7 +344,7 @@ def test_of_a_request_and_a_discard_at_any_request_of_either_one_sees_the_other(
 ) -> None:
     """One does all of its work before a request of the other: what was asked for is met as it was, or was refused."""
     outcomes = set()
-    for nth in range(1, 100):
+    for nth in range(1, 100, rounds(2, 1)):
         trips = new_trips()
         trips.publish()
         trips.depart(4)

@@ -45,7 +45,7 @@ def shopping(world: StepWorld, name: str, default_offset: Any = "oldest") -> App
         world.folder / "sums.sqlite", "sums", "shop", columns={"shop": "string", "n": "bigint"}, create=True
     )
     sums = RemoteTable("sums", key="shop", read_function=store, write_function=store, idempotent=True)
-    app = Application(name, max_batch_records=5)
+    app = Application(name, max_batch_records=100)
     visits = app.input_stream("lake.visits", default_offset=default_offset, event_time="at")
     local = app.local_table("last", key="shop", schema=Schema.of(shop="string", n="int"), partitions=2)
     out = app.output_stream("lake.out", partitions=2, key="shop")

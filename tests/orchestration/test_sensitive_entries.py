@@ -27,7 +27,12 @@ def with_address(record: dict[str, Any]) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize(
     ("flagged", "way"),
-    [("dataset", "function"), ("stream", "function"), ("stream", "expression"), ("function", "expression")],
+    [
+        ("dataset", "function"),
+        ("stream", "expression"),
+        pytest.param("stream", "function", marks=pytest.mark.long),
+        pytest.param("function", "expression", marks=pytest.mark.long),
+    ],
 )
 def test_a_value_of_an_entry_is_not_told(spark: Any, flagged: str, way: str) -> None:
     app = Application("app")

@@ -38,6 +38,11 @@ def moment(number: int) -> dt.datetime:
     return dt.datetime(2026, 1, 1, tzinfo=dt.UTC) + dt.timedelta(hours=number)
 
 
+in_process_at_first = pytest.mark.parametrize(
+    "world", [pytest.param("spark", marks=[pytest.mark.spark, pytest.mark.long]), "in process"], indirect=True
+)
+
+
 @pytest.fixture(params=[pytest.param("spark", marks=pytest.mark.spark), "in process"])
 def world(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StepWorld:
     """A lake whose batches are computed by Spark, and again in this process."""
@@ -116,6 +121,7 @@ def test_random_changes_in_any_split_are_met_as_a_search_finds(world: StepWorld)
     assert met(world, "compacted") == {n: price for n, price in expected.items() if price is not None}
 
 
+@in_process_at_first
 @pytest.mark.parametrize("lying", [{"partitions": 2}, {"broadcast": True}])
 def test_the_oldest_entry_is_met_where_a_history_begins_with_deletions(world: StepWorld, lying: dict[str, Any]) -> None:
     prices = unbounded_dataset("spread", input="lake.prices", key="item", history="all", valid_from="since", **lying)
@@ -162,6 +168,7 @@ def test_no_exchange_is_on_the_datasets_side_and_the_plan_tells_of_times(world: 
     assert "as of at" in plan.to_mermaid()
 
 
+@in_process_at_first
 def test_each_version_is_met_from_the_time_that_its_name_states(world: StepWorld) -> None:
     world.send("planes", ("a", 1), ("b", 10), version="2026-01-10")
     advance(world, PLANES)
@@ -199,6 +206,7 @@ def test_a_batch_that_died_is_run_again_with_the_versions_that_it_was_begun_with
     assert met(world, "later") == {0: 3, 1: 2}
 
 
+@in_process_at_first
 def test_a_record_from_before_the_history_fails_the_batch_before_anything_is_written(world: StepWorld) -> None:
     send_changes(world, [("a", 1, moment(10))])
     world.send("sales", (0, "a", moment(12)), (1, "a", moment(9)))
@@ -219,6 +227,7 @@ def test_a_record_from_before_the_history_fails_the_batch_before_anything_is_wri
         world.run(app)
 
 
+@in_process_at_first
 def test_a_late_correction_is_joined_from_then_on_and_a_plain_join_uses_the_current(world: StepWorld) -> None:
     send_changes(world, [("a", 1, moment(10)), ("a", 2, moment(20))])
     world.send("sales", (0, "a", moment(15)))

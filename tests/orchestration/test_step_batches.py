@@ -18,7 +18,7 @@ from dagster_adjunct.resources.errors import (
 from dagster_adjunct.resources.streams.lake.manifest import Retention
 from tests.orchestration.step_world import StepWorld
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("either_engine")]
 
 
 class Crash(Exception):
@@ -76,7 +76,9 @@ def test_a_dataset_that_holds_nothing_back_may_be_empty_at_first(step_world: Ste
     assert enriched(step_world) == [(1, None)]
 
 
-@pytest.mark.parametrize("crash", ["intent", pytest.param("output", marks=pytest.mark.long), "outputs"])
+@pytest.mark.parametrize(
+    "crash", [*(pytest.param(stage, marks=pytest.mark.long) for stage in ("intent", "output")), "outputs"]
+)
 def test_an_open_intent_is_run_again_as_written_whatever_has_arrived_since(step_world: StepWorld, crash: str) -> None:
     world_of_trips(step_world)
     step_world.send("planes", ("N1", 100), version="v1")

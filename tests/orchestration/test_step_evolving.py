@@ -16,7 +16,7 @@ from dagster_adjunct.resources.errors import PlanningError, ProducerConflictErro
 from dagster_adjunct.resources.schemas.schema import Schema
 from tests.orchestration.step_world import StepWorld
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("either_engine")]
 
 
 class Crash(Exception):

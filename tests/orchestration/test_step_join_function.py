@@ -40,6 +40,7 @@ def expected(how: str) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.spark
+@pytest.mark.usefixtures("either_engine")
 def test_it_adds_what_the_function_returns_for_records_and_entries(step_world: StepWorld) -> None:
     step_world.stream("orders", "k", 2, k="string", n="int")
     step_world.stream("rates", "k", 2, k="string", level="string", rate="int")

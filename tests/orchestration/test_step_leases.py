@@ -41,6 +41,7 @@ from dagster_adjunct.resources.streams.lake.manifest import Retention
 from tests.assets.conftest import World
 from tests.faulty_store import Fault, FaultyStore
 from tests.orchestration.stub_engine import StubEngine
+from tests.rounds import rounds
 
 if TYPE_CHECKING:
     from dagster_adjunct.resources.objects.store import ObjectStore
@@ -297,12 +298,15 @@ def test_work_that_the_store_broke_off_is_begun_again_before_anybody_hears_of_it
     assert trips.reading.seen == [{"planes": 1, "fares": 1}]
 
 
+@pytest.mark.rounds
 @pytest.mark.lengthy
-@pytest.mark.parametrize("datasets", [ALONE, TOGETHER], ids=["alone", "in a version set"])
+@pytest.mark.parametrize(
+    "datasets", [pytest.param(ALONE, id="alone", marks=pytest.mark.long), pytest.param(TOGETHER, id="in a version set")]
+)
 def test_a_step_reads_whole_versions_replaced_and_discarded_at_any_request(new_trips, datasets) -> None:
     """Before the nth request of the step, for every n, another version is published and the one before discarded."""
     begun_again = 0
-    for nth in range(1, 100):
+    for nth in range(1, 100, rounds(2, 1)):
         trips = new_trips(datasets)
         trips.publish(1)
 

@@ -25,7 +25,7 @@ from tests.orchestration.asked_table import AskedTable
 from tests.orchestration.step_world import StepWorld
 from tests.servers.http_records import running_service
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("either_engine")]
 
 COLUMNS = {"plane": "string", "seats": "int", "model": "text"}
 PLANES = {
@@ -216,6 +216,7 @@ def test_records_can_be_spread_by_what_was_looked_up(step_world: StepWorld) -> N
     assert out(step_world) == joined(FLIGHTS, "inner")
 
 
+@pytest.mark.parametrize("either_engine", ["spark"], indirect=True)
 @pytest.mark.parametrize("keys_a_task", [2, pytest.param(5_000, marks=pytest.mark.long)])
 def test_a_store_is_asked_in_tasks_where_there_are_many_keys_and_under_its_rate(
     step_world: StepWorld, monkeypatch: pytest.MonkeyPatch, keys_a_task: int

@@ -17,7 +17,7 @@ from tests.orchestration.step_world import StepWorld
 if TYPE_CHECKING:
     pass
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("either_engine")]
 
 PLANES = bounded_dataset("planes", input="lake.planes", key="k", partitions=2)
 SEATS = {f"N{number}": 100 + number for number in range(4)}

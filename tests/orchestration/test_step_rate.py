@@ -39,7 +39,7 @@ def counting(folder: Path) -> TableWriteFunction[Any, Any, Any]:
     return Counting()
 
 
-@pytest.mark.parametrize("partitions", [1, pytest.param(4, marks=pytest.mark.long), 16])
+@pytest.mark.parametrize("partitions", [*(pytest.param(few, marks=pytest.mark.long) for few in (1, 4)), 16])
 def test_a_table_gets_its_rate_from_any_number_of_partitions(
     step_world: StepWorld, tmp_path: Path, partitions: int
 ) -> None:

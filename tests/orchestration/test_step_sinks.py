@@ -22,7 +22,7 @@ from dagster_adjunct.resources.schemas.schema import Schema
 from tests.faulty_store import Fault
 from tests.orchestration.step_world import StepWorld
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("either_engine")]
 
 SCORES = Schema.of(k="string", score="bigint")
 ROWS = [(f"k{i}", i) for i in range(12)]

@@ -30,7 +30,7 @@ from tests.orchestration.step_world import StepWorld
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("either_engine")]
 
 
 def changes(world: StepWorld) -> None:
@@ -288,7 +288,9 @@ def received(world: StepWorld) -> RemoteTable[Any, Any, Any]:
     return RemoteTable("things", key="k", write_function=NotedTable(str(world.folder / "noted")))
 
 
-@pytest.mark.parametrize("expression", UNREADABLE)
+@pytest.mark.parametrize(
+    "expression", [pytest.param(text, marks=[pytest.mark.long] * (at % 2)) for at, text in enumerate(UNREADABLE)]
+)
 def test_a_record_without_a_python_form_is_a_dead_letter_and_others_are_written(
     step_world: StepWorld, expression: str
 ) -> None:

@@ -160,7 +160,9 @@ def test_bootstrap_no_record_of_the_main_input_is_read_before_the_snapshot(world
     assert enriched(world) == sorted(expected.items())
 
 
-@pytest.mark.parametrize("persistent", [True, False], ids=["stored", "one run"])
+@pytest.mark.parametrize(
+    "persistent", [pytest.param(True, id="stored", marks=pytest.mark.long), pytest.param(False, id="one run")]
+)
 def test_broadcast_one_copy_is_read_by_all_tasks(world: StepWorld, persistent: bool) -> None:
     world.stream("airports", "faa", 1, faa="string", name="string")
     world.stream("stops", "v", 3, v="int", at="string")
@@ -181,7 +183,7 @@ def test_broadcast_one_copy_is_read_by_all_tasks(world: StepWorld, persistent: b
 @pytest.mark.parametrize(
     ("crash", "persistent"),
     [
-        pytest.param("intent", True, id="intent-stored"),
+        pytest.param("intent", True, id="intent-stored", marks=pytest.mark.long),
         pytest.param("outputs", False, id="outputs-one run"),
         pytest.param("outputs", True, id="outputs-stored", marks=pytest.mark.long),
         pytest.param("intent", False, id="intent-one run", marks=pytest.mark.long),

@@ -125,7 +125,8 @@ ALL = {"tumbling": "final", "sliding": "updates", "session": "final"}
 @pytest.mark.parametrize(
     ("results", "without"),
     [
-        ({"tumbling": "final", "session": "updates"}, ("session",)),
+        ({"tumbling": "final"}, ()),  # sessions as updates: tests/orchestration/test_window_results.py
+        pytest.param({"tumbling": "final", "session": "updates"}, ("session",), marks=pytest.mark.long),
         pytest.param(ALL, (), marks=pytest.mark.long),
         pytest.param(dict.fromkeys(KINDS, "updates"), (), marks=pytest.mark.long),
     ],
@@ -136,7 +137,7 @@ def test_windows_are_whole_across_runs_and_come_out_once(
     step_world.stream("clicks", "key", 2, key="string", time="timestamp", number="int", text="string")
     clicks = [click for click in random_clicks(3, 30, 180, 1)[0] if click.key is not None]
     app = clicks_app(results, without)
-    size, dies = rounds(90, 60), rounds(0, 60)
+    size, dies = rounds(90, 60), rounds(None, 60)  # few do not die: tests/orchestration/test_killed_windows.py does
     for begin in range(0, len(clicks), size):
         send(step_world, clicks[begin : begin + size])
         if begin == dies:  # killed when state is committed, and the batch is not: what it does again has to be the same

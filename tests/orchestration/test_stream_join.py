@@ -74,6 +74,7 @@ def test_each_result_comes_once_though_batches_die_and_are_given_up_and_state_go
     assert counts["late"] > 5
 
 
+@pytest.mark.long  # plans are strict above, too
 def test_pairs_alone_move_no_more_than_the_plan_lists(step_world: StepWorld) -> None:
     create(step_world)
     app = meeting(40, "inner")

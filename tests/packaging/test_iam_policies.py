@@ -239,18 +239,21 @@ def test_the_server_refuses_what_the_policy_of_a_reader_does_not_allow(
             streams.read_arrow(streams.all_ranges("orders"))
 
 
-_COUNT = """
-from dagster_adjunct import open_dataset, open_lake, session_scope
+_COPY = """
+from dagster_adjunct import LakeStreams, Schema, open_dataset, open_lake, session_scope
 lake = open_lake()
+streams = LakeStreams(lake)
+streams.create("ids", schema=Schema.of(customer="string"), key=["customer"], partitions=2)
 with session_scope(master="local[1]", lake_url=lake.url) as spark, open_dataset(lake, "customers") as customers:
-    print(customers.frame(spark()).count())
+    streams.append("ids", customers.frame(spark()).select("customer"), producer="copy", sequence=1)
+print(streams.read_arrow(streams.all_ranges("ids")).num_rows)
 """
 
 
 @pytest.mark.spark
 @pytest.mark.slow
-def test_spark_reads_the_lake_with_the_policy_of_runs(roles: Roles) -> None:
-    command, env = [program("python"), "-c", _COUNT], {**os.environ, **roles.environments["run"], "ADJUNCT_LAKE": LAKE}
+def test_spark_reads_and_writes_the_lake_with_the_policy_of_runs(roles: Roles) -> None:
+    command, env = [program("python"), "-c", _COPY], {**os.environ, **roles.environments["run"], "ADJUNCT_LAKE": LAKE}
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=200)
     assert done.stdout == "2\n", done.stderr[-3000:]
 

@@ -150,7 +150,7 @@ def test_the_package_is_found_where_it_was_installed_beside_names_of_the_project
 
 @pytest.mark.spark
 @pytest.mark.server
-@pytest.mark.long  # the same on a cluster is the next test
+@pytest.mark.slow
 def test_an_application_of_such_a_project_runs_on_this_machine(python: Path, project: Path, tmp_path: Path) -> None:
     assert json.loads(run(python, project, "shop.py", str(tmp_path / "lake"), "local[2]")) == EXPECTED
 
@@ -158,6 +158,7 @@ def test_an_application_of_such_a_project_runs_on_this_machine(python: Path, pro
 @pytest.mark.spark
 @pytest.mark.server
 @pytest.mark.slow
+@pytest.mark.long  # another application runs on one in tests/orchestration/dagster/test_submission.py
 def test_an_application_of_such_a_project_runs_on_a_cluster(
     python: Path, project: Path, tmp_path: Path, spark_cluster: str
 ) -> None:

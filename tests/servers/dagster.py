@@ -152,7 +152,7 @@ def end_processes(processes: list[subprocess.Popen[bytes]]) -> None:
             os.killpg(process.pid, signal.SIGTERM)
     for process in processes:
         with suppress(subprocess.TimeoutExpired):
-            process.wait(20)
+            process.wait(3)
     for process in processes:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)

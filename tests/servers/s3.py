@@ -149,7 +149,7 @@ def moto_s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
         yield S3Server("moto", f"http://127.0.0.1:{port}")
 
 
-@pytest.fixture(params=["versitygw", "moto"])
+@pytest.fixture(params=["versitygw", pytest.param("moto", marks=pytest.mark.long)])
 def s3_server(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> S3Server:
     """Each of the S3 servers in turn, with its environment set, so that `open_lake(server.url())` works."""
     name = {"versitygw": "versitygw", "moto": "moto_s3"}[request.param]

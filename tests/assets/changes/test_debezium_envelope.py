@@ -144,8 +144,8 @@ def test_only_a_change_of_the_datasets_own_key_moves_a_row(sparkling: World) -> 
     ("path", "position"),
     [
         ("source.lsn", 24023128),
-        ("source.ts_ns", 1559033904863123000),
-        ("source.ts_us", 1559033904863123),
+        pytest.param("source.ts_ns", 1559033904863123000, marks=pytest.mark.long),
+        pytest.param("source.ts_us", 1559033904863123, marks=pytest.mark.long),
         ("ts_ms", 1559033904961),
         ("id", 1),
     ],

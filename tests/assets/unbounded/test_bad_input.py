@@ -113,7 +113,9 @@ def test_a_deletion_of_an_unknown_key_is_ignored_and_counted(quick: World) -> No
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("apart", [False, True], ids=["in one commit", "in the next one"])
+@pytest.mark.parametrize(
+    "apart", [pytest.param(False, id="in one commit", marks=pytest.mark.long), pytest.param(True, id="in the next one")]
+)
 def test_a_key_that_an_update_changes_is_deleted_and_the_new_one_written(sparkling: World, apart: bool) -> None:
     def envelope(lsn: int, op: str, before: Any, after: Any) -> tuple[str]:
         return (json.dumps({"op": op, "before": before, "after": after, "source": {"lsn": lsn}}),)

@@ -333,7 +333,7 @@ class History:
 
 @pytest.mark.rounds
 @pytest.mark.parametrize("of_debezium", [False, True], ids=["operations", "unwrapped"])
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(3, 8))])
 def test_whatever_happens_on_the_way_the_table_is_what_a_dictionary_comes_to(seed: int, of_debezium: bool) -> None:
     draw = random.Random(seed)
     world = World(lake_in(InMemoryStore()), IN_PROCESS)
@@ -558,7 +558,14 @@ KINDS: dict[str, Callable[[int], Any]] = {
 }
 
 
-@pytest.mark.parametrize("key", [*([kind] for kind in KINDS), ["string", "bigint"], ["bigint", "decimal(20,2)"]])
+@pytest.mark.parametrize(
+    "key",
+    [
+        *(pytest.param([kind], marks=[pytest.mark.long] * (number > 0)) for number, kind in enumerate(KINDS)),
+        pytest.param(["string", "bigint"], marks=pytest.mark.long),
+        ["bigint", "decimal(20,2)"],
+    ],
+)
 def test_rows_are_found_by_keys_of_any_type_in_any_row_group(world: World, key: list[str]) -> None:
     count, names = ROWS_PER_GROUP + 5_000, [f"k{index}" for index in range(len(key))]
     keys = dict(zip(names, key, strict=True))
@@ -596,7 +603,9 @@ def envelope(op: str, **after: Any) -> dict[str, Any]:
     return {"id": after["id"], "value": json.dumps({"op": op, "before": None, "after": after})}
 
 
-@pytest.mark.parametrize("persistent", [True, False], ids=["stored", "of one run"])
+@pytest.mark.parametrize(
+    "persistent", [pytest.param(True, id="stored"), pytest.param(False, id="of one run", marks=pytest.mark.long)]
+)
 def test_envelopes_keep_what_is_not_known_and_what_is_not_named(sparkling: World, persistent: bool) -> None:
     sparkling.stream("pages", Schema.of(id="bigint", value="string"), ["id"], 2)
     form = DebeziumEnvelope("id BIGINT, a STRING, b INT", on_unavailable="keep", on_missing="keep")

@@ -73,6 +73,7 @@ CASES = {
 }
 # Chunks with dead letters are in the bootstrap, a commit with them is by itself: this one is both.
 AT_LENGTH = {"chunks with dead letters", "a bootstrap with dead letters", "a long bootstrap with dead letters"}
+AT_LENGTH |= {"a bootstrap of several chunks"}  # killed with it, too
 
 
 def prepared(case: Case, lake: Lake) -> World:
@@ -220,7 +221,14 @@ def test_dead_letters_are_sent_once_though_more_has_come_since_the_crash() -> No
 
 
 @pytest.mark.lengthy
-@pytest.mark.parametrize(("name", "part"), [(name, part) for name, case in CASES.items() for part in case.kill_at])
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [
+        pytest.param(name, part, marks=[pytest.mark.long] * (number != 1))
+        for name, case in CASES.items()
+        for number, part in enumerate(case.kill_at)
+    ],
+)
 def test_what_is_killed_is_taken_up(name: str, part: float, tmp_path: Path) -> None:
     case = CASES[name]
     begin = prepared(case, open_lake(tmp_path / "begin"))

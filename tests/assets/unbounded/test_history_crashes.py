@@ -50,7 +50,9 @@ def test_what_dies_at_any_request_leaves_a_whole_history_and_is_taken_up(name: s
 
 
 @pytest.mark.server
-@pytest.mark.parametrize("name", ["a commit", "a major compaction that prunes and forgets"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("a commit", marks=pytest.mark.long), "a major compaction that prunes and forgets"]
+)
 def test_on_s3_what_dies_is_taken_up(versitygw: S3Server, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     versitygw.set_in(monkeypatch)
     dies_and_is_taken_up(name, stores_on(versitygw), every=5)

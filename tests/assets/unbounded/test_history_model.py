@@ -38,6 +38,7 @@ from tests.assets.unbounded.over_time import (
     second_of,
     send,
 )
+from tests.rounds import rounds
 from tests.servers.s3 import S3Server
 
 EXAMPLES = int(os.environ.get("ADJUNCT_HISTORY_EXAMPLES", "25"))
@@ -56,7 +57,7 @@ def world_of_prices() -> World:
 @given(first=CHANGES, steps=STEPS, length=LENGTHS, broadcast=st.booleans(), chunk=st.sampled_from([2, 1000]))
 @example([("a", 1, None)], [[("b", 40, 1)], "major", [("a", 1, 2)], "major"], 4, False, 1000)
 @settings(
-    max_examples=int(os.environ.get("ADJUNCT_HISTORY_EXAMPLES", "25")),
+    max_examples=int(os.environ.get("ADJUNCT_HISTORY_EXAMPLES", rounds(10, 25))),
     deadline=None,
     suppress_health_check=list(HealthCheck),
 )

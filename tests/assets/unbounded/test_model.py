@@ -403,9 +403,10 @@ def test_any_history_is_what_a_dictionary_says() -> None:
     class Plain(ToTheEnd):
         make = staticmethod(lambda: facts_in(lake_in(InMemoryStore()), IN_PROCESS))
 
-    run_state_machine_as_test(Plain, settings=histories(rounds(3, 8), 20))
+    run_state_machine_as_test(Plain, settings=histories(rounds(2, 8), 20))
 
 
+@pytest.mark.long  # test_engines.py and test_history_engines.py compare both
 @pytest.mark.rounds
 @pytest.mark.spark
 def test_histories_are_read_by_spark_alike(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -69,6 +69,7 @@ def test_bootstrap_follow_compact_discard(world: World) -> None:
     assert world.advance(SPEC).action == "up-to-date"
 
 
+@pytest.mark.long  # on another store: test_crashes.py
 def test_what_dies_at_any_request_is_taken_up(world: World) -> None:
     """The same table, run after run: each sends something, dies one request later than the last one, and goes on."""
     send(world, [("a", 0, 0), ("b", 0, 0)])

@@ -21,6 +21,7 @@ from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from tests.assets.conftest import World
+from tests.rounds import rounds
 
 SCHEMA = Schema.of(k="string", at="bigint", n="int")
 KEYS = ["a", "b", "c", "d", "e"]
@@ -93,7 +94,8 @@ FACTS = st.lists(
 
 
 @pytest.mark.lengthy
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@pytest.mark.rounds
+@settings(max_examples=rounds(10, 25), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(batches=st.lists(FACTS, min_size=1, max_size=5), replays=st.sets(st.integers(0, 4)))
 def test_the_highest_value_wins_whatever_arrives_when_and_however_often(
     plain_world: Callable[[], World], batches: list[list[Fact]], replays: set[int]
@@ -110,6 +112,7 @@ def test_the_highest_value_wins_whatever_arrives_when_and_however_often(
 
 
 @pytest.mark.spark
+@pytest.mark.long  # test_engines.py compares both
 def test_by_spark_too_with_deletions_replays_and_compactions(sparkling: World) -> None:
     """Of a broadcast copy; tables in partitions are held by the histories of test_engines and test_model."""
     world, oracle, chance = facts_in(sparkling), Oracle(), random.Random(2)

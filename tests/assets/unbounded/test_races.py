@@ -28,6 +28,7 @@ from tests.assets.unbounded import killed
 from tests.assets.unbounded.facts import BY_HAND, NAME, Fact, content, facts_in, faulty, send, table_of
 from tests.assets.unbounded.tables import left_over
 from tests.faulty_store import Fault
+from tests.rounds import rounds
 
 AT_ONCE = DiscardPolicy(keep=1, grace=timedelta(0))
 SPEC = table_of()
@@ -82,12 +83,13 @@ def test_of_two_writers_at_any_moment_one_counts(before: list[list[Fact]]) -> No
     assert conflicts > 2
 
 
+@pytest.mark.rounds
 @pytest.mark.lengthy
-@pytest.mark.parametrize("level", ["minor", "major"])
+@pytest.mark.parametrize("level", [pytest.param("minor", marks=pytest.mark.long), "major"])
 def test_a_commit_at_any_moment_of_a_compaction_is_not_lost(level: str) -> None:
     nth, requests = 0, 1
     while nth < requests:
-        nth += 1
+        nth += rounds(2, 1)
         world = table_with(FIRST, SECOND, [("c", 7, 9)], unread=THIRD)
         lake = faulty(world, Fault("*", nth, "meanwhile", lambda w=world: w.advance(SPEC)))
         assert compact(world, level, lake).action == "compacted"
@@ -100,12 +102,13 @@ def test_a_commit_at_any_moment_of_a_compaction_is_not_lost(level: str) -> None:
         assert now(world) == {"a": 7, "b": 5, "c": 9}, nth
 
 
+@pytest.mark.rounds
 @pytest.mark.lengthy
 def test_a_compaction_and_a_discard_at_any_moment_of_a_commit_cost_it_nothing() -> None:
     nth, requests = 0, 1
     refused: list[str] = []
     while nth < requests:
-        nth += 1
+        nth += rounds(2, 1)
         world = table_with(FIRST, SECOND, unread=THIRD)
 
         def meanwhile(world: World = world) -> None:
@@ -128,6 +131,7 @@ def test_a_compaction_and_a_discard_at_any_moment_of_a_commit_cost_it_nothing() 
     assert all("another writer committed first" in problem for problem in refused)
 
 
+@pytest.mark.rounds
 @pytest.mark.lengthy
 def test_a_late_change_at_any_moment_of_a_compaction_restores_no_deleted_row() -> None:
     """The deletion of "a" at 4 goes with the compaction; "a" at 3 comes while it runs, or after it."""
@@ -135,7 +139,7 @@ def test_a_late_change_at_any_moment_of_a_compaction_restores_no_deleted_row() -
     late: list[Fact] = [("a", 3, 99), ("e", 21, 1)]
     nth, requests = 0, 1
     while nth < requests:
-        nth += 1
+        nth += rounds(2, 1)
         world = table_with(FIRST, SECOND, [("c", 20, 20)], unread=late, spec=spec)
         lake = faulty(world, Fault("*", nth, "meanwhile", lambda w=world: w.advance(spec)))
         assert compact(world, "major", lake).action == "compacted"

@@ -47,6 +47,7 @@ from tests.assets.unbounded.facts import (
 )
 from tests.assets.unbounded.tables import left_over
 from tests.faulty_store import Crash, Fault, deaths
+from tests.rounds import rounds
 
 WHY: dict[str, Any] = {"reason": "more machines", "by": "ada"}
 SPEC, MORE = table_of(), table_of(partitions=5)
@@ -142,8 +143,9 @@ step = st.one_of(
 
 
 @pytest.mark.lengthy
+@pytest.mark.rounds
 @pytest.mark.parametrize("by_position", [False, True])
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=rounds(6, 15), deadline=None)
 @given(st.lists(step, min_size=2, max_size=8))
 def test_a_table_that_is_rewritten_between_is_the_one_that_is_not(by_position: bool, steps: list) -> None:
     """By a column, deletions are kept: what comes late must lose against tombstones in a base that was rewritten."""
@@ -165,7 +167,10 @@ def test_a_table_that_is_rewritten_between_is_the_one_that_is_not(by_position: b
 
 @pytest.mark.lengthy
 @pytest.mark.rounds
-@pytest.mark.parametrize("kind", ["crash-before", "crash-after", "lost-after"])
+# Who dies after a request leaves what one leaves who dies before the next.
+@pytest.mark.parametrize(
+    "kind", ["crash-before", *(pytest.param(kind, marks=pytest.mark.long) for kind in ("crash-after", "lost-after"))]
+)
 def test_a_fault_at_any_request_leaves_the_old_table_or_the_new_one(kind: str) -> None:
     seen, log = set(), log_of(FIRST, SECOND)
     whole = table_with(FIRST, SECOND)

@@ -123,8 +123,10 @@ def bounded_by(bound: int, spread: Mapping[str, Any]) -> AdjunctDataset:
 @pytest.mark.spark
 @pytest.mark.parametrize(
     ("turns", "spread"),
-    [(("minor", "major"), {"partitions": 2}), (("major",), {"partitions": None, "broadcast": True})],
-    ids=["spread", "copy"],
+    [
+        pytest.param(("minor", "major"), {"partitions": 2}, id="spread", marks=pytest.mark.long),
+        pytest.param(("major",), {"partitions": None, "broadcast": True}, id="copy"),
+    ],
 )
 def test_after_a_rewind_keys_changed_since_are_what_the_corrected_declaration_says(
     sparkling: World, turns: tuple[Any, ...], spread: Mapping[str, Any]

@@ -9,7 +9,7 @@ import pytest
 
 from dagster_adjunct.key_value import BlockingKeyValueTable
 from tests.end_to_end.key_values.bank import ACCOUNTS, BANK, START, TOTAL, balances, open_accounts, transfers, versions
-from tests.end_to_end.key_values.worlds import BACKENDS, SERVERS, Table, World, notes
+from tests.end_to_end.key_values.worlds import BACKENDS, QUICK, SERVERS, Table, World, notes
 from tests.servers.tcp_proxy import Chooser
 
 
@@ -52,7 +52,7 @@ def look(world: World, table: Table) -> int:
 
 
 @pytest.mark.lengthy
-@pytest.mark.parametrize("world", BACKENDS, indirect=True)
+@pytest.mark.parametrize("world", QUICK, indirect=True)
 def test_the_sum_never_changes(world):
     check_bank(world, 3, 15)
 

@@ -12,7 +12,7 @@ import pytest
 from dagster_adjunct.errors import KeyValueTableNotFoundError, KeyValueTableSealedError
 from dagster_adjunct.key_value import BlockingKeyValueTable, KeyValueTableManager, TableEntry
 from tests.end_to_end.key_values.workers import counting
-from tests.end_to_end.key_values.worlds import BACKENDS, SCOPE, Table, World, notes
+from tests.end_to_end.key_values.worlds import BACKENDS, QUICK, SCOPE, Table, World, notes
 
 FAMILIES = ("first", "second", "third")
 
@@ -43,7 +43,7 @@ def everything(blocking: BlockingKeyValueTable[str, str]) -> list[TableEntry[str
 
 
 @pytest.mark.lengthy
-@pytest.mark.parametrize("world", BACKENDS, indirect=True)
+@pytest.mark.parametrize("world", QUICK, indirect=True)
 def test_a_seal_refuses_all_later_writes_and_keeps_exactly_what_was_acknowledged(world):
     table, seen = world.table(), {}
 
@@ -94,7 +94,7 @@ def test_a_table_that_is_made_again_never_takes_what_handles_of_the_old_one_writ
 
 
 @pytest.mark.lengthy
-@pytest.mark.parametrize("world", BACKENDS, indirect=True)
+@pytest.mark.parametrize("world", QUICK, indirect=True)
 def test_a_table_that_is_made_again_at_once_stays_empty_though_writers_go_on(world):
     """They are in the middle of their writes when one call deletes the table and the next one makes it."""
     table = world.table()

@@ -9,7 +9,7 @@ import pytest
 
 from tests.end_to_end.key_values.family_history import Operation, check_linearisable
 from tests.end_to_end.key_values.workers import anything
-from tests.end_to_end.key_values.worlds import BACKENDS, QUICK, SERVERS, World, notes
+from tests.end_to_end.key_values.worlds import BACKENDS, QUICK, QUICK_SERVERS, SERVERS, World, notes
 from tests.servers.tcp_proxy import Chooser, Trouble
 
 PROCESSES = 8
@@ -42,7 +42,7 @@ def test_what_eight_processes_saw_can_have_happened_one_at_a_time(world):
     check(history(world, 40))
 
 
-@pytest.mark.parametrize("world", SERVERS, indirect=True)
+@pytest.mark.parametrize("world", QUICK_SERVERS, indirect=True)
 def test_what_they_saw_can_have_happened_though_requests_and_replies_are_lost(world):
     chance, troubles = random.Random(7), ("lost-before", "lost-after")
 

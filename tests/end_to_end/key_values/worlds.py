@@ -192,5 +192,7 @@ BACKENDS = [
     pytest.param(_local(objects_in_a_folder), id="objects"),
     pytest.param(_local(objects_in_s3), id="objects-in-s3", marks=[pytest.mark.server, pytest.mark.long]),
 ]
-QUICK = [backend for backend in BACKENDS if backend.id != "dynamodb"]
-"""For what takes DynamoDB Local many seconds; its turn comes where the same is done at length."""
+_AT_LENGTH = pytest.param(_dynamodb, id="dynamodb", marks=[pytest.mark.server, pytest.mark.long])
+QUICK = [_AT_LENGTH if backend.id == "dynamodb" else backend for backend in BACKENDS]
+"""For what takes DynamoDB Local many seconds."""
+QUICK_SERVERS = [SERVERS[0], _AT_LENGTH]

@@ -211,6 +211,7 @@ def test_what_an_operator_did_is_reported_by_the_next_run(lab: Lab) -> None:
     assert pinned["adjunct/head"].startswith("v000003-")
 
 
+@pytest.mark.usefixtures("either_engine")
 @pytest.mark.lengthy
 def test_a_run_of_the_outputs_alone_reports_a_rollback_once(lab: Lab) -> None:
     defs = lab.definitions(ITEMS)

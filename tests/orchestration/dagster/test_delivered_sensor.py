@@ -168,7 +168,7 @@ PAIR = (MENU, items)
 
 
 @BOTH
-@pytest.mark.parametrize("turn", [1, -1])
+@pytest.mark.parametrize("turn", [1, pytest.param(-1, marks=pytest.mark.long)])
 def test_one_run_for_records_takes_all_that_is_delivered_with_them(
     lab: Lab, instance: DagsterInstance, turn: int, by: str
 ) -> None:
@@ -182,7 +182,7 @@ def test_one_run_for_records_takes_all_that_is_delivered_with_them(
 
 
 @BOTH
-@pytest.mark.parametrize("turn", [1, -1])
+@pytest.mark.parametrize("turn", [1, pytest.param(-1, marks=pytest.mark.long)])
 def test_without_records_one_run_takes_what_is_delivered_of_all_datasets(
     lab: Lab, instance: DagsterInstance, turn: int, by: str
 ) -> None:

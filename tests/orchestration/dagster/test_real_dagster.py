@@ -80,6 +80,7 @@ def servers(folder: Path, lake: Lake) -> Iterator[DagsterServers]:
         "ADJUNCT_LAKE": lake.url,
         "ADJUNCT_TEST_SQLITE": str(folder / "item-state.sqlite"),
         "ADJUNCT_SPARK_MASTER": "local[2]",
+        "ADJUNCT_ENGINE": "auto",
     }
     with dagster_servers(folder / "home", env) as running:
         yield running
@@ -107,7 +108,6 @@ def test_the_asset_graph_shows_streams_datasets_enriched_stream_and_table(server
     assert nodes["tables/item_state"]["kinds"] == ["sqlite"]
 
 
-@pytest.mark.usefixtures("backfill", "backfill_with_gaps")  # begin now, so that waiting for the daemon costs nothing
 def test_assets_launched_from_the_ui_materialize_and_runs_wait_for_each_other(
     servers: DagsterServers, lake: Lake
 ) -> None:
@@ -154,6 +154,7 @@ def test_the_sensor_launches_no_run_without_new_records(servers: DagsterServers,
     assert _not_of_the_backfill(servers) == quiet
 
 
+@pytest.mark.long  # without servers: test_partitioned_datasets.py
 def test_a_backfill_that_fails_half_way_is_one_run_that_keeps_what_it_finished(
     servers: DagsterServers, lake: Lake, backfill: str
 ) -> None:
@@ -170,6 +171,7 @@ def test_a_backfill_that_fails_half_way_is_one_run_that_keeps_what_it_finished(
     assert [entry["adjunct/name"] for entry in made] == [DAYS[1], DAYS[0]]
 
 
+@pytest.mark.long  # test_delivered_sensor.py shows it without servers, test_replay_with_daemon.py a run of the daemon's
 def test_records_and_a_version_delivered_together_launch_one_run(
     servers: DagsterServers, lake: Lake, quiet: set[str]
 ) -> None:
@@ -191,6 +193,7 @@ def test_records_and_a_version_delivered_together_launch_one_run(
     assert _not_of_the_backfill(servers) - quiet == launched
 
 
+@pytest.mark.long  # the run itself: test_partitioned_datasets.py
 def test_a_backfill_with_missing_days_ends_as_failed_though_its_run_succeeds(
     servers: DagsterServers, lake: Lake, backfill_with_gaps: str
 ) -> None:
@@ -211,6 +214,7 @@ def test_a_backfill_with_missing_days_ends_as_failed_though_its_run_succeeds(
     assert [ref.name for ref in open_dataset(lake, "prices-by-day").versions()] == [DAYS[0], DAYS[2]]
 
 
+@pytest.mark.long  # test_automation.py has the conditions evaluated without servers
 def test_conditions_launch_the_run_that_the_sensors_would_launch(servers: DagsterServers, lake: Lake) -> None:
     tag = {"key": "dagster/sensor_name", "value": AUTOMATION}
 

@@ -91,6 +91,7 @@ def test_a_dataset_without_a_version_is_not_materialized_and_markers_are_named(l
     assert skipped == ["order_totals_step"]
 
 
+@pytest.mark.usefixtures("either_engine")
 @pytest.mark.spark
 def test_metadata_tells_rows_schemas_versions_offsets_and_counters(lake: Lake, tmp_path: Path, spark: Any) -> None:
     app = small.order_totals(tmp_path / "t.sqlite")
@@ -142,6 +143,7 @@ def test_metadata_tells_rows_schemas_versions_offsets_and_counters(lake: Lake, t
     assert quiet["datasets/items_dataset"]["adjunct/version"] == items["adjunct/version"]
 
 
+@pytest.mark.usefixtures("either_engine")
 @pytest.mark.spark
 def test_a_failure_says_what_to_do_and_the_next_run_goes_on_from_the_same_place(
     lake: Lake, tmp_path: Path, spark: Any

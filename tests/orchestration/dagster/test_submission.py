@@ -100,6 +100,7 @@ def kill_driver() -> None:
 @pytest.mark.spark
 @pytest.mark.server
 @pytest.mark.slow
+@pytest.mark.long
 def test_an_application_on_a_cluster_survives_the_death_of_an_executor(
     lake: Lake, tmp_path: Path, spark_cluster: str
 ) -> None:
@@ -139,8 +140,8 @@ def test_a_driver_that_was_killed_leaves_a_batch_that_the_next_run_ends(
 @pytest.mark.parametrize(
     "sent",
     [
-        pytest.param(signal.SIGINT, id="is cancelled"),
-        pytest.param(signal.SIGKILL, id="is killed", marks=pytest.mark.long),
+        pytest.param(signal.SIGINT, id="is cancelled", marks=pytest.mark.long),
+        pytest.param(signal.SIGKILL, id="is killed"),
     ],
 )
 def test_an_application_ends_with_its_run_and_the_next_one_takes_over(
@@ -226,6 +227,7 @@ def test_what_needs_spark_is_submitted_and_reported_as_in_process(lake: Lake, tm
 
 @pytest.mark.spark
 @pytest.mark.slow
+@pytest.mark.long
 def test_an_error_in_the_application_fails_the_run_as_it_would_in_process(lake: Lake, tmp_path: Path) -> None:
     submitted.call(lake, tmp_path, 1, range(3))
     done = run(lake, submitted.refusing, SparkResource(master="local[1]", lake=lake.url, submit="spark-submit"))

@@ -28,6 +28,7 @@ from tests.orchestration.dagster.lab import FinishedRun
 ORDERS = small.orders(0, 20)
 
 
+@pytest.mark.usefixtures("either_engine")
 @pytest.mark.spark
 def test_the_main_input_waits_for_the_bootstrap_and_compaction_changes_no_entry(tmp_path: Path, spark: Any) -> None:
     lake = open_lake(tmp_path / "lake")
@@ -83,6 +84,7 @@ def test_datasets_of_both_kinds_advance_at_once_in_threads_of_one_session(tmp_pa
     assert small.priced(lake) == small.expected(ORDERS)
 
 
+@pytest.mark.usefixtures("either_engine")
 @pytest.mark.spark
 def test_a_table_that_is_not_marked_for_bootstrap_is_followed_between_batches(tmp_path: Path, spark: Any) -> None:
     lake = open_lake(tmp_path / "lake")

@@ -20,6 +20,7 @@ from dagster_adjunct.orchestration.planner.planner import build_plan
 from dagster_adjunct.resources.errors import PartitionCountMismatchError, PlanningError
 from tests.orchestration.planner.planning import application, catalog, dataset
 from tests.orchestration.planner.several_inputs import Together
+from tests.rounds import rounds
 
 COUNTS = st.sampled_from([2, 3])
 NODES = st.dictionaries(st.sampled_from("abcdefgh"), st.none() | COUNTS, min_size=1)
@@ -140,7 +141,8 @@ def brute_force(app: Application):
 
 
 @pytest.mark.lengthy
-@settings(max_examples=300, deadline=None)
+@pytest.mark.rounds
+@settings(max_examples=rounds(120, 300), deadline=None)
 @given(PROGRAMS)
 def test_the_planner_agrees_with_brute_force_on_random_applications(program):
     app = described(program)
@@ -157,7 +159,8 @@ def test_the_planner_agrees_with_brute_force_on_random_applications(program):
 
 
 @pytest.mark.lengthy
-@settings(max_examples=300, deadline=None)
+@pytest.mark.rounds
+@settings(max_examples=rounds(120, 300), deadline=None)
 @given(PROGRAMS)
 @example([(("move", ("k", None)), 0), (("feed", "t0"), 1), (("join", "t1"), 1)])
 def test_auto_repartition_accepts_every_random_application_and_proves_it(program):

@@ -13,7 +13,7 @@ from dagster_adjunct.resources.tables.functions import FunctionLayer
 from dagster_adjunct.resources.tables.operation import Changes, Operation, OperationKind, RowEntries, State
 from dagster_adjunct.resources.tables.retry import RetryPolicy
 from dagster_adjunct.resources.tables.table import RemoteTable
-from tests.resources.backends.reached_stores import QUICK, SERVERS
+from tests.resources.backends.reached_stores import QUICK
 from tests.resources.tables.plain_oracle import (
     batches,
     counting,
@@ -29,13 +29,8 @@ from tests.servers.tcp_proxy import TcpProxy
 PATIENT = RetryPolicy(attempts=4000, first_wait=0.002, max_wait=0.05, max_total=90)
 
 
-@pytest.fixture(scope="module", params=SERVERS)
-def reached(request, tmp_path_factory):
-    return request.param(request, tmp_path_factory.mktemp("bad"))
-
-
 @pytest.fixture(scope="module", params=QUICK)
-def lasting(request, tmp_path_factory):
+def reached(request, tmp_path_factory):
     return request.param(request, tmp_path_factory.mktemp("bad"))
 
 
@@ -197,20 +192,20 @@ def test_two_writers_and_replays_keep_the_newest_though_messages_are_lost(reache
 
 
 @pytest.mark.parametrize("times", [2, pytest.param(6, marks=pytest.mark.long)])
-def test_counters_are_exact_though_the_server_stops_and_starts_under_load(lasting, times):
-    sent, name = messages(23, per_source=60 * times), lasting.new_name()
+def test_counters_are_exact_though_the_server_stops_and_starts_under_load(reached, times):
+    sent, name = messages(23, per_source=60 * times), reached.new_name()
     expected = totals(message for own in sent.values() for message in own)
     stopped = []
 
     def stop_and_start():
         for _ in range(times):
             time.sleep(0.1 if times == 2 else 1)
-            lasting.stop()
+            reached.stop()
             stopped.append(time.monotonic())
-            lasting.start()
+            reached.start()
 
     async def writing():
-        async with table_over(lasting.store(name), idempotent=True) as table:
+        async with table_over(reached.store(name), idempotent=True) as table:
             await done(table, counting(messages(1, keys=1, sources=1)["lake.clicks.0"][:0]))
             stopping = asyncio.create_task(asyncio.to_thread(stop_and_start))
             await count_all(table, sent, 23, size=4, pause=0.01)
@@ -221,25 +216,25 @@ def test_counters_are_exact_though_the_server_stops_and_starts_under_load(lastin
     finished, retries = run(writing())
     assert stopped[0] < finished
     assert retries > 0
-    assert totals_in(lasting, name, expected) == expected
+    assert totals_in(reached, name, expected) == expected
 
 
-def test_a_slow_and_thin_line_changes_nothing(lasting):
-    sent, name = messages(24, per_source=20), lasting.new_name()
+def test_a_slow_and_thin_line_changes_nothing(reached):
+    sent, name = messages(24, per_source=20), reached.new_name()
     expected = totals(message for own in sent.values() for message in own)
 
     async def writing(port):
-        async with table_over(lasting.store(name, port), idempotent=True) as table:
+        async with table_over(reached.store(name, port), idempotent=True) as table:
             await count_all(table, sent, 24)
 
-    with TcpProxy(lasting.port).running() as proxy:
+    with TcpProxy(reached.port).running() as proxy:
         proxy.delay, proxy.bytes_per_second = 0.003, 200_000
         run(writing(proxy.port))
-    assert totals_in(lasting, name, expected) == expected
+    assert totals_in(reached, name, expected) == expected
 
 
-def test_connections_that_are_cut_at_any_moment_lose_and_repeat_nothing(lasting):
-    sent, name = messages(25, per_source=40), lasting.new_name()
+def test_connections_that_are_cut_at_any_moment_lose_and_repeat_nothing(reached):
+    sent, name = messages(25, per_source=40), reached.new_name()
     expected = totals(message for own in sent.values() for message in own)
     ended, cuts = threading.Event(), []
 
@@ -254,7 +249,7 @@ def test_connections_that_are_cut_at_any_moment_lose_and_repeat_nothing(lasting)
                 proxy.accept()
 
     async def writing(proxy):
-        async with table_over(lasting.store(name, proxy.port), idempotent=True) as table:
+        async with table_over(reached.store(name, proxy.port), idempotent=True) as table:
             cutting = asyncio.create_task(asyncio.to_thread(cut_and_refuse, proxy))
             try:
                 await count_all(table, sent, 25, pause=0.03)
@@ -262,7 +257,7 @@ def test_connections_that_are_cut_at_any_moment_lose_and_repeat_nothing(lasting)
                 ended.set()
                 await cutting  # what went wrong there fails the test
 
-    with TcpProxy(lasting.port).running() as proxy:
+    with TcpProxy(reached.port).running() as proxy:
         run(writing(proxy))
     assert len(cuts) >= 2
-    assert totals_in(lasting, name, expected) == expected
+    assert totals_in(reached, name, expected) == expected

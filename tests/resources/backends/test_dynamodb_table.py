@@ -337,7 +337,9 @@ SUMMED = {
 _WIDEST = Decimal((0, (9,) * 38, -4))
 
 
-@pytest.mark.parametrize("default", [None, {}, {"small": 0}, {"f": 1.5}])
+@pytest.mark.parametrize(
+    "default", [None, {"small": 0}, *(pytest.param(other, marks=pytest.mark.long) for other in ({}, {"f": 1.5}))]
+)
 @pytest.mark.parametrize(
     ("name", "full", "more", "less", "says"),
     [

@@ -89,7 +89,7 @@ class Caller:
 
 
 @pytest.mark.rounds
-@pytest.mark.parametrize("seed", range(rounds(4, len(LAYERS) * 2)))
+@pytest.mark.parametrize("seed", range(rounds(2, len(LAYERS) * 2)))
 def test_requests_through_any_layers_leave_what_they_leave_in_a_dict(new_store: NewStore, seed: int) -> None:
     cache, size, rate = LAYERS[seed * 7 % len(LAYERS)]
     store = new_store()

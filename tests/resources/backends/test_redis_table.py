@@ -36,6 +36,7 @@ from dagster_adjunct.resources.tables.operation import (
     position_of,
 )
 from tests.resources.backends.every_type import RECORD, TYPES
+from tests.rounds import rounds
 from tests.servers.redis import running_redis
 
 pytestmark = pytest.mark.server
@@ -155,7 +156,8 @@ _CONDITIONS = st.sampled_from(
 )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@pytest.mark.rounds
+@settings(max_examples=rounds(15, 60), deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data(), conditions=_CONDITIONS)
 def test_every_sequence_of_operations_does_what_the_twin_does(new_table, data, conditions):
     of_either = st.one_of(_operations(conditions), _operations(Conditions()))
@@ -197,7 +199,8 @@ def test_null_missing_and_every_text_are_told_apart(new_table, redis_server, tex
 _parts = st.text(st.sampled_from(":\\a{}\0%é\n"), max_size=4)
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+@pytest.mark.rounds
+@settings(max_examples=rounds(60, 200), deadline=None, suppress_health_check=list(HealthCheck))
 @given(one=st.tuples(_parts, _parts, st.binary(max_size=3)), other=st.tuples(_parts, _parts, st.binary(max_size=3)))
 def test_two_keys_of_several_columns_never_share_a_name(one, other):
     columns = {"a": "string", "b": "string", "c": "binary"}
@@ -281,7 +284,8 @@ def test_an_entry_that_does_not_fit_is_refused_alone(new_table):
 _wide = st.integers(-(10**37), 10**37).map(lambda n: Decimal(n).scaleb(-4))
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@pytest.mark.rounds
+@settings(max_examples=rounds(15, 60), deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     integers=st.lists(st.integers(-(2**63), 2**63 - 1), max_size=6),
     decimals=st.lists(_wide, max_size=6),

@@ -30,6 +30,7 @@ from dagster_adjunct.resources.key_value.segment import (
 from dagster_adjunct.resources.key_value_backends import dynamodb, dynamodb_layout
 from dagster_adjunct.resources.key_value_backends.dynamodb import DynamoDbSegment, DynamoDbSegments
 from dagster_adjunct.resources.key_value_backends.dynamodb_layout import FamilyList, SegmentLayout, TableCalls
+from tests.rounds import rounds
 from tests.servers.dynamodb import DynamoDbServer, new_name
 from tests.servers.tcp_proxy import TcpProxy
 
@@ -141,7 +142,7 @@ def test_families_of_jobs_that_are_over_leave_the_list_and_those_with_entries_st
     segment = backend.open(table, 0)
     for one in lasting:
         run_without_loop(write(segment, one))
-    for number in range(150):
+    for number in range(110):
         run_without_loop(write(segment, key(f"job-{number:05d}")))
         run_without_loop(write(segment, key(f"job-{number:05d}"), None))
         if number == 80:  # the process is another one from time to time
@@ -175,6 +176,7 @@ def test_an_ordinary_put_is_one_request_also_after_families_were_forgotten(
     asyncio.run(work())
 
 
+@pytest.mark.rounds
 def test_no_entry_is_missed_if_an_insert_precedes_any_request_of_a_purge(
     backend: DynamoDbSegments, table: TableId, dynamodb: DynamoDbServer, eager: None
 ) -> None:
@@ -200,20 +202,21 @@ def test_no_entry_is_missed_if_an_insert_precedes_any_request_of_a_purge(
     async def work() -> int:
         at = 0
         while await interleave(at):
-            at += 1
+            at += rounds(2, 1)
         return at
 
     assert asyncio.run(work()) >= 10
     assert outcomes == {True, False}
 
 
+@pytest.mark.rounds
 def test_no_entry_is_missed_if_a_purge_precedes_any_request_of_an_insert(
     backend: DynamoDbSegments, table: TableId, dynamodb: DynamoDbServer, eager: None
 ) -> None:
 
     async def work() -> None:
         for by_heart in (False, True):
-            for at in range(6):
+            for at in range(0, 6, rounds(2, 1)):
                 family = f"f{at}-{by_heart}"
                 seen = set()
                 plain = Interrupted(table)

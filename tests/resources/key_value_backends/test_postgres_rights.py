@@ -17,7 +17,7 @@ from dagster_adjunct.resources.objects.lake import Lake, lake_in
 from dagster_adjunct.resources.objects.store import InMemoryStore
 from tests.faulty_store import Crash, Fault, FaultyStore
 from tests.resources.key_value_backends.segment_handle import Handle, Run, of, put
-from tests.resources.key_value_backends.segment_stores import new_table_id
+from tests.resources.key_value_backends.segment_stores import new_table_id, sqlite
 from tests.servers.postgres import PostgresServer, running_server
 
 pytestmark = pytest.mark.server
@@ -189,6 +189,7 @@ def test_a_role_whose_sessions_only_read_does_so_in_an_event_loop(managers: Mana
     run(work())
 
 
+@pytest.mark.parametrize("segment_store", [sqlite], indirect=True)  # for `run`
 def test_a_standby_is_not_asked(run: Run) -> None:
     """It may not have the newest yet."""
     with running_server() as server:

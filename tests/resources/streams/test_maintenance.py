@@ -181,14 +181,14 @@ def test_maintenance_that_crashes_anywhere_loses_nothing(records: Records) -> No
 def test_a_commit_does_not_grow_with_the_number_of_appends(streams: LakeStreams, records: Records) -> None:
     streams.create("s", schema=SCHEMA, partitions=1)
     sizes = []
-    for i in range(12 * FAN_OUT):
+    for i in range(8 * FAN_OUT):
         streams.append("s", records(("a", i)), producer="p", sequence=i)
         sizes.append(
             max(item.size for item in streams.lake.store.list("streams/s/manifests/") if f"{i + 2:012d}" in item.key)
         )
     assert max(sizes[-2 * FAN_OUT :]) < 1.2 * max(sizes[: 4 * FAN_OUT])
-    assert [row[1] for row in rows(streams)] == list(range(12 * FAN_OUT))
-    assert streams.describe("s")["segments"] == 12 * FAN_OUT
+    assert [row[1] for row in rows(streams)] == list(range(8 * FAN_OUT))
+    assert streams.describe("s")["segments"] == 8 * FAN_OUT
     assert len(streams.read_arrow({ZERO: OffsetRange("40", "45")})) == 5
 
 

@@ -215,7 +215,7 @@ def test_hundreds_of_small_segments_are_one_scan(spark: SparkSession, streams: L
         ("__timestamp", "timestamp_micros(253402300800000000)"),
     ],
 )
-@pytest.mark.parametrize("key", [["k"], []])
+@pytest.mark.parametrize("key", [["k"], pytest.param([], marks=pytest.mark.long)])
 def test_values_that_python_does_not_have_are_refused_from_spark(
     spark: SparkSession, streams: LakeStreams, column: str, made: str, key: list[str]
 ) -> None:

@@ -17,6 +17,7 @@ from dagster_adjunct.resources.tables.cache import Cache
 from dagster_adjunct.resources.tables.operation import UpdateContract, UpdateMessage
 from dagster_adjunct.resources.tables.table import RemoteTable
 from tests.resources.tables.slow_store import BAD, SlowStore
+from tests.rounds import rounds
 
 ONLY, WITH_DEFAULTS = UpdateContract.UPDATE_ONLY, UpdateContract.UPDATE_WITH_DEFAULTS
 KEYS = st.sampled_from("abcd")
@@ -125,7 +126,8 @@ async def at_the_same_time(table: RemoteTable[Any, Any, Any], store: SlowStore, 
 
 
 @pytest.mark.lengthy
-@settings(max_examples=250, deadline=None)
+@pytest.mark.rounds
+@settings(max_examples=rounds(80, 250), deadline=None)
 @given(
     asked=st.lists(calls(updates=True) | PAUSES, max_size=14),
     size=st.integers(1, 6),
@@ -154,7 +156,8 @@ def test_calls_made_at_the_same_time_answer_as_on_a_dictionary(
     assert all(0 < len(keys) <= size for _, keys in store.requests)
 
 
-@settings(max_examples=150, deadline=None)
+@pytest.mark.rounds
+@settings(max_examples=rounds(60, 150), deadline=None)
 @given(
     asked=st.lists(calls(updates=False) | PAUSES, max_size=14),
     size=st.integers(1, 6),
@@ -179,7 +182,8 @@ def test_compact_batches_leave_the_same_records_and_gets_see_the_same(asked, siz
 
 
 @pytest.mark.lengthy
-@settings(max_examples=150, deadline=None)
+@pytest.mark.rounds
+@settings(max_examples=rounds(60, 150), deadline=None)
 @given(
     asked=st.lists(st.tuples(calls(updates=True), st.none() | st.integers(0, 12)), max_size=12),
     size=st.integers(1, 8),

@@ -96,6 +96,7 @@ class Spender:
             pipe.close()
 
 
+@pytest.mark.long  # in simulated time: test_credits_over_runs.py
 @pytest.mark.lengthy
 def test_two_runs_whose_tasks_are_killed_get_the_rate_in_every_ten_seconds(tmp_path: Path) -> None:
     servers = [

@@ -60,7 +60,7 @@ def seen(kafka: KafkaServer, topic: str, *, isolation: str = "read_committed") -
         consumer.assign([TopicPartition(topic, partition, 0) for partition in range(count)])
         ended = 0
         while ended < count:
-            for message in consumer.consume(1000, 1.0):
+            for message in consumer.consume(1000, 0.05):  # it waits as long for as many
                 if message.error():
                     ended += 1
                     continue

@@ -195,7 +195,7 @@ def grow(kafka: KafkaServer, system: KafkaStreams, stream: str, partitions: int)
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize("read_before", [True, False])
+@pytest.mark.parametrize("read_before", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_a_dataset_goes_on_in_a_topic_that_grew_between_two_versions(
     kafka: KafkaServer, tmp_path: Path, spark: SparkSession, read_before: bool
 ) -> None:
