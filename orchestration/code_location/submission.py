@@ -16,6 +16,8 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
+import shutil
 import signal
 import sys
 import time
@@ -38,7 +40,7 @@ from dagster_adjunct.orchestration.batch_log.run_lease import Process, this_proc
 from dagster_adjunct.orchestration.code_location import metadata
 from dagster_adjunct.orchestration.code_location.checks import OpRun
 from dagster_adjunct.orchestration.code_location.resources import SparkResource
-from dagster_adjunct.resources.errors import ConfigurationError
+from dagster_adjunct.resources.errors import ConfigurationError, TransientError
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.spark.in_process import session_factory
 from dagster_adjunct.resources.spark.session import new_session, stop_session
@@ -97,7 +99,7 @@ def run_work(
         order = Order(work, open_systems, op.lake, context.run.run_id, few_in_process, settings, this_process())
         inbox = _Inbox(folder, handlers)
         _write_pickle(folder / _ORDER, order)
-        properties = folder / "spark.properties"
+        properties = folder / _SETTINGS
         properties.write_text("".join(f"{key} {_escape(value)}\n" for key, value in settings.items()), encoding="utf-8")
         client = dg.PipesSubprocessClient(message_reader=_Reader(inbox), termination_timeout_seconds=_STOP_SECONDS)
         try:
@@ -105,10 +107,11 @@ def run_work(
                 context=context,
                 command=[command, "--load-spark-defaults", "--properties-file", str(properties), str(_DRIVER)],
                 extras={"folder": name},
-                env={"PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path)},
+                env={"PYTHONPATH": _python_path(context.run)},
             )
         except DagsterPipesExecutionError as error:
             inbox.raise_error(error)
+            _raise_if_killed(error)
             raise
         finally:
             # Pipes demands an event for each output, but the op itself reports, and some outputs are not made.
@@ -126,8 +129,32 @@ def _ask_for_application() -> SparkSession:
     raise HandedToSpark
 
 
+def _python_path(run: dg.DagsterRun) -> str:
+    """Return the path on which the driver finds what this process has imported.
+
+    Dagster has the folder of a code location on its own only while it loads it.
+    """
+    pointer = run.job_code_origin and run.job_code_origin.repository_origin.code_pointer
+    folders = [*sys.path, getattr(pointer, "working_directory", None)]
+    return os.pathsep.join(dict.fromkeys(folder or str(Path.cwd()) for folder in folders))
+
+
+def _raise_if_killed(error: Exception) -> None:
+    """Raise TransientError if spark-submit was ended by a signal, by its code in the error's text."""
+    found = re.search(r"code (-?\d+)$", str(error))
+    code = int(found[1]) if found else 0
+    number = -code if code < 0 else code - _BY_SIGNAL
+    if 0 < number < signal.NSIG:
+        problem = f"the driver of the Spark application was ended by signal {number}."
+        step = "Run it again: an open batch is repeated as planned. If it keeps happening, check the memory limits of "
+        raise TransientError(
+            problem, f"{step}the machine and of its container, and the system log for killed processes."
+        )
+
+
 _DRIVER = Path(__file__).with_name("driver.py")
-_ORDER = "work.pickle"
+_ORDER, _SETTINGS = "work.pickle", "spark.properties"
+_BY_SIGNAL = 128  # what a shell adds to the number
 _RESULT, _ERROR = "result", "error"
 _STOP_SECONDS = 60.0
 
@@ -226,7 +253,9 @@ def drive(folder: Path, announce: Callable[[str], None]) -> None:
 
     try:
         order = _read_order(folder / _ORDER)
-        Thread(target=_end_with, args=(order.process, os.getppid()), name="end-with-op", daemon=True).start()
+        (folder / _SETTINGS).unlink(missing_ok=True)  # read by now; they may have secrets
+        end_with = partial(_end_with, order.process, os.getppid(), folder)
+        Thread(target=end_with, name="end-with-op", daemon=True).start()
         with ExitStack() as stack:
 
             @cache
@@ -251,6 +280,7 @@ def _read_order(path: Path) -> Order:
     """Return the order. Raises ConfigurationError if this Python lacks a module of the application."""
     try:
         order: Order = pickle.loads(path.read_bytes())
+        path.unlink()
     except ModuleNotFoundError as error:
         problem = f"the driver of the Spark application has no module {error.name!r}."
         step = "Load the code location by the module's name from a folder on the path, and use the same Python "
@@ -267,10 +297,15 @@ def _find_runs(stack: ExitStack) -> Callable[[str], bool]:
     return partial(metadata.has_ended, stack.enter_context(dg.DagsterInstance.get()))
 
 
-def _end_with(op: Process, parent: int) -> None:
-    """End this process when that of the op or spark-submit has ended: without it, nobody hears what this one does."""
+def _end_with(op: Process, parent: int, folder: Path) -> None:
+    """End this process when that of the op or spark-submit has ended: without it, nobody hears what this one does.
+
+    If the op's has, nobody else deletes the folder.
+    """
     while os.getppid() == parent and not op.is_dead():
         time.sleep(_POLL_SECONDS)
+    if op.is_dead():
+        shutil.rmtree(folder, ignore_errors=True)
     os.kill(os.getpid(), signal.SIGINT)
     time.sleep(_STOP_SECONDS)
     os._exit(1)

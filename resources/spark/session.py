@@ -18,7 +18,7 @@ from tempfile import gettempdir
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from dagster_adjunct.resources.errors import ConfigurationError
+from dagster_adjunct.resources.errors import ConfigurationError, TransientError
 from dagster_adjunct.resources.objects.lake import DEFAULT_LAKE, LakeSettings
 from dagster_adjunct.resources.objects.store import check_endpoint
 from dagster_adjunct.resources.spark import tuning
@@ -275,8 +275,8 @@ def is_connect(master: str | None) -> bool:
 def _connect(url: str, config: Mapping[str, str], lake_url: str | None) -> SparkSession:
     """Return a session of a Spark Connect server, with a database of its own for its scans.
 
-    Sessions of a server share its catalog. Raises ConfigurationError for a server that does not answer or keeps its
-    tables in a metastore, and for settings that a session can't change.
+    Sessions of a server share its catalog. Raises TransientError for a server that does not answer, ConfigurationError
+    for one that refuses this client or keeps its tables in a metastore, and for settings that a session can't change.
     """
     _check_master(url)
     _check_reach(url, lake_url or os.environ.get("ADJUNCT_LAKE"))
@@ -299,6 +299,8 @@ def _connect(url: str, config: Mapping[str, str], lake_url: str | None) -> Spark
         reason = details[1] if details else first_message_line(error)
         problem = f"Spark Connect can't be used at {where[0]}:{where[1]}: {reason.rstrip('.')}."
         step = "Start the server, or correct the URL, such as sc://localhost:15002 or sc://localhost:15002/;token=…."
+        if isinstance(error, OSError) or "UNAVAILABLE" in str(error):
+            raise TransientError(problem, step) from error
         if isinstance(error, ImportError):
             step = 'Install what the client needs: pip install "dagster-adjunct[connect]".'
         raise ConfigurationError(problem, step, setting="spark.master") from error
@@ -328,6 +330,8 @@ def _database(session: SparkSession) -> str:
 def stop_session(session: SparkSession) -> None:
     """Stop a session, and end its JVM if that is to archive its classes."""
     if is_remote(session):
+        client: Any = session.client
+        client.set_retry_policies([])
         with contextlib.suppress(Exception):  # the server may be gone, with the database
             session.sql("USE default")
             session.sql(f"DROP DATABASE IF EXISTS {_database(session)} CASCADE")

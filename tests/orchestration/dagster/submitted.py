@@ -34,12 +34,17 @@ def charged(record: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     yield {"id": record["id"], "charge": tariffs.charge(record["id"])}
 
 
-app = Application("charges")
-(
-    app.input_stream("lake.calls", default_offset="oldest")
-    .flat_map(charged, schema=Schema.of(id="bigint", charge="int"), keeps_partitioning=True)
-    .send_to(app.output_stream("lake.charges", partitions=2, key="id"))
-)
+def charge_calls(app: Application) -> Application:
+    """Return the application, which charges the calls."""
+    (
+        app.input_stream("lake.calls", default_offset="oldest")
+        .flat_map(charged, schema=Schema.of(id="bigint", charge="int"), keeps_partitioning=True)
+        .send_to(app.output_stream("lake.charges", partitions=2, key="id"))
+    )
+    return app
+
+
+app = charge_calls(Application("charges"))
 
 
 def refuse(record: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -93,5 +98,5 @@ def resource(folder: str | Path, lake: str | None = None, **settings: Any) -> Sp
     return SparkResource(lake=lake, submit="spark-submit", spark_config=config, **settings)
 
 
-def load(folder: str | Path) -> Any:
+def load(folder: str | Path, app: Application) -> Any:
     return build_definitions(app, lake=f"{folder}/lake", spark=resource(folder, f"{folder}/lake"))
