@@ -40,11 +40,11 @@ from dagster_adjunct.orchestration.batch_log.run_lease import Process, this_proc
 from dagster_adjunct.orchestration.code_location import metadata
 from dagster_adjunct.orchestration.code_location.checks import OpRun
 from dagster_adjunct.orchestration.code_location.resources import SparkResource
-from dagster_adjunct.resources.errors import ConfigurationError, TransientError
+from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.spark.in_process import session_factory
 from dagster_adjunct.resources.spark.session import new_session, stop_session
-from dagster_adjunct.resources.spark.tasks import find_adjunct_error
+from dagster_adjunct.resources.spark.tasks import find_adjunct_error, lost_process_error
 from dagster_adjunct.resources.streams.system import StreamSystem
 
 if TYPE_CHECKING:
@@ -145,11 +145,7 @@ def _raise_if_killed(error: Exception) -> None:
     code = int(found[1]) if found else 0
     number = -code if code < 0 else code - _BY_SIGNAL
     if 0 < number < signal.NSIG:
-        problem = f"the driver of the Spark application was ended by signal {number}."
-        step = "Run it again: an open batch is repeated as planned. If it keeps happening, check the memory limits of "
-        raise TransientError(
-            problem, f"{step}the machine and of its container, and the system log for killed processes."
-        )
+        raise lost_process_error(f"the driver of the Spark application was ended by signal {number}.") from error
 
 
 _DRIVER = Path(__file__).with_name("driver.py")

@@ -331,7 +331,7 @@ def stop_session(session: SparkSession) -> None:
     """Stop a session, and end its JVM if that is to archive its classes."""
     if is_remote(session):
         client: Any = session.client
-        client.set_retry_policies([])
+        client.set_retry_policies([])  # each request to a dead server would be repeated for 20 seconds
         with contextlib.suppress(Exception):  # the server may be gone, with the database
             session.sql("USE default")
             session.sql(f"DROP DATABASE IF EXISTS {_database(session)} CASCADE")

@@ -157,13 +157,20 @@ def find_adjunct_error(error: BaseException) -> AdjunctError | None:
     return decode_error(text) or _corresponding_error(text)
 
 
+def lost_process_error(problem: str) -> TransientError:
+    """Return the error of a batch of which a process of Spark has ended early."""
+    return TransientError(
+        problem,
+        "Run it again: the batch is repeated as planned. If it keeps happening, check the memory limits of the "
+        "machine and of its container, and the system log for killed processes.",
+    )
+
+
 def _corresponding_error(text: str) -> AdjunctError | None:
     """Return the error that corresponds to one of Spark, of the JVM or of a Python worker, given its text."""
     if _WORKER_LOST in text:
-        return TransientError(
-            "a Python worker of Spark ended in the middle of its task: it was killed, ran out of memory, or crashed.",
-            "Run it again: the batch is repeated as planned. If it keeps happening, check the memory limits of the "
-            "machine and of its container, and the system log for killed processes.",
+        return lost_process_error(
+            "a Python worker of Spark ended in the middle of its task: it was killed, ran out of memory, or crashed."
         )
     if _SERVER_LOST.search(text):
         return TransientError(

@@ -352,7 +352,7 @@ def _is_widening(given: str, expected: str) -> bool:
 
 def _select_positions(data: Any, sources: Sources | None, what: str) -> Any:
     """Return the records without the columns of POSITION unless `sources` are given."""
-    there = list(data.column_names if isinstance(data, pa.Table) else data.columns)
+    there = list(data.column_names if _is_table(data) else data.columns)
     missing = [name for name in POSITION if name not in there]
     if sources is not None and missing:
         problem = f"{what}: sources are given, but the records lack {', '.join(missing)}."
@@ -360,7 +360,7 @@ def _select_positions(data: Any, sources: Sources | None, what: str) -> Any:
     if sources is not None or len(missing) == len(POSITION):
         return data
     names = [name for name in POSITION if name in there]
-    return data.drop_columns(names) if isinstance(data, pa.Table) else data.drop(*names)
+    return data.drop_columns(names) if _is_table(data) else data.drop(*names)
 
 
 def _digested_columns(declaration: LakeStreamDeclaration, there: Sequence[str]) -> list[str]:
