@@ -6,13 +6,15 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from dagster_adjunct.resources import errors
+from dagster_adjunct.resources.aws import new_session
 from dagster_adjunct.resources.backends.store import check_variable_name
 from dagster_adjunct.resources.tables.operation import Problem, State
 
 if TYPE_CHECKING:
+    from botocore.session import Session
     from mypy_boto3_dynamodb import DynamoDBClient
 
 THROTTLED_SECONDS = 0.1  # wait if DynamoDB throttles without saying for how long
@@ -93,30 +95,32 @@ class Connection:
             # Resolved once: boto3 resolves it for each request, a tenth of the request's cost.
             user_agent=f"dagster-adjunct Boto3/{boto3.__version__}",
         )
-        session = self.session or self._new_session(label)
+        create = self._new_session(label).create_client if self.session is None else self.session.client
         try:
-            client: DynamoDBClient = session.client(
-                "dynamodb", region_name=self.region, endpoint_url=self.endpoint_url, config=config
-            )
+            client = create("dynamodb", region_name=self.region, endpoint_url=self.endpoint_url, config=config)
         except (BotoCoreError, ValueError) as error:
             raise _client_error(label, error) from error
-        return client
+        return cast("DynamoDBClient", client)
 
     def with_session(self, label: str) -> Connection:
-        """Return the same connection with one session for all of its clients.
+        """Return the same connection with one session for all of its clients, which has their credentials.
 
-        The first client of a session takes a tenth of a second, later ones a hundredth. Two threads must not create
-        them at once.
+        Two threads must not create clients at once.
         """
-        return self if self.session is not None else replace(self, session=self._new_session(label))
-
-    def _new_session(self, label: str) -> Any:
         import boto3
+
+        if self.session is not None:
+            return self
+        return replace(self, session=boto3.session.Session(botocore_session=self._new_session(label)))
+
+    def _new_session(self, label: str) -> Session:
         from botocore.exceptions import BotoCoreError
 
-        given: Any = self._credentials(label)
         try:
-            return boto3.session.Session(profile_name=self.profile, **given)
+            session = new_session(self.profile)
+            if given := self._credentials(label):
+                session.set_credentials(**given)
+            return session
         except (BotoCoreError, ValueError) as error:
             raise _client_error(label, error) from error
 
@@ -127,7 +131,7 @@ class Connection:
         if missing:
             problem = f"{label}: credentials_env names {', '.join(missing)}, which the environment does not set."
             raise errors.ConfigurationError(problem, "Set it, on executors too.", setting=missing[0])
-        words = ("aws_access_key_id", "aws_secret_access_key", "aws_session_token")
+        words = ("access_key", "secret_key", "token")
         return {word: os.environ[name] for word, name in zip(words, self.credentials_env, strict=False)}
 
 

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
+from dagster_adjunct.resources.aws import new_session
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.lazy_modules import pa, pj
 from dagster_adjunct.resources.objects.store import ObjectStore, S3Options
@@ -42,11 +43,10 @@ def object_location(store: ObjectStore, key: str) -> str:
 
 
 def _s3_arguments(options: S3Options) -> dict[str, Any]:
-    import boto3
     from pyarrow import fs
 
-    session = boto3.session.Session()
-    client = session.client("s3", endpoint_url=options.endpoint, region_name=options.region)
+    session = new_session()
+    client = session.create_client("s3", endpoint_url=options.endpoint, region_name=options.region)
     arguments: dict[str, Any] = {
         "region": client.meta.region_name,
         "connect_timeout": options.connect_timeout,

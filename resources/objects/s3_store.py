@@ -12,13 +12,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError, IncompleteReadError
 from botocore.exceptions import ConnectionError as EndpointError
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
 from dagster_adjunct.resources import errors
+from dagster_adjunct.resources.aws import new_session
 from dagster_adjunct.resources.objects import store
 from dagster_adjunct.resources.objects.store import ObjectInfo, ObjectStore, S3Options, StoreDescriptor, StoredObject
 
@@ -395,7 +396,6 @@ class S3Store(ObjectStore):
 
 def create_s3_client(options: S3Options, what: S3Request) -> S3Client:
     """Return a new client without retries; `what` describes its purpose in errors."""
-    import boto3
     from botocore.config import Config
 
     config = Config(
@@ -410,7 +410,7 @@ def create_s3_client(options: S3Options, what: S3Request) -> S3Client:
     )
     try:
         settings: Any = {"endpoint_url": options.endpoint, "region_name": options.region, "config": config}
-        client = send_request(what, lambda: boto3.session.Session().client("s3", **settings))
+        client = cast("S3Client", send_request(what, lambda: new_session().create_client("s3", **settings)))
     except ValueError:  # its text is the endpoint, which may hold a login
         problem = f"{what}: boto3's S3 endpoint is not a URL of a server (not shown here, as it may contain a login)."
         step = "Write it like https://s3.example.com:9000 (AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, boto3's "
