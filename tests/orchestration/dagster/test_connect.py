@@ -68,25 +68,35 @@ def filled(folder: Path) -> Lake:
 @pytest.mark.spark
 @pytest.mark.server
 @pytest.mark.slow
-def test_two_clients_of_a_server_have_the_results_of_the_oracle(tmp_path: Path) -> None:
-    """Each has its tables to itself, and leaves nothing behind."""
-    lakes = [filled(tmp_path / name) for name in ("first", "second")]
+def test_a_client_of_a_server_has_the_results_of_the_oracle(tmp_path: Path) -> None:
+    lake = filled(tmp_path / "one")
     with connect_server(tmp_path, "local[2]") as server:
-        runs = [run(tmp_path / name, server.url, "order_totals") for name in ("first", "second")]
-        for done, lake in zip([*map(ended, runs)], lakes, strict=True):
-            assert done["success"], done["log"]
-            assert set(done["passed"].values()) == {True}
-            assert small.priced(lake) == small.expected(small.orders(0, 300))
-        small.append(lakes[0], "orders", 2, small.orders(300, 300))
-        assert ended(run(tmp_path / "first", server.url, "order_totals"))["success"]
-        assert small.priced(lakes[0]) == small.expected(small.orders(0, 600))
+        done = ended(run(tmp_path / "one", server.url, "order_totals"))
         looked = start("-c", LOOK, server.url).communicate(timeout=60)[0].splitlines()
+    assert done["success"], done["log"]
+    assert set(done["passed"].values()) == {True}
+    assert small.priced(lake) == small.expected(small.orders(0, 300))
     setting, values, databases = looked
     assert setting == "spark.executor.memory", "a setting that a session can't change is refused"
     assert values == "3 -1"
     own = databases.split()
     assert own.pop() == "default"
     assert len(own) <= 2, "those of the two sessions of this process"
+
+
+@pytest.mark.spark
+@pytest.mark.server
+@pytest.mark.long
+def test_clients_at_once_have_their_tables_to_themselves_and_later_ones_go_on(tmp_path: Path) -> None:
+    lakes = [filled(tmp_path / name) for name in ("first", "second")]
+    with connect_server(tmp_path, "local[2]") as server:
+        runs = [run(tmp_path / name, server.url, "order_totals") for name in ("first", "second")]
+        for done, lake in zip([*map(ended, runs)], lakes, strict=True):
+            assert done["success"], done["log"]
+            assert small.priced(lake) == small.expected(small.orders(0, 300))
+        small.append(lakes[0], "orders", 2, small.orders(300, 300))
+        assert ended(run(tmp_path / "first", server.url, "order_totals"))["success"]
+    assert small.priced(lakes[0]) == small.expected(small.orders(0, 600))
 
 
 @pytest.mark.spark
