@@ -405,7 +405,7 @@ def _add_order_in_arrow(
         first = [new[0].as_py() if len(new) else None for new in sent]
         found = tuple(new if old is None else old for old, new in zip(known, first, strict=True))
         samples = None if found == (None,) * len(order) else check_order_values(spec, found)
-    none = pa.array([False] * rows.num_rows)
+    none = pa.array([False] * rows.num_rows, pa.bool_())
     snapshot = rows.column(SNAPSHOT) if SNAPSHOT in rows.column_names else none
     parts, reasons = [], dict[int, str]()
     for place, (name, value) in enumerate(zip(order, values, strict=True)):

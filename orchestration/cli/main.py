@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import sys
 
 import click
@@ -54,7 +55,20 @@ def root() -> None:
 
 def main() -> None:
     """Run the command line and exit with its code."""
-    sys.exit(output.run_command(lambda: root(standalone_mode=False)))
+    if sys.stdin is None:  # it was closed: nobody can confirm
+        sys.stdin = io.StringIO()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal that is not UTF-8 lacks most letters
+    sys.exit(output.run_command(_run_root))
+
+
+def _run_root() -> int:
+    for argument in sys.argv[1:]:
+        try:
+            argument.encode()
+        except UnicodeEncodeError:
+            raise click.UsageError(f"{argument!r} is not UTF-8.") from None
+    return root(standalone_mode=False)  # type: ignore[no-any-return]
 
 
 if __name__ == "__main__":

@@ -54,7 +54,9 @@ def create_project(name: str, *, in_yaml: bool = False) -> Path:
         step = "Use lower-case letters and digits, with single - or _ between them, as in my-orders."
         raise ConfigurationError(problem, step, argument="name")
     folder = Path.cwd() / name
-    if folder.exists():
+    with translate_file_errors(folder, "the new project"):
+        exists = folder.exists()
+    if exists:
         problem, step = f"{folder} exists already, and nothing in it is changed.", "Use another name, or remove it."
         raise ConfigurationError(problem, step, argument="name")
     if importlib.util.find_spec(module) is not None:

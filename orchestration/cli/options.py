@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial, wraps
@@ -42,7 +43,9 @@ user_option = click.option(
 
 def limit_option(default: int | None, text: str) -> Callable[[C], C]:
     """Add --limit, 1 or more."""
-    return click.option("--limit", type=click.IntRange(1), default=default, show_default=default is not None, help=text)
+    return click.option(
+        "--limit", type=click.IntRange(1, sys.maxsize), default=default, show_default=default is not None, help=text
+    )
 
 
 def lake_option(*, create: bool = False) -> Callable[[C], C]:

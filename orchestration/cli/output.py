@@ -166,7 +166,7 @@ def show_json(value: Any) -> None:
     """Print a value as one JSON document if --json is given: times in ISO format, decimals as text, bytes as hex."""
     if console.quiet:
         click.get_current_context().meta[_SHOWN] = True
-        click.echo(format_json(value))
+        click.echo(format_json(value).encode())  # JSON is UTF-8, whatever the terminal takes
 
 
 def format_json(value: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -52,7 +53,12 @@ def show_stream(lake: Lake, name: str) -> None:
 @click.option(
     "--to", "target", required=True, type=click.Path(path_type=Path), help="A new .parquet file, or a new folder."
 )
-@click.option("--records-per-file", type=int, metavar="N", help="Write a folder of files with at most N records each.")
+@click.option(
+    "--records-per-file",
+    type=click.IntRange(1, sys.maxsize),
+    metavar="N",
+    help="Write a folder of files with at most N records each.",
+)
 @click.option(
     "--epochs",
     type=click.Choice(["all", "latest"]),

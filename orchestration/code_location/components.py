@@ -577,7 +577,8 @@ class AdjunctComponent(dg.Component):
         if attributes is None:
             translation.refuse("there are no attributes.", "Declare at least one application.", ("attributes",))
         given = attributes.model_dump(by_alias=True, exclude_unset=True)
-        return cls(_filled_in(given, resolution, translation, ("attributes",)), resolution.source_position_tree)
+        made = _filled_in(given, resolution.at_path("attributes"), translation, ("attributes",))
+        return cls(made, resolution.source_position_tree)
 
     def applications(self) -> dict[str, Application]:
         """Return the applications by name, for programs and tests."""
@@ -590,13 +591,17 @@ class AdjunctComponent(dg.Component):
 
 def _filled_in(value: Any, context: ResolutionContext, translation: _Translation, place: Place) -> Any:
     """Return a value with its templates filled in; other texts stay as they are. One without a value is refused."""
+
+    def inside(at: str | int, one: Any) -> Any:
+        return _filled_in(one, context.at_path(at), translation, (*place, at))
+
     if isinstance(value, Mapping):
-        return {name: _filled_in(one, context, translation, (*place, name)) for name, one in value.items()}
+        return {name: inside(name, one) for name, one in value.items()}
     if isinstance(value, list):
-        return [_filled_in(one, context, translation, (*place, number)) for number, one in enumerate(value)]
+        return [inside(number, one) for number, one in enumerate(value)]
     if not isinstance(value, str) or "{{" not in value:
         return value
-    filled = context.at_path(place[-1]).resolve_value(value)
+    filled = context.resolve_value(value)
     if filled is None:
         translation.refuse(f"{value!r} has no value.", "Set the variable, or write the value.", place)
     return filled

@@ -416,7 +416,7 @@ class SqliteTable(StoreTable):
 
     def exists(self) -> bool:
         """Whether the file has the table; creates neither."""
-        if not Path(self.path).exists():
+        if not self._has_file():
             return False
         try:
             with closing(self._connect_file("rw")) as connection:
@@ -508,6 +508,13 @@ class SqliteTable(StoreTable):
             check_same_thread=False,
         )
 
+    def _has_file(self) -> bool:
+        try:
+            return Path(self.path).exists()
+        except OSError as error:
+            problem = f"{self._label} can't be accessed: {error.strerror}."
+            raise errors.TableAccessError(problem, "Use a path that this user may read.", table=self._label) from error
+
     def _connect(self, *, make: bool) -> SqliteRequests:
         path = Path(self.path)
         if make:
@@ -516,7 +523,7 @@ class SqliteTable(StoreTable):
             except OSError as error:
                 problem = f"{self._label} can't be created: {error.strerror} ({error.filename})."
                 raise errors.TableAccessError(problem, "Use a path that is writable.", table=self._label) from error
-        elif not path.exists():
+        elif not self._has_file():
             what = f"{self._label}: the file does not exist."
             step = "Correct the path, or restore the file. With create=True the first write creates it."
             raise errors.TableNotFoundError(what, step, table=self._label)

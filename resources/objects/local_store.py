@@ -196,10 +196,11 @@ class LocalStore(ObjectStore):
 
     def _translate_os_error(self, error: OSError, what: str) -> errors.AdjunctError:
         reason = error.strerror or str(error)
-        if self._root.exists() and not self._root.is_dir():
+        exists = os.path.exists(self._root)  # noqa: PTH110 - Path.exists() raises where this user may not look
+        if exists and not self._root.is_dir():
             problem = f"{self.url} can't hold a lake: it is not a folder."
             return errors.ConfigurationError(problem, "Use a folder or s3://BUCKET/PREFIX.", argument="url")
-        if error.errno in errors.REFUSED_ERRNOS or not self._root.exists():
+        if error.errno in errors.REFUSED_ERRNOS or not exists:
             problem = f"folder {self.url} can't hold a lake: {reason} ({what})."
             return errors.ConfigurationError(problem, "Use a folder that this user may read and write.", argument="url")
         problem = f"the file system of {self.url} failed at {what}: {reason}."

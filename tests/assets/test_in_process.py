@@ -20,7 +20,9 @@ from dagster_adjunct import (
     open_dataset,
     open_lake,
     run_application,
+    unbounded_dataset,
 )
+from dagster_adjunct.changes import OperationColumn
 from dagster_adjunct.errors import ConfigurationError
 from dagster_adjunct.sources import QuerySource
 from dagster_adjunct.validators import sql_check
@@ -70,3 +72,22 @@ def test_a_batch_of_an_application_is_refused_and_the_next_run_takes_its_records
     assert caught.value.argument == "spark"
     left = application_state(streams.lake, "copy")
     assert (left.records, left.open) == (0, None)
+
+
+@pytest.mark.parametrize("order", ["n", ["n", "at"], None])
+def test_an_advance_over_ignored_records_only_moves_on(tmp_path: Path, order: str | list[str] | None) -> None:
+    streams = LakeStreams(open_lake(tmp_path / "lake"))
+    streams.create("log", schema=Schema.of(k="string", n="int", at="int", op="string"), key=["k"], partitions=1)
+    changes = OperationColumn("op", ignore=["m"])
+    table = unbounded_dataset("table", input="lake.log", key="k", partitions=1, changes=changes, order_by=order)
+
+    def advance_over(sequence: int, *operations: str) -> None:
+        rows = [{"k": "a", "n": sequence, "at": place, "op": op} for place, op in enumerate(operations)]
+        streams.append("log", rows, producer="test", sequence=sequence)
+        advance_dataset(table, lake=streams.lake, systems={"lake": streams}, spark=IN_PROCESS, by="test")
+
+    advance_over(1, "c")
+    advance_over(2, "m", "m")
+    advance_over(3, "u")
+    with open_dataset(streams.lake, table) as served:
+        assert served.get("a") == {"k": "a", "n": 3, "at": 0}

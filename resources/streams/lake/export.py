@@ -52,12 +52,11 @@ def check_export_target(target: Path, records_per_file: int | None) -> None:
     if records_per_file is None and target.suffix != ".parquet":
         step = "Use a name that does, or give --records-per-file for a folder of files."
         raise ConfigurationError(f"--to {target} does not end in .parquet.", step, setting="--to")
-    if records_per_file is not None and records_per_file < 1:
-        problem = f"--records-per-file {records_per_file}: expected 1 or more."
-        raise ConfigurationError(problem, setting="--records-per-file")
-    if target.exists() or target.is_symlink():
+    with _file_errors(target):
+        exists, has_folder = target.exists() or target.is_symlink(), target.absolute().parent.is_dir()
+    if exists:
         raise _exists(target)
-    if not target.absolute().parent.is_dir():
+    if not has_folder:
         problem = f"--to {target}: there is no folder {target.parent}."
         raise ConfigurationError(problem, "Create it first.", setting="--to")
 

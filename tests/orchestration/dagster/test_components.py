@@ -441,6 +441,21 @@ applications:
     assert (spark.master, spark.spark_config) == ("none", {"spark.ui.enabled": "false"})
 
 
+@pytest.mark.parametrize("template", ["{{ nope }}", "{{ 1 / 0 }}", "{{ env.NOT_SET_ANYWHERE }}"])
+def test_a_template_that_fails_is_told_with_its_line(template: str, tmp_path: Path) -> None:
+    text = f"""
+applications:
+  shop:
+    output_streams: {{lake.out: {{partitions: 1}}}}
+    steps:
+      - input_stream: lake.orders
+      - filter: "{template}"
+      - send_to: lake.out
+"""
+    with pytest.raises(Exception, match=r"defs\.yaml:8"):
+        component(text, tmp_path)
+
+
 AUTOMATED = """
 bounded_datasets:
   items: {input: lake.items, key: item, broadcast: true, automation_condition: {new_version: }}

@@ -267,6 +267,16 @@ def test_a_damaged_file_is_no_fault_of_the_records(tmp_path):
     assert caught.value.table == "t"
 
 
+@pytest.mark.parametrize("create", [True, False])
+def test_a_path_out_of_reach_is_a_lasting_error(tmp_path, create):
+    columns = {"k": "string"}
+    function = SqliteTable(path=str(tmp_path / ("x" * 300)), table="t", key="k", columns=columns, create=create)
+    with pytest.raises(TableAccessError, match="too long"):
+        function.exists()
+    with pytest.raises(TableAccessError, match="too long"):
+        asyncio.run(function.get("a"))
+
+
 def test_reading_makes_neither_a_folder_nor_a_file_nor_a_table(tmp_path):
     paths = [tmp_path / "new" / "t.sqlite", tmp_path / "other.sqlite"]
     with sqlite3.connect(paths[1]) as connection:
