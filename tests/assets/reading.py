@@ -6,19 +6,27 @@ or misses a key, has met a mix.
 
 from __future__ import annotations
 
+import multiprocessing
 import os
-from collections.abc import Callable, Mapping
+import queue
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from multiprocessing.queues import Queue
 from multiprocessing.synchronize import Event
 from typing import Any
 
 # What readers import is imported here, once, for all that are forked from a process that has read this module.
 import pyarrow.parquet  # noqa: F401
+import pytest
 
+from dagster_adjunct.assets.declaration.policies import DiscardPolicy
 from dagster_adjunct.assets.reading.dataset import Dataset, open_dataset
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.reading.version_reader import VersionReader
+from dagster_adjunct.assets.retention.discard import discard
 from dagster_adjunct.assets.versions.leases import Lease
 from dagster_adjunct.resources.errors import VersionDiscardedError
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
@@ -27,6 +35,8 @@ from dagster_adjunct.resources.schemas.schema import Schema
 DATASET = "rates"
 SCHEMA = Schema.of(code="int", version="int")
 CODES = range(300)
+PATIENCE = 60
+_AT_ONCE = DiscardPolicy(keep=1, grace=timedelta(0))
 
 
 @dataclass
@@ -117,3 +127,60 @@ def _note(mine: Seen, started: Queue[int], last: int, entries: Mapping[Any, Any]
 
 Way = Callable[[Lake, Event, float, "Queue[int]", Seen], None]
 WAYS: dict[str, Way] = {"lease": _by_lease, "open": _by_opening, "serve": _by_serving}
+
+
+@contextmanager
+def reading(
+    url: str, env: Mapping[str, str], ways: Sequence[str], pause: float
+) -> Iterator[tuple[list[Seen], Queue[int]]]:
+    """Start a reader for each way and wait until each has read.
+
+    The list is what they met, once the context has ended, and from the queue come the numbers of the versions that one
+    of them meets first, -1 where one has died.
+    """
+    readings: list[Seen] = []
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.assets.reading"])
+    stop, started, seen = context.Event(), context.Queue(), context.Queue()
+    processes = [
+        context.Process(target=read_until, args=(stop, started, seen, url, dict(env), way, pause)) for way in ways
+    ]
+    for process in processes:
+        process.start()
+    try:
+        for _ in processes:
+            started.get(timeout=PATIENCE)
+        yield readings, started
+        stop.set()
+        readings += [seen.get(timeout=PATIENCE) for _ in processes]
+    except queue.Empty:
+        pytest.fail("a reader died or met nothing, or what should go was never discarded")
+    finally:
+        stop.set()
+        for process in processes:
+            process.join(PATIENCE)
+            process.kill()
+
+
+@contextmanager
+def discarding(url: str, gone: queue.Queue[str]) -> Iterator[list[str]]:
+    """Discard again and again, beside whoever else does: put what went into `gone`; the list is of what went wrong."""
+    problems: list[str] = []
+    stop = threading.Event()
+
+    def run() -> None:
+        lake = open_lake(url)
+        try:
+            while not stop.wait(0.1):
+                for judged in discard(lake, DATASET, _AT_ONCE, by=threading.current_thread().name).discarded:
+                    gone.put(judged.what)
+        except Exception as error:  # noqa: BLE001 - told by the test
+            problems.append(f"{type(error).__name__}: {error}")
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield problems
+    finally:
+        stop.set()
+        thread.join()

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+import queue
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -35,7 +33,7 @@ SPEC = table_of()
 FIRST: list[Fact] = [("a", 1, 1), ("b", 2, 2), ("c", 3, 3)]
 SECOND: list[Fact] = [("a", 4, None), ("b", 5, 5), ("d", 6, 6)]
 THIRD: list[Fact] = [("a", 7, 7), ("d", 8, None)]
-ROUNDS, READERS, COMMITS = 6, 3, 24
+ROUNDS, COMMITS = 6, 24
 
 
 def table_with(*commits: list[Fact], unread: list[Fact] | None = None, spec: Any = SPEC) -> World:
@@ -192,69 +190,24 @@ def test_readers_meet_whole_states_during_commits_compactions_and_discards(tmp_p
     spec = unbounded_dataset(DATASET, input=f"lake.{DATASET}", key="code", partitions=2, compaction=BY_HAND)
     commit(world, spec, 1)
     compacted = 0
-    with readers(url) as met, discarding(url) as discards:
+    gone: queue.Queue[str] = queue.Queue()
+    ways = ["serve", "open", "serve"]
+    with reading.reading(url, {}, ways, 0.1) as (readers, met), reading.discarding(url, gone) as problems:
         for number in range(2, COMMITS + 1):
             commit(world, spec, number)
             if number % 3 == 0:
                 level: Any = "minor" if number % 2 else "major"
                 compacted += compact_dataset(world.lake, DATASET, spark=IN_PROCESS, by="test", level=level).changed
-    assert [seen.problem for seen in met] == [""] * READERS
-    assert discards["problem"] == ""
+            while number % 6 == 0 and met.get(timeout=reading.PATIENCE) not in (number, -1):
+                pass
+        assert [gone.get(timeout=reading.PATIENCE) for _ in range(5)], "they are discarded while others read"
+    assert [seen.problem for seen in readers] == [""] * len(ways)
+    assert problems == []
     assert compacted > 4
-    assert discards["gone"] > 4, "discarding kept up"
-    assert len({number for seen in met for number in seen.whole}) > 3, "they read on meanwhile"
+    assert len({number for seen in readers for number in seen.whole}) > 3
     assert not list(world.lake.store.list(f"datasets/{DATASET}/leases/")), "every reader gave its leases back"
 
 
 def commit(world: World, spec: Any, number: int) -> None:
     world.send(DATASET, [(code, number) for code in CODES])
     world.advance(spec)
-
-
-@contextmanager
-def readers(url: str) -> Iterator[list[reading.Seen]]:
-    """Start readers, each of which has read once; the list is what they met, once the context has ended."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.assets.reading", "tests.assets.unbounded.killed"])
-    stop, started, seen = context.Event(), context.Queue(), context.Queue()
-    ways = ["serve", "open", "serve"]
-    processes = [
-        context.Process(target=reading.read_until, args=(stop, started, seen, url, {}, way, 0.1)) for way in ways
-    ]
-    met: list[reading.Seen] = []
-    for process in processes:
-        process.start()
-    try:
-        for _ in processes:
-            started.get(timeout=killed.PATIENCE)
-        yield met
-        stop.set()
-        met += [seen.get(timeout=killed.PATIENCE) for _ in processes]
-    finally:
-        stop.set()
-        for process in processes:
-            process.join(60)
-            process.kill()
-
-
-@contextmanager
-def discarding(url: str) -> Iterator[dict[str, Any]]:
-    """Discard all that nobody holds, again and again."""
-    told: dict[str, Any] = {"gone": 0, "problem": ""}
-    stop = threading.Event()
-
-    def run() -> None:
-        lake = open_lake(url)
-        try:
-            while not stop.wait(0.1):
-                told["gone"] += len(discard(lake, DATASET, AT_ONCE, by="the other").discarded)
-        except Exception as error:  # noqa: BLE001 - told by the test
-            told["problem"] = f"{type(error).__name__}: {error}"
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
-        yield told
-    finally:
-        stop.set()
-        thread.join()
