@@ -163,6 +163,11 @@ class Kubernetes(dg.Config):
         # Executors connect to the pod's own address.
         address = {"name": "SPARK_LOCAL_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
         containers[0]["env"] = [*env, address]
+        try:
+            import_module("dagster_k8s.pipes").build_pod_body("driver", None, None, {}, None, copy.deepcopy(spec))
+        except Exception as error:
+            problem = f"pod_spec is not the specification of a pod: {str(error).rstrip('.')}."
+            raise ConfigurationError(problem, "Write it as Kubernetes has it.", argument="pod_spec") from error
         with _translated_errors("Kubernetes"):
             client = pipes(message_reader=inbox, kubeconfig_file=self.kubeconfig)
             request = {"namespace": self.namespace, "env": self.environment, "base_pod_spec": spec}

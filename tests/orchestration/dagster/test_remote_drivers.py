@@ -16,6 +16,7 @@ from typing import Any
 
 import dagster as dg
 import pytest
+from dagster._core.pipes.context import PipesMessageHandler
 
 from dagster_adjunct import Application, Lake, SparkResource, open_lake
 from dagster_adjunct.code_location import EmrServerless, Kubernetes
@@ -156,11 +157,15 @@ def test_a_job_run_ends_with_its_run_and_the_next_one_takes_over(
 
 
 def test_a_pod_computes_and_reports_what_a_run_in_process_does(
-    lake: Lake, tmp_path: Path, versitygw: S3Server, capfd: pytest.CaptureFixture[str]
+    lake: Lake, tmp_path: Path, versitygw: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What the driver prints comes back too, since a pod is deleted with its log."""
     for name in ("begun", "go"):
         (tmp_path / name).touch()
+    printed: list[str] = []
+    monkeypatch.setattr(
+        PipesMessageHandler, "_handle_log_external_stream", lambda self, stream, text, extras: printed.append(text)
+    )
     cluster = KubernetesStandIn(tmp_path / "pods", versitygw, [tmp_path / "image"])
     with cluster.serving() as url:
         limits = {"limits": {"cpu": "2", "memory": "4Gi"}}
@@ -177,6 +182,7 @@ def test_a_pod_computes_and_reports_what_a_run_in_process_does(
     assert done.success, done.log + cluster.logs()
     assert submitted.charges(lake) == submitted.expected(range(40))
     assert done.made["charges"]["adjunct/rows"] == 40
+    assert "charging 39\n" in "".join(printed)
     (pod,) = cluster.requests
     container = pod["spec"]["containers"][0]
     assert (pod["spec"]["serviceAccountName"], pod["spec"]["restartPolicy"]) == ("orders-runs", "Never")
@@ -225,6 +231,13 @@ def test_a_variable_of_a_pod_that_looks_like_a_secret_is_refused(lake: Lake, tmp
         assert done.failure.metadata["error"].value == "ConfigurationError"
         assert "DB_PASSWORD" in done.failure.description
         assert secret not in done.failure.description
+
+
+def test_a_specification_that_is_none_of_a_pod_is_refused(lake: Lake) -> None:
+    kubernetes = Kubernetes(image="orders:1", pod_spec={"nodeSelecter": {"disk": "ssd"}})
+    done = run(lake, submitted.app, SparkResource(kubernetes=kubernetes))
+    assert done.failure.metadata["error"].value == "ConfigurationError"
+    assert "nodeSelecter" in done.failure.description
 
 
 def test_a_run_fails_for_good_if_the_service_refuses_or_its_client_is_missing(
