@@ -1,4 +1,4 @@
-"""What spark-submit runs: the driver of an application that does an op's work (see submission.py)."""
+"""What spark-submit, a service or a pod starts: the driver of an application that does an op's work (submission.py)."""
 
 import signal
 import sys
@@ -6,16 +6,14 @@ from pathlib import Path
 
 
 def main() -> None:
-    """Run the work whose folder the process of the op gives by Dagster Pipes."""
-    del sys.path[0]  # this folder, whose modules have common names
+    """Run the work that the process of the op offers, as Dagster Pipes describes."""
+    if Path(sys.path[0]).resolve() == Path(__file__).resolve().parent:
+        del sys.path[0]  # this folder, whose modules have common names
     # A process that was started in the background ignores it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    from dagster_pipes import open_dagster_pipes
-
     from dagster_adjunct.orchestration.code_location.submission import drive
 
-    with open_dagster_pipes() as pipes:
-        drive(Path(pipes.extras["folder"]), pipes.report_custom_message)
+    drive()
 
 
 if __name__ == "__main__":

@@ -18,6 +18,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import dagster as dg
 from pydantic import Field, PrivateAttr
 
+from dagster_adjunct.orchestration.code_location.services import (
+    EmrServerless,
+    Kubernetes,
+    SparkSubmit,
+    check_no_secrets,
+)
 from dagster_adjunct.resources import key_value_backends as _registered  # noqa: F401
 from dagster_adjunct.resources.backends.dynamodb import DynamoDbTable
 from dagster_adjunct.resources.backends.http import HttpTable
@@ -311,7 +317,8 @@ class SparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     own process, and whatever needs Spark raises ConfigurationError. "sc://HOST:PORT" is a running Spark Connect server.
 
     With `submit`, datasets and batches are computed by an application that spark-submit starts, whose driver is a
-    process of its own on the machine of the run (client mode), with all settings above. It ends with the run.
+    process of its own on the machine of the run (client mode), with all settings above. With `emr_serverless` or
+    `kubernetes` the driver runs there. An application ends with the run.
     """
 
     master: str | None = Field(
@@ -320,6 +327,8 @@ class SparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     spark_config: dict[str, Any] = Field(default_factory=dict, description="More Spark settings; they win.")
     lake: str | None = Field(default=None, description="Lake URL; an s3:// lake brings the S3A packages along.")
     submit: str | None = Field(default=None, description='Path of spark-submit, or "spark-submit" if it is installed.')
+    emr_serverless: EmrServerless | None = None
+    kubernetes: Kubernetes | None = None
 
     _session: Any = PrivateAttr(default=None)
     _ours: bool = PrivateAttr(default=False)
@@ -354,28 +363,53 @@ class SparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     def _settings(self) -> dict[str, str]:
         return session_config(self.spark_config, master=self.master, lake_url=self._lake_url)
 
-    def submission(self) -> tuple[str, dict[str, str]]:
-        """Return the path of spark-submit, and the settings of the application that it starts.
+    @property
+    def services(self) -> list[str | EmrServerless | Kubernetes]:
+        """Return what is to start applications: nothing, or one of these."""
+        return [one for one in (self.submit, self.emr_serverless, self.kubernetes) if one is not None]
+
+    def submission(self, lake_url: str) -> tuple[SparkSubmit | EmrServerless | Kubernetes, dict[str, str]]:
+        """Return what starts the application for a lake, and the application's settings.
 
         Raises ConfigurationError for a spark-submit that is not found and for settings that can't be submitted.
         """
-        here = os.pathsep.join([os.environ.get("PATH", ""), str(Path(sys.executable).parent)])
-        command = shutil.which(self.submit or "", path=here)
-        if command is None:
-            problem = f"submit is {self.submit!r}, which is no program on the PATH or beside this Python."
-            raise ConfigurationError(problem, "Give the path of your Spark's bin/spark-submit.", setting="submit")
+        service, *others = self.services
+        if others:
+            problem = "SparkResource has several of submit, emr_serverless and kubernetes: expected one."
+            raise ConfigurationError(problem, "Leave out the others.", argument="submit")
         if is_in_process(self.master) or is_connect(self.master):
-            problem = "the master is none or a Spark Connect server, but submit says to start an application."
-            raise ConfigurationError(problem, "Leave out submit, or give another master.", setting="spark.master")
+            problem = "the master is none or a Spark Connect server, but an application is to be started."
+            step = "Leave out submit, emr_serverless and kubernetes, or give another master."
+            raise ConfigurationError(problem, step, setting="spark.master")
+        if not isinstance(service, str):
+            return service, self._remote_settings(service, lake_url)
+        here = os.pathsep.join([os.environ.get("PATH", ""), str(Path(sys.executable).parent)])
+        command = shutil.which(service, path=here)
+        if command is None:
+            problem = f"submit is {service!r}, which is no program on the PATH or beside this Python."
+            raise ConfigurationError(problem, "Give the path of your Spark's bin/spark-submit.", setting="submit")
         prepare_environment()
         settings = self._settings()
         mode = settings.get("spark.submit.deployMode", "client")
         if mode != "client":
-            problem = f"spark.submit.deployMode is {mode!r}: expected client. The driver exchanges files with the run, "
-            problem += "so that it has to be on the same machine; standalone clusters run no Python driver anyway."
-            step = "Leave out the setting; the executors run on the cluster in client mode, too."
+            problem = f"spark.submit.deployMode is {mode!r}: expected client. The driver of spark-submit exchanges "
+            problem += "files with the run, so that it has to be on the same machine."
+            step = "Leave out the setting, or let the driver run elsewhere with emr_serverless or kubernetes."
             raise ConfigurationError(problem, step, setting="spark.submit.deployMode")
-        return command, settings
+        return SparkSubmit(command), settings
+
+    def _remote_settings(self, service: EmrServerless | Kubernetes, lake_url: str) -> dict[str, str]:
+        if not lake_url.startswith("s3://"):
+            problem = f"the lake {lake_url} is a folder, which the driver on another machine can't access."
+            raise ConfigurationError(problem, "Use an s3:// lake, or submit instead.", setting="lake")
+        settings = session_config(self.spark_config, master=self.master, lake_url=lake_url, is_elsewhere=True)
+        if isinstance(service, EmrServerless) and self.master:
+            problem = f"the master is {self.master!r}, but EMR Serverless has a master of its own."
+            raise ConfigurationError(problem, "Leave out the master.", setting="spark.master")
+        if isinstance(service, Kubernetes) and settings["spark.master"].startswith("k8s://"):
+            settings = service.for_executors() | settings
+        check_no_secrets(settings, "the setting")
+        return settings
 
     def teardown_after_execution(self, context: dg.InitResourceContext) -> None:
         """Stop the session if the run started one, so that no executors are left behind."""

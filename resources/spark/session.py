@@ -90,6 +90,7 @@ _PLANS = {
 
 
 _CONNECT = "sc://"
+_GATEWAY = "PYSPARK_GATEWAY_PORT"  # where spark-submit tells the process that it starts how to reach the JVM
 _HOST = r"(\[[^]]+\]|[^\s:/,]+):\d+"
 _MASTER = re.compile(
     rf"local(\[(0*[1-9]\d*|\*)(\s*,\s*\d+)?\])?|local-cluster\[(\s*\d+\s*,){{2}}\s*\d+\s*\]"
@@ -195,6 +196,7 @@ def session_config(
     lake_url: str | None = None,
     quick: bool | None = None,
     keep_classes: bool = False,
+    is_elsewhere: bool = False,
 ) -> dict[str, str]:
     """Return the Spark configuration: the settings that Adjunct and the lake need, overridden by the user's.
 
@@ -202,6 +204,7 @@ def session_config(
     `keep_classes`, the first one archives its classes for later ones, when `stop_jvm` ends it.
 
     `lake_url` adds S3A for `s3://` lakes; a platform may bring its own jars by setting `spark.jars.packages` to "".
+    For a driver that `is_elsewhere`, settings with paths and addresses of this machine are left out.
     Raises ConfigurationError for a lake that the master's executors can't reach.
     """
     user = {key: str(value) for key, value in (config or {}).items()}
@@ -209,26 +212,47 @@ def session_config(
     _check_master(master)
     _check_reach(master, lake_url or os.environ.get("ADJUNCT_LAKE"))
     settings = {**_PLANS, "spark.master": master, "spark.app.name": "adjunct"}
-    # Else Spark creates this folder, which stays empty, in the working directory.
-    settings["spark.sql.warehouse.dir"] = str(Path(gettempdir()) / "adjunct-spark-warehouse")
     # Spark walks plans recursively, with dozens of stack frames per operator.
-    options = [f"-Xss{STACK_SIZE}", f"-Dlog4j2.configurationFile={_LOGGING.as_uri()}"]
-    if tuning.is_quick(quick):
-        options.append(tuning.quick_jvm_options(check_java(), keep_classes=keep_classes))
-    settings["spark.driver.extraJavaOptions"] = " ".join(options)
-    settings["spark.executor.extraJavaOptions"] = f"-Xss{STACK_SIZE}"
-    if master.startswith("local") or "127.0.0.1" in master:
-        settings |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
-        # Without its UI nobody reads the formatted plan that Spark makes of each query, at 5% of a small batch.
-        settings |= {"spark.ui.enabled": "false", "spark.sql.ui.explainMode": "simple"}
+    settings["spark.driver.extraJavaOptions"] = settings["spark.executor.extraJavaOptions"] = f"-Xss{STACK_SIZE}"
     if lake_url and lake_url.startswith("s3://"):
         settings |= _s3a()
+    if not is_elsewhere:
+        settings |= _local_settings(settings, quick, keep_classes)
+    return settings | user
+
+
+def _local_settings(settings: Mapping[str, str], quick: bool | None, keep_classes: bool) -> dict[str, str]:
+    """Return further settings of a driver on this machine."""
+    # Else Spark creates this folder, which stays empty, in the working directory.
+    ours = {"spark.sql.warehouse.dir": str(Path(gettempdir()) / "adjunct-spark-warehouse")}
+    options = [settings["spark.driver.extraJavaOptions"], f"-Dlog4j2.configurationFile={_LOGGING.as_uri()}"]
+    if tuning.is_quick(quick):
+        options.append(tuning.quick_jvm_options(check_java(), keep_classes=keep_classes))
+    ours["spark.driver.extraJavaOptions"] = " ".join(options)
+    master = settings["spark.master"]
+    if master.startswith("local") or "127.0.0.1" in master:
+        ours |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+        # Without its UI nobody reads the formatted plan that Spark makes of each query, at 5% of a small batch.
+        ours |= {"spark.ui.enabled": "false", "spark.sql.ui.explainMode": "simple"}
+    if "spark.jars.packages" in settings:
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dagster-adjunct" / "ivy"
+        ours["spark.jars.ivy"] = str(cache)
     # Executors import this package too; on one machine from where the driver has it. It comes last, because folders
     # next to a checkout may have the names of a project's own packages.
-    settings["spark.executorEnv.PYTHONPATH"] = os.pathsep.join(
+    ours["spark.executorEnv.PYTHONPATH"] = os.pathsep.join(
         [*filter(None, [os.environ.get("PYTHONPATH")]), str(Path(__file__).parents[3])]
     )
-    return settings | user
+    return ours
+
+
+def submitted_settings() -> dict[str, str]:
+    """Return the settings of the application that spark-submit has started this process for; {} if it has not."""
+    if _GATEWAY not in os.environ:
+        return {}
+    from pyspark import SparkConf, SparkContext
+
+    SparkContext._ensure_initialized()
+    return dict(SparkConf().getAll())
 
 
 def new_session(
@@ -395,7 +419,12 @@ def prepare_environment() -> None:
 
 
 def _check_master(master: str) -> None:
-    """Raise ConfigurationError for an unknown master or a missing YARN configuration, which crash Spark's launcher."""
+    """Raise ConfigurationError for an unknown master or a missing YARN configuration, which crash Spark's launcher.
+
+    What spark-submit has accepted is not checked again: services have masters of their own.
+    """
+    if _GATEWAY in os.environ:
+        return
     problem, step = "Spark has no such master", _MASTER_STEP
     if _MASTER.fullmatch(master):
         if master != "yarn" or {"HADOOP_CONF_DIR", "YARN_CONF_DIR"} & os.environ.keys():
@@ -420,11 +449,9 @@ def _check_reach(master: str, lake_url: str | None) -> None:
 def _s3a() -> dict[str, str]:
     """Return the settings for S3A, without credentials, which come from its standard chain."""
     lake = LakeSettings()
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dagster-adjunct" / "ivy"
     settings = {
         "spark.jars.packages": ",".join(_S3A_PACKAGES),
         "spark.jars.excludes": ",".join(_S3A_EXCLUDES),
-        "spark.jars.ivy": str(cache),
         "spark.hadoop.fs.s3a.path.style.access": "true" if lake.path_style else "false",
         "spark.hadoop.fs.s3a.connection.ssl.enabled": "true",
         # The input stream that requests the rest when a reply is cut off; the newer default fails.

@@ -31,6 +31,8 @@ def charged(record: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         time.sleep(0.1)
     import tariffs  # type: ignore[import-not-found]
 
+    print(f"charging {record['id']}")
+
     yield {"id": record["id"], "charge": tariffs.charge(record["id"])}
 
 

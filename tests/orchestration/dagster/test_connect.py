@@ -176,7 +176,7 @@ def test_a_server_that_demands_a_token_has_clients_with_it_only(tmp_path: Path) 
 
 def test_nothing_is_submitted_to_such_a_server() -> None:
     with pytest.raises(ConfigurationError) as refused:
-        SparkResource(master="sc://localhost", submit="spark-submit").submission()
+        SparkResource(master="sc://localhost", submit="spark-submit").submission("/srv/lake")
     assert refused.value.setting == "spark.master"
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 import re
 import signal
 import subprocess
@@ -22,7 +21,9 @@ from dagster import DagsterInstance
 from dagster_adjunct import Application, Lake, LakeStreams, SparkResource, build_definitions, open_lake
 from dagster_adjunct.errors import ConfigurationError
 from dagster_adjunct.orchestration.code_location import driver
-from dagster_adjunct.orchestration.code_location.submission import drive
+from dagster_adjunct.orchestration.code_location.exchange import Exchange, pack
+from dagster_adjunct.orchestration.code_location.submission import do_order
+from dagster_adjunct.resources.objects.local_store import LocalStore
 from tests.doc_blocks import ROOT
 from tests.kept_processes import without_kept_processes
 from tests.orchestration.dagster import small, submitted
@@ -78,7 +79,7 @@ def when_begun(folder: Path, act: Callable[[], object]) -> Iterator[None]:
     """Act once tasks of the run that starts here have begun; then let them go on."""
 
     def wait_and_act() -> None:
-        until((folder / "begun").exists)
+        until((folder / "begun").exists, 300)
         act()
         (folder / "go").touch()
 
@@ -175,7 +176,7 @@ def test_an_application_ends_with_its_run_and_the_next_one_takes_over(
     until((tmp_path / "begun").exists)
     (application,) = re.findall(rf"Spark application (\S+) on {re.escape(master)}", (tmp_path / "run.log").read_text())
     (folder,) = (tmp_path / "temporary").glob(f"adjunct-{'?' * 8}")
-    assert not {path.name for path in folder.iterdir()} & {"spark.properties", "work.pickle"}, "they may have secrets"
+    assert not {path.name for path in folder.iterdir()} & {"spark.properties", "order"}, "they may have secrets"
     op.send_signal(sent)
     assert op.wait(60) != 0
     until(lambda: not processes("CoarseGrainedExecutorBackend", application), 30)
@@ -267,14 +268,14 @@ def test_an_error_in_the_application_fails_the_run_as_it_would_in_process(lake: 
 def test_what_can_not_be_submitted_is_refused(settings: dict[str, Any], setting: str) -> None:
     resource = SparkResource(**{"master": "local[1]", "submit": "spark-submit", **settings})
     with pytest.raises(ConfigurationError) as refused:
-        resource.submission()
+        resource.submission("/srv/lake")
     assert refused.value.setting == setting
 
 
 def test_an_application_of_a_module_that_the_driver_lacks_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "work.pickle").write_bytes(b"cno_such_module_of_a_user\nwork\n.")
+    (tmp_path / "order").write_bytes(b"cno_such_module_of_a_user\nwork\n.")
+    told: list[str] = []
     with pytest.raises(ConfigurationError) as refused:
-        drive(tmp_path, lambda file: None)
+        do_order(Exchange(LocalStore(tmp_path), ""), told.append)
     assert refused.value.module == "no_such_module_of_a_user"
-    name, error = pickle.loads((tmp_path / "1.pickle").read_bytes())
-    assert (name, type(error)) == ("error", ConfigurationError)
+    assert told == [pack("error", refused.value)]

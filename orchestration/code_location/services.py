@@ -1,0 +1,213 @@
+"""Where Spark applications run that do the work of ops: what starts one, waits for its end, and stops it with the run.
+
+Each is a client of Dagster Pipes. `run` returns when the application has succeeded, and raises for one that has not.
+`is_remote` says that the driver is on another machine: then it exchanges objects of the lake, and no secret is sent.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import re
+import signal
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any, ClassVar
+
+import dagster as dg
+from dagster._core.errors import DagsterPipesExecutionError
+from pydantic import Field
+
+from dagster_adjunct.orchestration.code_location.exchange import SETTINGS, Exchange, Inbox
+from dagster_adjunct.resources.errors import ConfigurationError, TransientError
+from dagster_adjunct.resources.spark.tasks import lost_process_error
+from dagster_adjunct.resources.validation import validated
+
+STOP_SECONDS = 60.0
+_DRIVER = Path(__file__).with_name("driver.py")
+_BY_SIGNAL = 128  # what a shell adds to the number
+_EMR_POLL_SECONDS = 5.0
+# As Spark redacts, but for references to the secrets of Kubernetes.
+_SECRET = re.compile(r"(?i)(?!spark\.kubernetes\.(driver|executor)\.secret).*(secret|password|token|access[._]?key)")
+_UNANSWERED = {"HTTPClientError", "ConnectionError", "HTTPError"}  # of botocore and urllib3
+_OF_EMR = "EMR.secret@"  # what follows names a secret of AWS Secrets Manager, which the service reads
+
+
+def check_no_secrets(settings: Mapping[str, str], what: str) -> None:
+    """Raise ConfigurationError for what has the name of a secret. Does not show its value."""
+    for name, value in settings.items():
+        if _SECRET.match(name) and not value.startswith(_OF_EMR):
+            problem = f"{what} {name} looks like a secret, and would be sent to the driver on another machine."
+            step = "Leave it out: give the service a role, or a reference to a secret that it reads itself."
+            raise ConfigurationError(problem, step, setting=name)
+
+
+@dataclass(frozen=True, slots=True)
+class SparkSubmit:
+    """The program spark-submit, whose driver is a process on this machine."""
+
+    command: str
+    is_remote: ClassVar[bool] = False
+
+    def run(self, context: Any, inbox: Inbox, exchange: Exchange, settings: Mapping[str, str]) -> None:
+        lines = "".join(f"{key} {_escape(value)}\n" for key, value in settings.items())
+        exchange.store.put(exchange.key(SETTINGS), lines.encode())
+        command = [self.command, "--load-spark-defaults", "--properties-file", exchange.url(SETTINGS), str(_DRIVER)]
+        client = dg.PipesSubprocessClient(message_reader=inbox, termination_timeout_seconds=STOP_SECONDS)
+        try:
+            client.run(context=context, command=command, env={"PYTHONPATH": _python_path(context.run)})
+        except DagsterPipesExecutionError as error:
+            found = re.search(r"code (-?\d+)$", str(error))
+            code = int(found[1]) if found else 0
+            number = -code if code < 0 else code - _BY_SIGNAL
+            if 0 < number < signal.NSIG:
+                problem = f"the driver of the Spark application was ended by signal {number}."
+                raise lost_process_error(problem) from error
+            raise
+
+
+def _escape(value: str) -> str:
+    """Return the value as a file of Java properties has it."""
+    return value.replace("\\", "\\\\").replace("\n", "\\n")
+
+
+def _python_path(run: dg.DagsterRun) -> str:
+    """Return the path on which the driver finds what this process has imported.
+
+    Dagster has the folder of a code location on its own only while it loads it.
+    """
+    pointer = run.job_code_origin and run.job_code_origin.repository_origin.code_pointer
+    folders = [*sys.path, getattr(pointer, "working_directory", None)]
+    return os.pathsep.join(dict.fromkeys(folder or str(Path.cwd()) for folder in folders))
+
+
+@validated
+class EmrServerless(dg.Config):
+    """An application of EMR Serverless: each Spark application is a job run, by `PipesEMRServerlessClient`.
+
+    Its script is an object of the lake. The application's image, or `spark.archives`, has the modules that it imports.
+    """
+
+    application_id: str
+    execution_role: str = Field(description="ARN of the role of its job runs, which needs what runs need of the lake.")
+    region: str | None = Field(default=None, description="By default that of boto3's own chain.")
+    request: dict[str, Any] = Field(
+        default_factory=dict, description="More of the request StartJobRun, such as executionTimeoutMinutes."
+    )
+
+    is_remote: ClassVar[bool] = True
+
+    def run(self, context: Any, inbox: Inbox, exchange: Exchange, settings: Mapping[str, str]) -> None:
+        import boto3
+
+        pipes: Any = _import_client("dagster_aws.pipes", "PipesEMRServerlessClient", "aws")
+
+        class Client(pipes):  # type: ignore[misc]
+            def _read_messages(self, *args: object) -> None:
+                """Look for no messages in CloudWatch, and do not warn of that."""
+
+        exchange.store.put(exchange.key(_DRIVER.name), _DRIVER.read_bytes())
+        # The service has a master of its own, and refuses values without a letter.
+        own = {name: value for name, value in settings.items() if name != "spark.master" and value.strip()}
+        overrides = {**self.request.get("configurationOverrides", {})}
+        ours = {"classification": "spark-defaults", "properties": own}
+        overrides["applicationConfiguration"] = [*overrides.get("applicationConfiguration", []), ours]
+        request = {
+            "name": f"{context.job_name} {context.run.run_id}",
+            **self.request,
+            "applicationId": self.application_id,
+            "executionRoleArn": self.execution_role,
+            "jobDriver": {"sparkSubmit": {"entryPoint": exchange.url(_DRIVER.name)}},
+            "configurationOverrides": overrides,
+        }
+        with _translated_errors("EMR Serverless"):
+            service = boto3.client("emr-serverless", region_name=self.region)
+            client = Client(client=service, message_reader=inbox, poll_interval=_EMR_POLL_SECONDS)
+            client.run(context=context, start_job_run_params=request)
+
+
+@validated
+class Kubernetes(dg.Config):
+    """A pod for each driver, by `PipesK8sClient`. The image has the modules that it imports, and Java.
+
+    With the master local[*] the pod does all the work; with k8s://https://kubernetes.default.svc executors are pods.
+    """
+
+    image: str
+    namespace: str | None = Field(default=None, description="By default that of the run's pod, else default.")
+    service_account: str | None = None
+    environment: dict[str, str] = Field(default_factory=dict, description="Variables of the driver, without secrets.")
+    python: str = Field(default="python", description="Path of the image's Python.")
+    pod_spec: dict[str, Any] = Field(
+        default_factory=dict, description="More of the pod's specification, such as resources of its first container."
+    )
+    kubeconfig: str | None = Field(default=None, description="File to reach the cluster with from outside.")
+
+    is_remote: ClassVar[bool] = True
+
+    def run(self, context: Any, inbox: Inbox, exchange: Exchange, settings: Mapping[str, str]) -> None:
+        pipes: Any = _import_client("dagster_k8s", "PipesK8sClient", "k8s")
+        spec: dict[str, Any] = copy.deepcopy(self.pod_spec)
+        if self.service_account:
+            spec["serviceAccountName"] = self.service_account
+        containers = spec.setdefault("containers", [{}])
+        env = containers[0].get("env", [])
+        written = {one["name"]: one["value"] for one in env if "value" in one}
+        check_no_secrets(written | self.environment, "the variable")
+        module = _DRIVER.with_suffix("").name
+        containers[0] |= {"image": self.image, "command": [self.python, "-m", f"{__package__}.{module}"]}
+        # Executors connect to the pod's own address.
+        address = {"name": "SPARK_LOCAL_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
+        containers[0]["env"] = [*env, address]
+        try:
+            import_module("dagster_k8s.pipes").build_pod_body("driver", None, None, {}, None, copy.deepcopy(spec))
+        except Exception as error:
+            problem = f"pod_spec is not the specification of a pod: {str(error).rstrip('.')}."
+            raise ConfigurationError(problem, "Write it as Kubernetes has it.", argument="pod_spec") from error
+        with _translated_errors("Kubernetes"):
+            client = pipes(message_reader=inbox, kubeconfig_file=self.kubeconfig)
+            request = {"namespace": self.namespace, "env": self.environment, "base_pod_spec": spec}
+            client.run(context=context, pod_wait_timeout=0, **request)
+
+    def for_executors(self) -> dict[str, str]:
+        """Return the settings with which executors are pods of the same kind."""
+        prefix = "spark.kubernetes"
+        ours = {f"{prefix}.container.image": self.image, f"{prefix}.namespace": self.namespace}
+        ours[f"{prefix}.authenticate.executor.serviceAccountName"] = self.service_account
+        return {name: value for name, value in ours.items() if value}
+
+
+def _import_client(module: str, name: str, extra: str) -> Any:
+    try:
+        return getattr(import_module(module), name)
+    except ImportError as error:
+        package = module.partition(".")[0].replace("_", "-")
+        problem = f"{name} can't be imported here ({error})."
+        step = f'Install it where runs are executed: pip install "dagster-adjunct[{extra}]".'
+        raise ConfigurationError(problem, step, package=package) from error
+
+
+@contextmanager
+def _translated_errors(service: str) -> Iterator[None]:
+    """Translate errors of a service's own client: what it refuses, and what it can't do now."""
+    try:
+        yield
+    except Exception as error:
+        kinds = {
+            base.__name__
+            for base in type(error).__mro__
+            if base.__module__.partition(".")[0] in ("botocore", "kubernetes", "urllib3")
+        }
+        if not kinds:
+            raise
+        response: Any = getattr(error, "response", None) or {}
+        status = response.get("ResponseMetadata", {}).get("HTTPStatusCode") or getattr(error, "status", None) or 0
+        problem = f"{service} could not be asked to run a Spark application: {str(error).strip().rstrip('.')}."
+        if status == 429 or status >= 500 or kinds & _UNANSWERED:
+            raise TransientError(problem, "Run it again.") from error
+        step = "Correct the declaration, or what the run's role may do."
+        raise ConfigurationError(problem, step, setting=service) from error

@@ -1,0 +1,314 @@
+"""Runs whose drivers are job runs of EMR Serverless or pods: what comes back, and what their deaths leave behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+from dagster._core.pipes.context import PipesMessageHandler
+
+from dagster_adjunct import Application, Lake, SparkResource, open_lake
+from dagster_adjunct.code_location import EmrServerless, Kubernetes
+from dagster_adjunct.errors import ConfigurationError
+from dagster_adjunct.orchestration.code_location import services
+from dagster_adjunct.orchestration.code_location.exchange import Exchange, Inbox, pack
+from dagster_adjunct.orchestration.code_location.submission import do_order
+from dagster_adjunct.resources.objects.store import InMemoryStore
+from tests.doc_blocks import ROOT
+from tests.kept_processes import without_kept_processes
+from tests.orchestration.dagster import small, submitted
+from tests.orchestration.dagster.test_submission import run, until, when_begun
+from tests.servers.s3 import SECRET_KEY, S3Server
+from tests.servers.spark_services import APPLICATION, ROLE, EmrServerlessStandIn, KubernetesStandIn
+
+QUICK = {"spark.jars.ivy": str(Path.home() / ".cache/dagster-adjunct/ivy"), "spark.ui.enabled": "false"}
+
+
+@pytest.fixture
+def lake(tmp_path: Path, versitygw: S3Server, monkeypatch: pytest.MonkeyPatch) -> Lake:
+    """A lake in S3 with calls to charge, and an environment in which nothing is kept."""
+    own = without_kept_processes(os.environ)
+    for name in set(os.environ) - set(own):
+        monkeypatch.delenv(name)
+    versitygw.set_in(monkeypatch)
+    monkeypatch.setattr(services, "_EMR_POLL_SECONDS", 0.3)
+    lake = open_lake(versitygw.url())
+    small.create_streams(lake)
+    submitted.call(lake, tmp_path, 1, range(40))
+    (tmp_path / "image").mkdir()
+    (tmp_path / "image/tariffs.py").write_text(submitted.TARIFFS)
+    return lake
+
+
+@pytest.fixture
+def emr(tmp_path: Path, versitygw: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[EmrServerlessStandIn]:
+    stand_in = EmrServerlessStandIn(tmp_path / "jobs", versitygw, [tmp_path / "image"])
+    with stand_in.serving() as url:
+        monkeypatch.setenv("AWS_ENDPOINT_URL_EMR_SERVERLESS", url)
+        monkeypatch.setenv("EMR_APPLICATION", APPLICATION)
+        yield stand_in
+
+
+def on_emr(lake: str, **settings: Any) -> SparkResource:
+    service = EmrServerless(application_id=dg.EnvVar("EMR_APPLICATION"), execution_role=ROLE, **settings)
+    return SparkResource(lake=lake, emr_serverless=service, spark_config=QUICK)
+
+
+def left(lake: Lake) -> list[str]:
+    return [item.key for item in lake.store.list("exchanges/")]
+
+
+@pytest.mark.spark
+@pytest.mark.server
+@pytest.mark.slow
+def test_a_job_run_computes_and_reports_what_a_run_in_process_does(
+    lake: Lake, tmp_path: Path, emr: EmrServerlessStandIn
+) -> None:
+    """The job run has only what its request, its role and its image give it."""
+    for name in ("begun", "go"):
+        (tmp_path / name).touch()
+    overrides = {"monitoringConfiguration": {"managedPersistenceMonitoringConfiguration": {"enabled": True}}}
+    request = {"executionTimeoutMinutes": 60, "configurationOverrides": overrides}
+    done = run(lake, submitted.app, on_emr(lake.url, request=request))
+    assert done.success, done.log + emr.logs()
+    assert submitted.charges(lake) == submitted.expected(range(40))
+    assert done.made["charges"]["adjunct/last_batch"] == 1
+    assert done.made["charges"]["adjunct/rows"] == 40
+    assert "batch 1: committed; 40 records so far" in done.log
+    assert re.search(r"Spark application \S+ on local\[2\]", done.log)
+    assert "not be able to receive" not in done.log
+    (sent,) = emr.requests
+    assert sent["executionTimeoutMinutes"] == 60
+    assert sent["configurationOverrides"]["monitoringConfiguration"] == overrides["monitoringConfiguration"]
+    assert SECRET_KEY not in json.dumps(sent)
+    assert str(ROOT) not in json.dumps(sent), "paths of this machine"
+    assert left(lake) == []
+    policy = json.loads((ROOT / "deploy/iam/emr-serverless.json").read_text("utf-8"))
+    allowed = {action.removeprefix("emr-serverless:") for action in policy["Statement"][0]["Action"]}
+    assert allowed == {*emr.operations, "CancelJobRun", "TagResource"}
+    assert sent["tags"]["dagster/run-id"]
+
+
+@pytest.mark.spark
+@pytest.mark.server
+@pytest.mark.long
+def test_a_batch_whose_job_run_was_killed_is_ended_when_its_op_is_tried_again(
+    lake: Lake, tmp_path: Path, emr: EmrServerlessStandIn
+) -> None:
+    with when_begun(tmp_path, lambda: emr.stop("00f0", signal.SIGKILL)):
+        done = run(lake, submitted.app, on_emr(lake.url))
+    assert done.success, done.log + emr.logs()
+    assert "the driver of the Spark application ended early: EMR Serverless job failed" in done.log
+    assert len(emr.requests) == 2
+    assert submitted.charges(lake) == submitted.expected(range(40))
+    assert left(lake) == []
+
+
+LOCATION = """
+from dagster_adjunct import Application, build_definitions
+from dagster_adjunct.orchestration.batch_log.run_lease import Process
+from dagster_adjunct.orchestration.code_location import exchange, submission
+from tests.orchestration.dagster.submitted import app
+from tests.orchestration.dagster.test_remote_drivers import on_emr
+
+submission.this_process = lambda: Process(host="elsewhere", pid=1)
+exchange._TTL *= 0.1
+defs = build_definitions(app, lake={url!r}, spark=on_emr({url!r}))
+"""
+
+
+@pytest.mark.spark
+@pytest.mark.server
+@pytest.mark.long
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGKILL], ids=["is cancelled", "is killed"])
+def test_a_job_run_ends_with_its_run_and_the_next_one_takes_over(
+    lake: Lake, tmp_path: Path, emr: EmrServerlessStandIn, sent: signal.Signals
+) -> None:
+    """A run that is cancelled cancels the job run. One that is killed is missed by its heartbeat, in S3."""
+    (tmp_path / "home").mkdir()
+    (tmp_path / "location.py").write_text(LOCATION.format(url=lake.url))
+    environment = {**os.environ, "DAGSTER_HOME": str(tmp_path / "home"), "PYTHONPATH": str(ROOT)}
+    command = [str(Path(sys.executable).with_name("dagster")), "job", "execute", "-m", "location", "-j", "charges"]
+    with (tmp_path / "run.log").open("w") as log:
+        op = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=log, stderr=log)
+    until((tmp_path / "begun").exists, 300)
+    assert not [key for key in left(lake) if key.endswith("order")]
+    op.send_signal(sent)
+    assert op.wait(60) != 0
+    until(lambda: emr.processes["00f0"].poll() is not None, 30)
+    assert emr.stopped == ({"00f0"} if sent == signal.SIGINT else set())
+    assert left(lake) == []
+    assert submitted.charges(lake) == []
+    (tmp_path / "go").touch()
+    done = run(lake, submitted.app, on_emr(lake.url))
+    assert done.success, done.log + emr.logs()
+    assert submitted.charges(lake) == submitted.expected(range(40))
+
+
+def test_a_pod_computes_and_reports_what_a_run_in_process_does(
+    lake: Lake, tmp_path: Path, versitygw: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the driver prints comes back too, since a pod is deleted with its log."""
+    for name in ("begun", "go"):
+        (tmp_path / name).touch()
+    printed: list[str] = []
+    monkeypatch.setattr(
+        PipesMessageHandler, "_handle_log_external_stream", lambda self, stream, text, extras: printed.append(text)
+    )
+    cluster = KubernetesStandIn(tmp_path / "pods", versitygw, [tmp_path / "image"])
+    with cluster.serving() as url:
+        limits = {"limits": {"cpu": "2", "memory": "4Gi"}}
+        kubernetes = Kubernetes(
+            image="registry.example.com/orders:1",
+            namespace="orders",
+            service_account="orders-runs",
+            environment={"ORDERS_STAGE": "test"},
+            pod_spec={"containers": [{"resources": limits, "envFrom": [{"secretRef": {"name": "dsn"}}]}]},
+            kubeconfig=str(cluster.write_config(url, tmp_path / "kubeconfig")),
+        )
+        app = submitted.charge_calls(Application("charges", engine="auto"))
+        done = run(lake, app, SparkResource(kubernetes=kubernetes))
+    assert done.success, done.log + cluster.logs()
+    assert submitted.charges(lake) == submitted.expected(range(40))
+    assert done.made["charges"]["adjunct/rows"] == 40
+    assert "charging 39\n" in "".join(printed)
+    (pod,) = cluster.requests
+    container = pod["spec"]["containers"][0]
+    assert (pod["spec"]["serviceAccountName"], pod["spec"]["restartPolicy"]) == ("orders-runs", "Never")
+    assert (container["image"], container["resources"]) == ("registry.example.com/orders:1", limits)
+    assert {"name": "ORDERS_STAGE", "value": "test"} in container["env"]
+    assert cluster.pods == {}, "deleted"
+    assert left(lake) == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "setting"),
+    [
+        ({"lake_url": "/srv/lake"}, "lake"),
+        ({"master": "sc://localhost:15002"}, "spark.master"),
+        ({"master": "none"}, "spark.master"),
+        ({"master": "local[2]"}, "spark.master"),
+        ({"spark_config": {"spark.hadoop.fs.s3a.secret.key": "shown-to-nobody"}}, "spark.hadoop.fs.s3a.secret.key"),
+        ({"spark_config": {"spark.executorEnv.AWS_ACCESS_KEY_ID": "x"}}, "spark.executorEnv.AWS_ACCESS_KEY_ID"),
+        ({"submit": "spark-submit"}, None),
+    ],
+)
+def test_what_can_not_run_elsewhere_is_refused(settings: dict[str, Any], setting: str | None) -> None:
+    lake = settings.pop("lake_url", "s3://bucket/lake")
+    resource = SparkResource(emr_serverless=EmrServerless(application_id=APPLICATION, execution_role=ROLE), **settings)
+    with pytest.raises(ConfigurationError) as refused:
+        resource.submission(lake)
+    assert refused.value.setting == setting
+    assert "shown-to-nobody" not in str(refused.value)
+
+
+def test_references_to_secrets_are_no_secrets_and_executors_are_pods_of_the_image() -> None:
+    references = {"spark.hadoop.javax.jdo.option.ConnectionPassword": "EMR.secret@metastore"}
+    references |= {"spark.kubernetes.executor.secretKeyRef.DSN": "dsn:url"}
+    kubernetes = Kubernetes(image="orders:1", namespace="orders", service_account="runs")
+    spark = SparkResource(master="k8s://https://kubernetes", kubernetes=kubernetes, spark_config=references)
+    _, settings = spark.submission("s3://bucket/lake")
+    assert settings["spark.kubernetes.container.image"] == "orders:1"
+    assert settings["spark.kubernetes.executor.secretKeyRef.DSN"] == "dsn:url"
+
+
+def test_a_variable_of_a_pod_that_looks_like_a_secret_is_refused(lake: Lake, tmp_path: Path) -> None:
+    secret = "shown-to-nobody"
+    container = {"name": "driver", "env": [{"name": "DB_PASSWORD", "value": secret}]}
+    for where in ({"environment": {"DB_PASSWORD": secret}}, {"pod_spec": {"containers": [container]}}):
+        done = run(lake, submitted.app, SparkResource(kubernetes=Kubernetes(image="orders:1", **where)))
+        assert done.failure.metadata["error"].value == "ConfigurationError"
+        assert "DB_PASSWORD" in done.failure.description
+        assert secret not in done.failure.description
+
+
+def test_a_specification_that_is_none_of_a_pod_is_refused(lake: Lake) -> None:
+    kubernetes = Kubernetes(image="orders:1", pod_spec={"nodeSelecter": {"disk": "ssd"}})
+    done = run(lake, submitted.app, SparkResource(kubernetes=kubernetes))
+    assert done.failure.metadata["error"].value == "ConfigurationError"
+    assert "nodeSelecter" in done.failure.description
+
+
+def test_a_run_fails_for_good_if_the_service_refuses_or_its_client_is_missing(
+    lake: Lake, emr: EmrServerlessStandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused = run(lake, submitted.app, on_emr(lake.url, request={"executionTimeoutMinutes": -1}))
+    assert refused.failure.metadata["error"].value == "ConfigurationError"
+    assert "executionTimeoutMinutes" in refused.failure.description
+    monkeypatch.setitem(sys.modules, "dagster_aws.pipes", None)
+    missing = run(lake, submitted.app, on_emr(lake.url))
+    assert "dagster-adjunct[aws]" in missing.failure.description
+    assert emr.processes == {}
+    assert left(lake) == []
+
+
+def test_a_driver_of_another_python_is_refused() -> None:
+    exchange = Exchange(InMemoryStore(), "", versions={"Python": "3.9"})
+    told: list[str] = []
+    with pytest.raises(ConfigurationError, match=r"expected 3\.9") as refused:
+        do_order(exchange, told.append)
+    assert told == [pack("error", refused.value)]
+
+
+class Heard:
+    """What Dagster gets of messages."""
+
+    def __init__(self) -> None:
+        self.messages: list[Any] = []
+
+    def handle_message(self, message: Any) -> None:
+        self.messages.append(message["params"])
+
+
+def test_messages_of_threads_arrive_in_order_and_whole() -> None:
+    """Also those that were sent just before the driver ended."""
+    exchange, heard, numbers = Exchange(InMemoryStore(), "a/"), Heard(), []
+    inbox = Inbox(exchange, {"number": numbers.append}, with_output=False)
+
+    def tell(first: int) -> None:
+        for number in range(first, first + 20):
+            payload = {"payload": pack("number", number)}
+            exchange.write_message(
+                {"__dagster_pipes_version": "0.1", "method": "report_custom_message", "params": payload}
+            )
+
+    with exchange.offering("work"):
+        with inbox.read_messages(heard):
+            threads = [threading.Thread(target=tell, args=(first,)) for first in (0, 20)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            exchange.write_message({"__dagster_pipes_version": "0.1", "method": "closed", "params": {"last": True}})
+        assert sorted(numbers) == list(range(40))
+        assert [number for number in numbers if number < 20] == list(range(20))
+        assert heard.messages == [{"last": True}]
+        assert not inbox.is_open
+    assert list(exchange.store.list("a/")) == []
+
+
+def test_an_op_is_taken_for_dead_when_its_heartbeat_stops_or_is_gone() -> None:
+    store = InMemoryStore()
+    op, driver = Exchange(store, "a/", ttl=0.4), Exchange(store, "a/", ttl=0.4)
+    deadline = time.monotonic() + 1.2
+    with op.offering("work"):
+        while time.monotonic() < deadline:
+            assert driver.op_lives()
+            time.sleep(0.05)
+        beat = store.get("a/op").data
+    assert not driver.op_lives()
+    store.put("a/op", beat)
+    assert driver.op_lives()
+    time.sleep(0.5)
+    assert not driver.op_lives()

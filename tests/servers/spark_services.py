@@ -1,0 +1,267 @@
+"""Stand-ins for the APIs of EMR Serverless and Kubernetes: what they are asked to start runs here, as a process.
+
+A process gets a clean working directory, and the environment that its image, its role and the request give it.
+Requests are checked against what the services publish: the models of botocore and of the Kubernetes client.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, ClassVar
+
+import botocore.session
+import kubernetes.client.models as kubernetes_models
+from botocore.model import Shape
+
+from tests.servers.s3 import ROOT, S3Server
+
+APPLICATION, ROLE = "00fexample123", "arn:aws:iam::111122223333:role/orders-runs"
+
+
+class StandIn:
+    """An API on loopback that answers requests by `answer(method, path, body)`, and the processes that it started."""
+
+    def __init__(self, folder: Path, s3: S3Server, modules: Sequence[Path]) -> None:
+        self.folder, self.s3, self.modules = folder, s3, modules
+        folder.mkdir()
+        self.requests: list[dict[str, Any]] = []
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.stopped: set[str] = set()
+
+    def answer(self, method: str, path: str, body: Any) -> Any:
+        raise NotImplementedError
+
+    @contextmanager
+    def serving(self) -> Iterator[str]:
+        stand_in = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def _answer(self) -> None:
+                data = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+                try:
+                    status, found = 200, stand_in.answer(self.command, self.path, json.loads(data) if data else None)
+                except ValueError as error:
+                    status, found = 400, {"message": str(error), "code": "ValidationException"}
+                reply = json.dumps(found).encode()
+                self.send_response(status)
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(len(reply)))
+                self.end_headers()
+                self.wfile.write(reply)
+
+            do_GET = do_POST = do_DELETE = _answer
+
+            def log_message(self, *args: object) -> None:
+                pass
+
+        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            for name in self.processes:
+                self.stop(name, signal.SIGKILL)
+            server.shutdown()
+            server.server_close()
+            thread.join()
+
+    def start(self, command: list[str], environment: Mapping[str, str]) -> str:
+        """Start a process, and return its name."""
+        name = f"00f{len(self.processes)}"
+        place = self.folder / name
+        place.mkdir()
+        role = {key: value for key, value in self.s3.env.items() if key.startswith("AWS_") and "ENDPOINT" not in key}
+        path = os.pathsep.join(map(str, [ROOT, *self.modules]))
+        image = {"PATH": os.environ["PATH"], "HOME": str(place), "PYTHONPATH": path}
+        image |= {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
+        image["JAVA_TOOL_OPTIONS"] = os.environ["SPARK_SUBMIT_OPTS"]  # hurries no less than the tests' other JVMs
+        with (place / "log").open("wb") as log:
+            self.processes[name] = subprocess.Popen(
+                command, cwd=place, env={**image, **role, **environment}, stdout=log, stderr=log, start_new_session=True
+            )
+        return name
+
+    def stop(self, name: str, sent: signal.Signals) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self.processes[name].pid, sent)
+
+    def logs(self) -> str:
+        return "\n".join((self.folder / name / "log").read_text(errors="replace") for name in self.processes)
+
+
+class EmrServerlessStandIn(StandIn):
+    """Job runs of one application, whose master is local[2]. `operations` has those that it was asked for."""
+
+    names: ClassVar = {
+        ("POST",): "StartJobRun",
+        ("GET",): "GetJobRun",
+        ("GET", "dashboard"): "GetDashboardForJobRun",
+        ("DELETE",): "CancelJobRun",
+    }
+
+    def __init__(self, folder: Path, s3: S3Server, modules: Sequence[Path]) -> None:
+        super().__init__(folder, s3, modules)
+        self.operations: set[str] = set()
+
+    def answer(self, method: str, path: str, body: Any) -> Any:
+        _, _, application, _, *rest = path.split("/")
+        assert application == APPLICATION
+        self.operations.add(self.names[method, *rest[1:]])
+        if method == "POST":
+            return {
+                "applicationId": application,
+                "arn": "arn",
+                "jobRunId": self._start_job({**body, "applicationId": application}),
+            }
+        job = rest[0]
+        if rest[1:] == ["dashboard"]:
+            return {"url": "https://dashboard.example.com"}
+        if method == "DELETE":
+            self.stopped.add(job)
+            self.stop(job, signal.SIGTERM)
+            return {"applicationId": application, "jobRunId": job}
+        ended = self.processes[job].poll()
+        state = "RUNNING" if ended is None else "CANCELLED" if job in self.stopped else "FAILED" if ended else "SUCCESS"
+        return {"jobRun": {"applicationId": application, "jobRunId": job, "state": state, "stateDetails": f"{ended}"}}
+
+    def _start_job(self, request: dict[str, Any]) -> str:
+        check_aws_request("emr-serverless", "StartJobRun", request)
+        self.requests.append(request)
+        number = len(self.requests)
+        script, properties = self.folder / f"{number}.py", self.folder / f"{number}.properties"
+        submit = request["jobDriver"]["sparkSubmit"]
+        bucket, _, key = submit["entryPoint"].removeprefix("s3://").partition("/")
+        script.write_bytes(self.s3.client().get_object(Bucket=bucket, Key=key)["Body"].read())
+        (given,) = request["configurationOverrides"]["applicationConfiguration"]
+        assert given["classification"] == "spark-defaults"
+        properties.write_text("".join(f"{name} {value}\n" for name, value in given["properties"].items()))
+        words = shlex.split(submit["sparkSubmitParameters"])
+        assert set(words[::2]) == {"--conf"}
+        of_driver = "spark.emr-serverless.driverEnv."
+        environment = dict(word.removeprefix(of_driver).split("=", 1) for word in words[1::2])
+        program = str(Path(sys.executable).with_name("spark-submit"))
+        return self.start(
+            [program, "--master", "local[2]", "--properties-file", str(properties), str(script)], environment
+        )
+
+
+class KubernetesStandIn(StandIn):
+    """Pods of a namespace; the command of the first container runs."""
+
+    def __init__(self, folder: Path, s3: S3Server, modules: Sequence[Path]) -> None:
+        super().__init__(folder, s3, modules)
+        self.pods: dict[str, str] = {}
+
+    def write_config(self, url: str, file: Path) -> Path:
+        """Write the file with which clients find it."""
+        cluster, user = {"name": "here", "cluster": {"server": url}}, {"name": "me", "user": {}}
+        context = {"name": "here", "context": {"cluster": "here", "user": "me"}}
+        config = {"apiVersion": "v1", "kind": "Config", "current-context": "here"}
+        file.write_text(json.dumps({**config, "clusters": [cluster], "users": [user], "contexts": [context]}))
+        return file
+
+    def answer(self, method: str, path: str, body: Any) -> Any:
+        if method == "POST":
+            check_kubernetes_request("V1Pod", body)
+            self.requests.append(body)
+            container = body["spec"]["containers"][0]
+            assert container["command"][0] == "python"
+            environment = {one["name"]: one["value"] for one in container["env"] if "value" in one}
+            environment["SPARK_LOCAL_IP"] = "127.0.0.1"
+            started = self.start([sys.executable, *container["command"][1:]], environment)
+            self.pods[body["metadata"]["name"]] = started
+            return body
+        if method == "DELETE":
+            name = path.rpartition("/")[2]
+            self.stopped.add(self.pods[name])
+            self.stop(self.pods.pop(name), signal.SIGTERM)
+            return {"kind": "Status", "apiVersion": "v1", "status": "Success"}
+        if "/log" in path:
+            return "a line of the log"
+        return {"kind": "PodList", "apiVersion": "v1", "items": [self._pod(name) for name in self.pods]}
+
+    def _pod(self, name: str) -> Any:
+        ended = self.processes[self.pods[name]].poll()
+        state = {"running": {}} if ended is None else {"terminated": {"exitCode": ended if ended >= 0 else 128 - ended}}
+        container = {"name": "dagster-pipes-execution", "image": "i", "imageID": "", "ready": True, "restartCount": 0}
+        status = {"containerStatuses": [{**container, "state": state}]}
+        return {"metadata": {"name": name}, "spec": {"containers": [{"name": container["name"]}]}, "status": status}
+
+
+def check_aws_request(service: str, operation: str, request: Mapping[str, Any]) -> None:
+    """Raise ValueError unless a request is what the model of botocore says, down to lengths and patterns."""
+    model = botocore.session.get_session().get_service_model(service).operation_model(operation)
+    problems = list(_differences(model.input_shape, request, operation))
+    if problems:
+        raise ValueError("; ".join(problems))
+
+
+def _differences(shape: Shape | Any, value: Any, at: str) -> Iterator[str]:
+    types: dict[str, Any] = {"structure": dict, "map": dict, "list": list, "string": str, "boolean": bool}
+    if not isinstance(value, types.get(shape.type_name, int)):
+        yield f"{at} is no {shape.type_name}: {value!r}"
+        return
+    size, of = (value if isinstance(value, int) else len(value)), shape.metadata
+    if not of.get("min", size) <= size <= of.get("max", size):
+        yield f"{at} has {size}: expected {of.get('min')} to {of.get('max')}"
+    if isinstance(value, str) and "pattern" in of and not re.fullmatch(of["pattern"], value, re.DOTALL):
+        yield f"{at} is {value!r}: expected {of['pattern']}"
+    if isinstance(value, str) and value not in of.get("enum", [value]):
+        yield f"{at} is {value!r}: expected one of {of['enum']}"
+    if shape.type_name == "structure":
+        yield from (f"{at} has no {name}" for name in shape.required_members if name not in value)
+        for name, member in value.items():
+            if name not in shape.members:
+                yield f"{at} has an unknown {name}"
+            else:
+                yield from _differences(shape.members[name], member, f"{at}.{name}")
+    elif shape.type_name == "map":
+        for name, member in value.items():
+            yield from _differences(shape.key, name, f"{at} key")
+            yield from _differences(shape.value, member, f"{at}[{name}]")
+    elif shape.type_name == "list":
+        for number, member in enumerate(value):
+            yield from _differences(shape.member, member, f"{at}[{number}]")
+
+
+def check_kubernetes_request(kind: str, body: Any) -> None:
+    """Raise ValueError unless the body is what the client's models, made from the published OpenAPI, say."""
+    problems = list(_unlike(kind, body, kind))
+    if problems:
+        raise ValueError("; ".join(problems))
+
+
+def _unlike(kind: str, value: Any, at: str) -> Iterator[str]:
+    if found := re.fullmatch(r"list\[(.*)\]", kind):
+        for number, member in enumerate(value):
+            yield from _unlike(found[1], member, f"{at}[{number}]")
+    elif found := re.fullmatch(r"dict[(\[](.*), ?(.*)[)\]]", kind):
+        for name, member in value.items():
+            yield from _unlike(found[2], member, f"{at}[{name}]")
+    elif kind in ("str", "int", "bool", "float"):
+        if not isinstance(value, {"str": str, "int": int, "bool": bool, "float": (int, float)}[kind]):
+            yield f"{at} is no {kind}: {value!r}"
+    elif hasattr(kubernetes_models, kind):
+        model = getattr(kubernetes_models, kind)
+        names = {name: attribute for attribute, name in model.attribute_map.items()}
+        for name, member in value.items():
+            if name not in names:
+                yield f"{at} has an unknown {name}"
+            else:
+                yield from _unlike(model.openapi_types[names[name]], member, f"{at}.{name}")
+        try:
+            model(**{names[name]: member for name, member in value.items() if name in names})
+        except ValueError as error:
+            yield f"{at}: {error}"
