@@ -250,7 +250,7 @@ def test_the_applications_job_says_loudly_which_delivered_version_it_leaves_out(
         "30 Version v2 of items is delivered, but this run does not build it. Dataset items has its versions"
         in finished.log
     )
-    assert "the Dagster job items_versions does, launched by the sensor items_new_versions" in finished.log
+    assert "Launch the Dagster job items_versions for them, or switch on the sensor items_new_versions" in finished.log
     assert finished.observed["copy"]["adjunct/left_out"] == {"items": "version v2 is delivered"}
     assert "items_versions" in str(defs.resolve_job_def("shop").description)
 
