@@ -152,7 +152,7 @@ def test_a_partition_that_is_rejected_is_not_materialised_and_the_others_are(lab
     assert finished.success
     assert set(finished.made) == {f"items/{DAYS[0]}", f"items/{DAYS[2]}"}
     assert finished.passed["items min_rows"] is False
-    assert finished.checks["items min_rows"].description == f"{DAYS[1]}: 1 rows, expected 2 or more"
+    assert finished.checks["items min_rows"].description == f"{DAYS[1]}: 1 row, expected 2 or more"
     assert f"Partition {DAYS[1]} of items is not materialized: its version v000002-" in finished.log
     assert served(lab) == DAYS[2]
 
