@@ -123,6 +123,9 @@ def test_a_run_launched_in_the_ui_succeeds_and_its_asset_shows_the_results(
     for text in ("order_id", "bigint", "adjunct/in_process_batches", "lake.priced-orders"):
         shown(page, text).wait_for()
     keep_screenshot(page, "asset")
+    page.goto(f"{servers.url}/assets/datasets/products_dataset")
+    for text in ("Prices of products by edition", "adjunct/records_read", "edition-1"):
+        shown(page, text).wait_for()
 
 
 @pytest.mark.long  # without a browser: test_startpoint_job.py, test_startpoint_sensor.py
