@@ -5,6 +5,7 @@ missing=""
 command -v java >/dev/null 2>&1 || missing="$missing openjdk-17-jre-headless"
 command -v go >/dev/null 2>&1 || missing="$missing golang-go"
 ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || command -v initdb >/dev/null 2>&1 || missing="$missing postgresql"
+{ command -v chromium || command -v google-chrome; } >/dev/null 2>&1 || missing="$missing chromium fonts-dejavu-core"
 command -v redis-server >/dev/null 2>&1 || missing="$missing redis-server"
 python3 -c 'import venv, ensurepip' 2>/dev/null || missing="$missing python3-venv"
 [ -z "$missing" ] && exit 0

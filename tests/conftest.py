@@ -40,6 +40,7 @@ pytest_plugins = [
     "tests.servers.redis",
     "tests.servers.registry",
     "tests.servers.spark_cluster",
+    "tests.servers.browser",
     "tests.scheduling",
     "tests.timings",
 ]

@@ -487,7 +487,10 @@ def no_version_error(
     name: str, spec: AdjunctDataset | None, manifest: DatasetManifest | None, waiting: str | None = None
 ) -> errors.NoSealedVersionError:
     """Return the error for a dataset without a version; `waiting` describes what a delivered one waits for."""
-    by_name, step = False, "Deliver what is missing and advance the dataset (materialise its asset, or adjunct run)."
+    by_name, step = (
+        False,
+        "Advance it when a version is completely delivered: materialise its asset, or use adjunct run.",
+    )
     if _is_computed(spec, manifest):
         # Whether versions are partitions of the asset.
         by_name = spec.versions is not None if spec else bool(manifest and manifest.declaration.order == "name")
@@ -512,7 +515,7 @@ def describe_waiting(awaiting: Awaiting | None, manifest: DatasetManifest | None
     """
     if awaiting is None:
         lacks = f", and other members of its version set wait for the end-of-dataset markers of {', '.join(others)}"
-        return f"one is completely delivered and not sealed yet{lacks if others else ''}"
+        return f"one is completely delivered, but not published yet{lacks if others else ''}"
     version = f"version {awaiting.version!r}" if awaiting.version else "the first version"
     begun = manifest.awaited if manifest is not None else None
     since = f" since {begun.since:%Y-%m-%d %H:%M} UTC" if begun else ""

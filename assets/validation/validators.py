@@ -230,21 +230,21 @@ def check_schema_compatible(candidate: Candidate, rule: Rule) -> Finding:
 def check_row_count_within(candidate: Candidate, fraction: float, minimum_rows: int) -> Finding:
     rows = candidate.view.rows or 0
     if candidate.current is None:
-        return Finding(True, f"the first version, with {rows:,} rows", {"rows": rows})
+        return Finding(True, f"the first version, with {_count_rows(rows)}", {"rows": rows})
     served = candidate.current.rows or 0
     facts: dict[str, Any] = {"rows": rows, "served_rows": served, "served": candidate.current.version}
     if not served or served < minimum_rows:
-        return Finding(True, f"{rows:,} rows; version {candidate.current.version} has only {served:,}", facts)
+        return Finding(True, f"{_count_rows(rows)}; version {candidate.current.version} has only {served:,}", facts)
     change = (rows - served) / served
     facts["change"] = round(change, 6)
-    change_in_rows = f"{rows:,} rows, {change:+.1%} of the {served:,} of version {candidate.current.version}"
+    change_in_rows = f"{_count_rows(rows)}, {change:+.1%} of the {served:,} of version {candidate.current.version}"
     passed = abs(rows - served) <= fraction * served
     return Finding(passed, change_in_rows if passed else f"{change_in_rows}: at most {fraction:.1%} is allowed", facts)
 
 
 def check_min_rows(candidate: Candidate, n: int) -> Finding:
     rows = candidate.view.rows or 0
-    return Finding(rows >= n, f"{rows:,} rows" + ("" if rows >= n else f", expected {n:,} or more"), {"rows": rows})
+    return Finding(rows >= n, _count_rows(rows) + ("" if rows >= n else f", expected {n:,} or more"), {"rows": rows})
 
 
 def check_values_in(candidate: Candidate, column: str, values: tuple[Any, ...]) -> Finding:
@@ -273,7 +273,7 @@ def check_values_in(candidate: Candidate, column: str, values: tuple[Any, ...]) 
         "sample": [[to_json_value(row["value"]), row["count"]] for row in counted[:SAMPLE_SIZE]],
     }
     more = f" and {len(counted) - SAMPLE_SIZE:,} more" if len(counted) > SAMPLE_SIZE else ""
-    counted_only = f"{violations:,} rows have other values of {column!r}"
+    counted_only = f"other values of {column!r} in {_count_rows(violations)}"
     return Finding(False, f"{counted_only}: {listed}{more}", facts, counted_only)
 
 
@@ -290,8 +290,12 @@ def check_sql(candidate: Candidate, sql: str) -> Finding:
     listed = ", ".join(str(tuple(values)) if len(values) > 1 else repr(values[0]) for values in sample)
     more = " …" if violations > len(sample) else ""
     facts = {"violations": violations, "sample_of": what, "sample": sample}
-    counted_only = f"{violations:,} rows break it"
+    counted_only = f"broken by {_count_rows(violations)}"
     return Finding(False, f"{counted_only}: {what} {listed}{more}", facts, counted_only)
+
+
+def _count_rows(count: int) -> str:
+    return f"{count:,} row{'' if count == 1 else 's'}"
 
 
 def _broken_rows(candidate: Candidate, sql: str) -> DataFrame:

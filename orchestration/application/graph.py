@@ -64,8 +64,8 @@ def describe_partitions(dataset: AdjunctDataset) -> str:
         )
     sensor = f"the sensor {to_dagster_name(dataset.name)}_new_versions"
     return (
-        f"Dataset {dataset.name} has its versions as partitions: adjunct run publishes delivered versions; the "
-        f"application's Dagster job, which has no partitions, does not. In Dagster {job} does, launched by {sensor}."
+        f"Dataset {dataset.name} has its versions as partitions: adjunct run publishes delivered versions, the "
+        f"application's job in Dagster does not. Launch {job} for them, or switch on {sensor}."
     )
 
 

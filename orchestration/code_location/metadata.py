@@ -72,7 +72,6 @@ def dataset_metadata(report: AdvanceReport, uri: str) -> dict[str, Any]:
             "adjunct/action": report.action,
             "adjunct/version": report.version or "none",
             "adjunct/offsets": json(dict(report.offsets)),
-            "adjunct/counters": json(dict(report.counters)),
             **{f"adjunct/records_{name}": count for name, count in report.counters.items()},
             **_timing_metadata(report.seconds),
             "dagster/uri": uri,
@@ -290,10 +289,8 @@ def _table_schema(columns: Mapping[str, str], descriptions: Mapping[str, str]) -
 
 
 def _timing_metadata(seconds: Mapping[str, float]) -> dict[str, Any]:
-    """Return wall time by stage, as one document and as numbers that Dagster plots."""
-    rounded = {stage: round(value, 3) for stage, value in seconds.items()}
-    plotted = {f"adjunct/seconds/{stage}": value for stage, value in rounded.items()}
-    return {"adjunct/seconds": dg.MetadataValue.json(rounded), **plotted}
+    """Return wall time by stage, as numbers that Dagster plots."""
+    return {f"adjunct/seconds/{stage}": round(value, 3) for stage, value in seconds.items()}
 
 
 def code_references(place: CodeLine | None) -> dict[str, Any]:

@@ -52,6 +52,9 @@ def test_an_empty_version_seals_without_spark_and_says_so(world: World) -> None:
     world.mark("planes", "v1", [3, 1])
     assert world.advance(PLANES).action == "waiting"
     world.mark("planes", "v1", [0, 2])
+    with pytest.raises(NoSealedVersionError, match="one is completely delivered") as caught:
+        StoredVersions(world.lake, PLANES).require_current(world.systems)
+    assert caught.value.next_step.startswith("Advance it")
     report = world.advance(PLANES)
     assert (report.action, report.rows) == ("sealed", 0)
     assert world.view(PLANES).get("N1") is None

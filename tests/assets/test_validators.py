@@ -453,14 +453,14 @@ def test_rules_in_sql_count_what_breaks_them_and_tell_some_keys(on_spark: Candid
     assert {name for name, verdict in verdicts.items() if verdict.passed} == {"seats_or_none", "values_in_seats"}
     assert verdicts["seats_known"].facts["violations"] == 2, "a null is not known to be right"
     assert sorted(verdicts["seats_known"].facts["sample"]) == [["N2"], ["N4"]]
-    assert verdicts["none_lost"].message == "1 rows break it: tailnum 'N9'"
+    assert verdicts["none_lost"].message == "broken by 1 row: tailnum 'N9'"
     assert sorted(verdicts["with_names"].facts["sample"]) == [["N3"], ["N4"]]
     assert verdicts["numbers"].message.startswith("NumberFormatException: [CAST_INVALID_INPUT]")
-    assert verdicts["values_in_maker"].message == "1 rows have other values of 'maker': 'CESSNA' (1)"
+    assert verdicts["values_in_maker"].message == "other values of 'maker' in 1 row: 'CESSNA' (1)"
     hidden = {verdict.name: verdict.message for verdict in evaluate(rules[2::3], on_spark, ["maker", "tailnum"])}
     assert hidden == {
-        "none_lost": "1 rows break it: values of sensitive columns are hidden",
-        "values_in_maker": "1 rows have other values of 'maker': values of sensitive columns are hidden",
+        "none_lost": "broken by 1 row: values of sensitive columns are hidden",
+        "values_in_maker": "other values of 'maker' in 1 row: values of sensitive columns are hidden",
     }
     assert spark.table("version").count() == 3
     rows = spark.sql("SHOW TABLES").collect()

@@ -96,24 +96,29 @@ class DagsterServers:
 
 
 @contextmanager
-def dagster_servers(home: Path, env: Mapping[str, str]) -> Iterator[DagsterServers]:
-    """Start both on workspace.yaml, wait until the code location is loaded, and end both with all they started."""
+def dagster_servers(
+    home: Path, env: Mapping[str, str], *, project: Path | None = None, location: str = LOCATION
+) -> Iterator[DagsterServers]:
+    """Start both on workspace.yaml, wait until the code location is loaded, and end both with all they started.
+
+    With a `project` they load what its pyproject.toml names, as `dagster dev` does there.
+    """
     home = prepare_dagster_home(home)
     _create_storage(home)
     port = free_port()
     environment = {**os.environ, "DAGSTER_HOME": str(home), **env}
+    workspace = [] if project else ["-w", "workspace.yaml"]
     commands = {
-        "webserver": [program("dagster-webserver"), "-h", "127.0.0.1", "-p", str(port), "-w", "workspace.yaml"],
-        "daemon": [program("dagster-daemon"), "run", "-w", "workspace.yaml"],
+        "webserver": [program("dagster-webserver"), "-h", "127.0.0.1", "-p", str(port), *workspace],
+        "daemon": [program("dagster-daemon"), "run", *workspace],
     }
     processes: list[subprocess.Popen[bytes]] = []
-    servers = DagsterServers(f"http://127.0.0.1:{port}", home)
+    servers = DagsterServers(f"http://127.0.0.1:{port}", home, location)
     try:
         for name, command in commands.items():
             with (home / f"{name}.log").open("wb") as log:
-                processes.append(
-                    subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log, start_new_session=True)
-                )
+                options: dict[str, Any] = {"env": environment, "stdout": log, "stderr": log, "start_new_session": True}
+                processes.append(subprocess.Popen(command, cwd=project or ROOT, **options))
         servers.until("loading the code location", READY_SECONDS, lambda: _loaded(servers, processes))
         yield servers
     finally:

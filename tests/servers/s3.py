@@ -171,7 +171,7 @@ def require_versitygw() -> Path:
     """Return where versitygw is; skip the test where it is missing, unless CI is set."""
     binary = versitygw_binary()
     if binary is None:
-        _missing("versitygw is not installed: run .ci/install-versitygw.sh (needs Go), or set ADJUNCT_VERSITYGW.")
+        skip_unless_ci("versitygw is not installed: run .ci/install-versitygw.sh (needs Go), or set ADJUNCT_VERSITYGW.")
     return binary
 
 
@@ -185,7 +185,8 @@ def versitygw_binary() -> Path | None:
     return next((Path(binary) for binary in candidates if binary and os.access(binary, os.X_OK)), None)
 
 
-def _missing(reason: str) -> NoReturn:
+def skip_unless_ci(reason: str) -> NoReturn:
+    """Skip the test for this reason; with CI set, fail it."""
     if os.environ.get("CI"):
         pytest.fail(reason)
     pytest.skip(reason)

@@ -7,9 +7,13 @@ from dagster_adjunct import Application, bounded_dataset, unbounded_dataset
 from dagster_adjunct.tables import RemoteTable, SqliteTable
 
 # Delivered as a whole, in editions: each is used once its end-of-dataset marker has arrived. Every task has all of it.
-products = bounded_dataset("products", input="lake.products", key="product", broadcast=True)
+products = bounded_dataset(
+    "products", input="lake.products", key="product", broadcast=True, description="Prices of products by edition"
+)
 # Delivered as changes, of one customer at a time. A task has the customers of the orders that it has.
-customers = unbounded_dataset("customers", input="lake.customers", key="customer", partitions=2)
+customers = unbounded_dataset(
+    "customers", input="lake.customers", key="customer", partitions=2, description="Towns of customers"
+)
 
 # For production: PostgresTable, DynamoDbTable, RedisTable and others take the place of this one.
 store = SqliteTable(

@@ -163,7 +163,7 @@ def test_a_rejected_version_has_its_own_exit_code_and_no_stage_of_a_switch(
     world.send("stock", [("b", 1)], version="v4")
     refused = invoke(world, "dataset", "advance", "stock", "shop:judged")
     assert refused.exit_code == 3
-    assert refused.output.count("is rejected: min_rows: 1 rows, expected 2 or more") == 2
+    assert refused.output.count("is rejected: min_rows: 1 row, expected 2 or more") == 2
     assert served(world, "stock") == "v2"
     later = invoke(world, "dataset", "advance", "stock", "shop:judged")
     assert later.exit_code == 0, "nothing was refused by this one"
@@ -182,7 +182,7 @@ def test_a_rejected_version_has_its_own_exit_code_and_no_stage_of_a_switch(
     building, built, *_ = [event for event in events if event.version == "v6"]
     assert (building.summary(), building.is_notable) == ("dataset stock, version v6: building", True)
     assert built.stage == "build"
-    assert "min_rows: 1 rows, expected 2 or more" in told["reject"]
+    assert "min_rows: 1 row, expected 2 or more" in told["reject"]
     assert not {"seal", "switch"} & told.keys()
     world.send("stock", [("c", 3), ("b", 2), ("a", 1)], version="v7")
     events.clear()

@@ -55,7 +55,7 @@ def test_no_id_and_no_time_is_folded_in_80_columns(world: World, command: str) -
     assert all(cell in ids or any(version_id.startswith(f"{cell}-") for version_id in ids) for cell in named)
     if command.startswith(("versions", "history")):
         assert any(cell == f"{datetime.now(UTC):%Y-%m-%d %H}:{cell[-2:]}" for cell in cells)
-        assert any("min_rows: 1 rows, expected 2 or more" in line for line in lines)
+        assert any("min_rows: 1 row, expected 2 or more" in line for line in lines)
     if command.startswith("history"):
         assert any(REASON in line for line in lines)
 

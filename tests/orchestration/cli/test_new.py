@@ -35,7 +35,10 @@ def test_the_project_has_its_own_name_everywhere(tmp_path: Path) -> None:
         if file.endswith(".py"):
             compile(text, file, "exec")
     project = tomllib.loads((folder / "pyproject.toml").read_text())
-    assert project["tool"]["dagster"]["module_name"] == "price_2_lists.definitions"
+    dagster = {"module_name": "price_2_lists.definitions", "code_location_name": "price_2_lists"}
+    assert project["tool"]["dagster"] == dagster
+    # Without it, `dg` and components take the folder's name, and warn about the other one.
+    assert project["tool"]["dg"]["project"]["code_location_name"] == dagster["code_location_name"]
     assert yaml.safe_load((folder / "dagster.yaml").read_text())["concurrency"]["pools"]["default_limit"] == 1
 
 

@@ -152,7 +152,7 @@ def test_a_partition_that_is_rejected_is_not_materialised_and_the_others_are(lab
     assert finished.success
     assert set(finished.made) == {f"items/{DAYS[0]}", f"items/{DAYS[2]}"}
     assert finished.passed["items min_rows"] is False
-    assert finished.checks["items min_rows"].description == f"{DAYS[1]}: 1 rows, expected 2 or more"
+    assert finished.checks["items min_rows"].description == f"{DAYS[1]}: 1 row, expected 2 or more"
     assert f"Partition {DAYS[1]} of items is not materialized: its version v000002-" in finished.log
     assert served(lab) == DAYS[2]
 
@@ -250,7 +250,7 @@ def test_the_applications_job_says_loudly_which_delivered_version_it_leaves_out(
         "30 Version v2 of items is delivered, but this run does not build it. Dataset items has its versions"
         in finished.log
     )
-    assert "the Dagster job items_versions does, launched by the sensor items_new_versions" in finished.log
+    assert "Launch the Dagster job items_versions for them, or switch on the sensor items_new_versions" in finished.log
     assert finished.observed["copy"]["adjunct/left_out"] == {"items": "version v2 is delivered"}
     assert "items_versions" in str(defs.resolve_job_def("shop").description)
 
