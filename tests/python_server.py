@@ -145,6 +145,13 @@ def _become(request: dict[str, Any]) -> None:
     for number, file in zip(request["files"], high, strict=True):
         os.dup2(file, number)
         os.close(file)
+    # What was a file for the server may be a pipe now, and a stream asks only when it is made.
+    sys.stdin, sys.stdout, sys.stderr = (
+        open(number, mode, errors=errors, closefd=False) if number in request["files"] else None  # noqa: SIM115
+        for number, mode, errors in ((0, "r", None), (1, "w", None), (2, "w", "backslashreplace"))
+    )
+    if sys.stderr is not None:
+        sys.stderr.reconfigure(line_buffering=True)
     os.chdir(request["folder"])
     os.environ.clear()
     os.environ.update(request["environment"])
