@@ -145,6 +145,8 @@ def _become(request: dict[str, Any]) -> None:
     for number, file in zip(request["files"], high, strict=True):
         os.dup2(file, number)
         os.close(file)
+    if 1 in request["files"]:  # a stream knows since it was opened whether its file can be sought
+        sys.stdout = open(1, "w", 1 if os.isatty(1) else -1, closefd=False)  # noqa: SIM115
     os.chdir(request["folder"])
     os.environ.clear()
     os.environ.update(request["environment"])
