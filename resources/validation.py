@@ -25,6 +25,7 @@ from pydantic import (
     PlainValidator,
     SkipValidation,
     Strict,
+    StringConstraints,
     ValidationError,
     WrapValidator,
     validate_call,
@@ -38,6 +39,8 @@ from dagster_adjunct.resources.errors import ConfigurationError
 T = TypeVar("T")
 
 _SCALARS = (str, bool, bytes, type(None))
+# A limit, though nothing reaches it, makes pydantic reject half a character ("\udcff"), which no store can hold.
+_TEXT = Annotated[str, StringConstraints(max_length=2**60)]
 # Classes of Spark are known by name, because Spark is not imported to check an argument.
 _CONVERSIONS = {"LazyFrame": "collect", "Series": "to_frame"}  # methods that return a frame
 _SPARK_CLASSES = {name: type(name, (), {}) for name in ("SparkSession", "DataFrame", "StructType")}
@@ -126,7 +129,8 @@ def _validate_call(function: Callable[..., Any], fields_of: type | None = None) 
 
 def _keywords(parameter: inspect.Parameter) -> list[str]:
     if parameter.kind is parameter.VAR_KEYWORD:
-        return list(get_args(parameter.annotation)[0].__annotations__) if get_args(parameter.annotation) else []
+        options = get_args(parameter.annotation)[0] if get_origin(parameter.annotation) is Unpack else None
+        return list(getattr(options, "__annotations__", ()))
     return [] if parameter.kind is parameter.VAR_POSITIONAL else [parameter.name]
 
 
@@ -177,7 +181,7 @@ def _checked_type(hint: Any) -> Any:
         skips = any(type(one) is SkipValidation for one in inner)
         return Any if skips else _checked_type(inner[0])
     if hint in _SCALARS or hint is None or origin is Literal:
-        return hint
+        return _TEXT if hint is str else hint
     if hint in (int, float):
         return _number(hint)
     if origin in (Union, types.UnionType):
@@ -339,12 +343,14 @@ def _argument_error(
     kind = "" if value is None else f" ({type(value).__name__})"
     found = f"{argument} {'has' if elements else 'is'} {shown}{kind}" if argument else shown
     expected = dict.fromkeys(problem["msg"].removeprefix("Input should be ") for problem in elements or own)
+    if any(problem["type"] == "string_unicode" for problem in own):
+        expected = {"whole characters, which UTF-8 can hold": None}
     step = ""
     if type(value).__name__ in _CONVERSIONS:
         step = f"Pass the result of its {_CONVERSIONS[type(value).__name__]}()."
     elif isinstance(value, str) and "a Lake" in expected:
         step = f"Pass open_lake({value!r})."
-    return _error(f"{called}: {found}: expected {' or '.join(expected)}.", step, argument=argument or None)
+    return _error(f"{called}: {found}: expected {' or '.join(expected)}.", step, argument=argument or str(value))
 
 
 def _unexpected_error(called: str, argument: str, known: Sequence[str]) -> ConfigurationError:

@@ -26,6 +26,7 @@ from tests.resources.key_value.scripted_segments import ScriptedSegments
 
 public = SimpleNamespace(**public_names())
 WRONG: tuple[Any, ...] = (None, 5, -1, True, 1.5, [], [5], {}, "", "a b", b"x", object(), lambda *given, **named: 1)
+WRONG += ("\udcff", 10**20)  # half a character, and a number that no index reaches
 
 
 class _NoSparkError(Exception):

@@ -411,9 +411,11 @@ class Watch:
     """
 
     def __init__(self, name: str, refresh: Callable[[], Callable[[], object] | None], interval: float) -> None:
-        if not interval > 0:
+        if not 0 < interval <= threading.TIMEOUT_MAX:
             problem = f"dataset {name!r} can't be watched with an interval of {interval} seconds."
-            raise errors.ConfigurationError(problem, "Pass an interval above 0.", argument="interval", dataset=name)
+            raise errors.ConfigurationError(
+                problem, "Pass an interval above 0 and below 200 years.", argument="interval", dataset=name
+            )
         self.error: Exception | None = None
         self.failing_since: datetime | None = None
         self.refreshed_at: datetime | None = None

@@ -6,6 +6,7 @@ do, or report it as discarded where a file is missing.
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
@@ -291,7 +292,7 @@ class VersionOperations(VersionActions, ABC):
 
         Each entry names the version served after it, and whether that is still readable.
         """
-        if limit is not None and limit < 0:
+        if limit is not None and not 0 <= limit <= sys.maxsize:
             raise argument_error(f"limit is {limit}", "0 or more commits, or None for all", argument="limit")
         commits = list(islice(self._log.history(), limit))
         now = commits[0][1] if commits else None

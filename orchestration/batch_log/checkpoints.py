@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -147,7 +148,7 @@ class CheckpointManager:
 
         Reads one commit after the other, as far as needed. Raises MalformedDocumentError.
         """
-        if limit is not None and limit < 0:
+        if limit is not None and not 0 <= limit <= sys.maxsize:
             raise argument_error(f"limit is {limit}", "0 or more changes, or None for all", argument="limit")
         self._read()
         changes = (_describe_change(*step) for step in self._iter_steps())

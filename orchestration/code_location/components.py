@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
 
 import dagster as dg
+import yaml
 from dagster.components.resolved.context import ResolutionContext
 from dagster.components.scaffold.scaffold import Scaffolder, ScaffoldRequest
 from dagster_shared.yaml_utils.source_position import SourcePositionTree
@@ -262,6 +263,31 @@ class _Translation:
         """Refuse a name that another dataset or table has."""
         if name in self.datasets or name in self.tables:
             self.refuse(f"two datasets or tables have the name {name!r}.", "Rename one of them.", place)
+
+    def refuse_repeated_keys(self) -> None:
+        """Refuse a key that a mapping of the document has twice: Dagster reads the last one alone."""
+        if self.tree is None or not Path(self.tree.position.filename).is_file():
+            return
+        text = Path(self.tree.position.filename).read_text(encoding="utf-8")
+        for root in yaml.compose_all(text, Loader=yaml.SafeLoader):
+            if (root.start_mark.line + 1, root.start_mark.column + 1) == self.tree.position.start:
+                self.refuse_repeated_keys_of(root, (), set())
+
+    def refuse_repeated_keys_of(self, node: yaml.Node, place: Place, seen: set[yaml.Node]) -> None:
+        if node in seen:  # as an alias
+            return
+        seen.add(node)
+        if isinstance(node, yaml.SequenceNode):
+            for number, item in enumerate(node.value):
+                self.refuse_repeated_keys_of(item, (*place, number), seen)
+        elif isinstance(node, yaml.MappingNode):
+            lines: dict[str, int] = {}
+            for key, value in node.value:
+                if key.value in lines and key.value != "<<":  # which adds other mappings, and loses none
+                    found = f"the key {key.value!r} is given twice, first in line {lines[key.value]}."
+                    self.refuse(found, "Rename or remove one; each step begins with `- `.", (*place, key.value))
+                lines[key.value] = key.start_mark.line + 1
+                self.refuse_repeated_keys_of(value, (*place, key.value), seen)
 
     def definitions(self, given: Mapping[str, Any]) -> dg.Definitions:
         """Return the definitions of all applications."""
@@ -574,6 +600,7 @@ class AdjunctComponent(dg.Component):
         """Return the component of these attributes, with templates such as {{ env.LAKE }} filled in."""
         resolution = context.resolution_context
         translation = _Translation(resolution.source_position_tree)
+        translation.refuse_repeated_keys()
         if attributes is None:
             translation.refuse("there are no attributes.", "Declare at least one application.", ("attributes",))
         given = attributes.model_dump(by_alias=True, exclude_unset=True)

@@ -28,7 +28,7 @@ from dagster_adjunct.orchestration.batch_log.batch_log import (
     list_applications,
 )
 from dagster_adjunct.orchestration.batch_log.run_lease import Claim, RunLease
-from dagster_adjunct.orchestration.startpoints.store import StartpointManager
+from dagster_adjunct.orchestration.startpoints.store import FAN_OUTS, REQUESTS, StartpointManager
 from dagster_adjunct.resources.common import Report, require_reason
 from dagster_adjunct.resources.errors import ConfigurationError, ObjectExistsError
 from dagster_adjunct.resources.metadata import MetadataStore
@@ -86,6 +86,9 @@ def rename_application(lake: Lake, old: str, new: str, *, reason: str, by: str) 
             state = logged.state  # only the new name is left
             left = ApplicationState(batch=state.batch, renamed_to=state.renamed_to)
             log.commit(logged, left, by=by, note=state.note)
+        for namespace in (REQUESTS, FAN_OUTS):  # the old name's would wait for ever, and no stream of theirs may change
+            carried = MetadataStore(lake).namespace(namespace, old)
+            carried.transact(lambda snapshot: (dict.fromkeys(key for key, _ in snapshot.items()), None), by=by)
     return RenameReport(old, new, batches, tuple(tables))
 
 

@@ -25,7 +25,7 @@ from dagster_adjunct.resources.metadata import MetadataStore
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.streams.lake.manifest import StreamState
 from dagster_adjunct.resources.streams.lake.readers import list_readers
-from dagster_adjunct.resources.streams.lake.repartition import repartition
+from dagster_adjunct.resources.streams.lake.repartition import plan_repartitioning, repartition
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams
 from dagster_adjunct.resources.streams.system import SystemStreamPartition
 from dagster_adjunct.resources.validation import validated
@@ -75,6 +75,7 @@ def repartition_stream(
     _, seen = streams.state(name)
     rows, before = sum(entry.rows for entry in seen.entries()), seen.declaration.partitions
     if dry_run:
+        plan_repartitioning(streams, name, seen, partitions)
         carried, datasets, readers = _inspect_readers(lake, name, seen)
         return RepartitionReport(
             name, before, partitions, rows, carried, readers.affected, readers.blocking, dry_run, datasets

@@ -180,8 +180,9 @@ def task_key(task: str) -> str:
 
 
 def concerns_stream(stream: str, key: str, value: object) -> bool:
-    """Return whether an entry of either namespace is about partitions of a stream, apart from settled sequences."""
-    return _parts(key)[:1] != ["settled"] and f"{stream}." in f"{key} {value}"
+    """Return whether an entry of either namespace is about partitions of a stream, apart from sequences of the past."""
+    waiting = value.get("pending", value) if isinstance(value, Mapping) else value
+    return _parts(key)[:1] != ["settled"] and f"{stream}." in f"{key} {waiting}"
 
 
 def parse_sequence(stored: object) -> int | None:

@@ -123,7 +123,13 @@ class LakeSettings(BaseSettings):
 def open_store(url: str | os.PathLike[str] | None, settings: LakeSettings) -> ObjectStore:
     """Return the store at a lake's URL (default: ADJUNCT_LAKE, else `.adjunct/lake`)."""
     named = os.fspath(url) if url is not None else os.environ.get("ADJUNCT_LAKE") or DEFAULT_LAKE
-    return StoreDescriptor(*_parse_lake_url(named, settings)).open()
+    place, options = _parse_lake_url(named, settings)
+    try:
+        place.encode()
+    except UnicodeEncodeError:
+        found, step = f"lake {place!r} has a name that is not UTF-8", "Choose or rename the folder."
+        raise argument_error(found, "a URL or folder in UTF-8", step, argument="url") from None
+    return StoreDescriptor(place, options).open()
 
 
 def _parse_lake_url(url: str, settings: LakeSettings) -> tuple[str, S3Options | None]:

@@ -18,12 +18,15 @@ from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog
 from dagster_adjunct.orchestration.batch_log.checkpoints import CheckpointManager
 from dagster_adjunct.orchestration.batch_log.run_lease import Claim, RunLease
 from dagster_adjunct.orchestration.maintenance.rename import rename_application
+from dagster_adjunct.orchestration.maintenance.repartition import repartition_stream
 from dagster_adjunct.orchestration.step.progress import StepReport
 from dagster_adjunct.orchestration.step.run import run_application
 from dagster_adjunct.resources.backends.sqlite import SqliteTable
 from dagster_adjunct.resources.errors import ApplicationBusyError, ConfigurationError
 from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.spark.in_process import IN_PROCESS
+from dagster_adjunct.resources.streams.lake.streams import LakeStreams
 from dagster_adjunct.resources.streams.startpoint import StartpointOldest, StartpointSpecific, StartpointUpcoming
 from dagster_adjunct.resources.tables.table import RemoteTable
 from dagster_adjunct.startpoints import Startpoints
@@ -236,6 +239,29 @@ def test_checkpoints_history_startpoints_and_epochs_are_carried_over() -> None:
     assert (batch.number, batch.read()) == (3, {S0: ("@2", "@3"), S1: ("@0", "@4")})
     assert world.state(new).offsets.applied[S0].id == again, "the one that was asked for last"
     assert world.state(new).offsets.epochs == {S0: 2, S1: 1}
+
+
+def test_startpoints_that_were_carried_over_no_longer_wait_under_the_old_name(tmp_path: Path) -> None:
+    lake = open_lake(tmp_path / "lake")
+    streams = LakeStreams(lake)
+    streams.create("in", schema=Schema.of(k="string"), key=["k"], partitions=2)
+    streams.append("in", [{"k": "a"}], producer="p", sequence=0)
+
+    def named(name: str) -> Application:
+        app = Application(name, engine="auto")
+        app.input_stream("lake.in").send_to(app.output_stream("lake.out", partitions=2, key="k"))
+        return app
+
+    def run_in_process(name: str) -> None:
+        run_application(named(name), lake=lake, spark=IN_PROCESS)
+
+    run_in_process("old")
+    Startpoints(named("old"), lake=lake).request("lake.in.0-1", StartpointOldest(), **WHO)
+    rename_application(lake, "old", "new", **WHO)
+    assert len(Startpoints(named("new"), lake=lake).list()["waiting"]) == 2
+    run_in_process("new")
+    assert len(streams.read_arrow(streams.all_ranges("out"))) == 2, "it was read again"
+    assert repartition_stream(lake, "in", 3, **WHO).carried == ("new",)
 
 
 def test_the_checkpoint_of_the_name_of_before_is_refused_with_the_name_of_now() -> None:

@@ -83,6 +83,20 @@ def test_an_application_that_has_read_all_goes_on_in_the_new_partitions(lake: La
     assert repartition_stream(lake, "s", 2, **WHY).carried == ("app",), "and once more"
 
 
+def test_a_dry_run_refuses_what_the_command_would_refuse(lake: Lake) -> None:
+    streams = LakeStreams(lake)
+    sent(streams, *range(9))
+    for partitions in (0, 2, 10**20):
+        with pytest.raises(ConfigurationError) as caught:
+            repartition_stream(lake, "s", partitions, dry_run=True, **WHY)
+        assert caught.value.argument == "partitions"
+    streams.append_markers("s", "v1", producer="m", sequence=0, partitions=[0])
+    for dry_run in (True, False):
+        with pytest.raises(ConfigurationError) as caught:
+            repartition_stream(lake, "s", 3, dry_run=dry_run, **WHY)
+        assert caught.value.stream == "lake.s"
+
+
 def test_one_that_is_carried_over_by_its_own_next_run_needs_no_command(lake: Lake) -> None:
     streams = LakeStreams(lake)
     sent(streams, *range(9))

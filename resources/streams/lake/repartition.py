@@ -140,11 +140,9 @@ def repartition(
 
     def rewrite_and_commit() -> StreamState:
         commit, state = streams.state(stream)
-        _check_count(stream, state.declaration, partitions)
+        old, steps = plan_repartitioning(streams, stream, state, partitions)
         declaration = state.declaration.model_copy(update={"partitions": partitions})
         pages = streams.files_of(stream)
-        old = list_segments(state, pages)
-        steps = plan_rewrite(stream, old, state.declaration.partitions)
         check(state)
         # Maintenance may have deleted files that are in no index yet: write these again.
         for collected in [key for key, (attempt, _) in written.items() if int(attempt[:13]) < state.horizon]:
@@ -166,7 +164,11 @@ def repartition(
     return retry_conflicts(lambda: rewrite_and_commit, attempts=_MAX_ATTEMPTS)
 
 
-def _check_count(stream: str, stored: LakeStreamDeclaration, partitions: int) -> None:
+def plan_repartitioning(
+    streams: LakeStreams, stream: str, state: StreamState, partitions: int
+) -> tuple[list[Segment], list[RewriteStep | MarkerBarrier]]:
+    """Return the segments and how to rewrite them. Raises ConfigurationError for what can't be repartitioned."""
+    stored = state.declaration
     what, about = f"stream {stream!r}", {"stream": f"lake.{stream}"}
     if not stored.key:
         step = "Declare a stream with a key under another name, and append its records there."
@@ -174,6 +176,8 @@ def _check_count(stream: str, stored: LakeStreamDeclaration, partitions: int) ->
     if partitions == stored.partitions or not 1 <= partitions <= 100_000:
         found = f"{what} has {stored.partitions} partitions, and can't have {partitions}"
         raise argument_error(found, "another number from 1 to 100,000", argument="partitions", **about)
+    segments = list_segments(state, streams.files_of(stream))
+    return segments, plan_rewrite(stream, segments, stored.partitions)
 
 
 def _write_step(

@@ -14,7 +14,7 @@ from typing import Any
 import dagster as dg
 import pytest
 from dagster.components.core.component_tree import ComponentTree
-from dagster_shared.yaml_utils import parse_yaml_with_source_position
+from dagster_shared.yaml_utils import parse_yaml_with_source_position, parse_yamls_with_source_position
 
 from dagster_adjunct import Application, Lake, LakeStreams, Schema, bounded_dataset, open_lake, unbounded_dataset
 from dagster_adjunct.automation import new_records, new_version, stale
@@ -261,6 +261,17 @@ MISTAKES = {
         "has no value",
     ),
     "no input": (WHOLE.replace("- input_stream: lake.texts\n        as: texts", "- filter: k"), "filter: k", "input"),
+    "a dataset twice": (
+        WHOLE.replace("  airports:", "  planes: {input: lake.p, key: k, partitions: 1}\n  airports:"),
+        "planes: {input",
+        "the key 'planes' is given twice, first in line 4",
+    ),
+    "a key twice in a step": (
+        WHOLE.replace("  filter: dep_delay > 0", "  filter: dep_delay > 0\n        filter: dep_delay > 1"),
+        "filter: dep_delay > 1",
+        "the key 'filter' is given twice",
+    ),
+    "a key twice in one line": (WHOLE.replace("{Count: }", "{Count: , Count: }"), "Count: , Count", "'Count' is given"),
     "a step's name twice": (WHOLE.replace("as: left", "as: joined"), "as: joined", "'joined'"),
 }
 
@@ -357,6 +368,24 @@ def test_an_application_that_reads_what_nobody_has_written_yet_waits_for_its_run
     made = component(f"lake: {lake.url}\n{OTHERS.strip()}")
     assert made.build_defs(ComponentTree.for_test().load_context) is not None
     assert "two is not planned: nothing has written lake.out yet" in caplog.text
+
+
+def test_each_document_of_a_file_is_searched_for_repeated_keys_with_aliases(tmp_path: Path) -> None:
+    whole = "type: dagster_adjunct.components.AdjunctComponent\nattributes:\n  bounded_datasets:\n"
+    whole += "    a: &a {input: lake.a, key: k, partitions: 1}\n    b: {<<: *a, input: lake.b}\n    c: *a\n"
+    whole += "  applications:\n    APP: {steps: [{input_stream: lake.in}]}\n"
+    text = (
+        whole.replace("APP", "one") + "---\n" + whole.replace("APP", "two").replace("lake.b", "lake.b, input: lake.c")
+    )
+    (tmp_path / "defs.yaml").write_text(text)
+    context = ComponentTree.for_test().load_context
+    model = AdjunctComponent.get_model_cls()
+    one, two = parse_yamls_with_source_position(text, str(tmp_path / "defs.yaml"))
+    in_one, in_two = (context.with_source_position_tree(each.source_position_tree) for each in (one, two))
+    assert list(AdjunctComponent.load(model.model_validate(one.value["attributes"]), in_one).applications()) == ["one"]
+    with pytest.raises(dg.DagsterInvalidDefinitionError, match="the key 'input' is given twice") as caught:
+        AdjunctComponent.load(model.model_validate(two.value["attributes"]), in_two)
+    assert str(caught.value).startswith(f"{tmp_path / 'defs.yaml'}:14:")
 
 
 def test_a_password_in_the_file_is_not_shown(tmp_path: Path) -> None:

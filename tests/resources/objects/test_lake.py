@@ -214,6 +214,19 @@ def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path: Path) -> None:
     assert failure.value.facts == {"argument": "url"}
 
 
+def test_a_folder_whose_name_is_not_utf_8_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    odd = tmp_path / "caf\udce9"
+    odd.mkdir()
+    monkeypatch.setenv("ADJUNCT_LAKE", str(odd))
+    for opened in (None, odd):
+        with pytest.raises(ConfigurationError) as failure:
+            open_lake(opened)
+        assert failure.value.facts == {"argument": "url"}
+    monkeypatch.chdir(odd)
+    with pytest.raises(ConfigurationError):
+        open_lake("lake")
+
+
 @pytest.mark.parametrize("folder", ["/proc/x", "/dev/null/x", "/sys/lake"])
 def test_a_folder_that_the_system_refuses_is_said_as_ours(folder: str) -> None:
     with pytest.raises(ConfigurationError) as failure:
