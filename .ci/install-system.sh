@@ -13,7 +13,7 @@ if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then
     export DEBIAN_FRONTEND=noninteractive
     apt-get update -qq
     # shellcheck disable=SC2086
-    apt-get install -y -qq $missing
+    apt-get install -y -qq --no-install-recommends $missing
 else
     echo "CI needs these packages and can't install them here:$missing" >&2
     exit 1
