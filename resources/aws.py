@@ -6,9 +6,10 @@ That takes a tenth of a second of processor time for each session, and a hundred
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from botocore.loaders import Loader
     from botocore.session import Session
 
 
@@ -17,12 +18,12 @@ def new_session(profile: str | None = None) -> Session:
     from botocore.session import Session
 
     session = Session(profile=profile)
-    session.register_component("data_loader", _loader())
+    session.register_component("data_loader", _loader(session.get_config_variable("data_path")))
     return session
 
 
 @cache
-def _loader() -> Any:
-    from botocore.session import Session
+def _loader(data_path: str | None) -> Loader:
+    from botocore.loaders import create_loader
 
-    return Session().get_component("data_loader")
+    return create_loader(data_path)

@@ -350,7 +350,7 @@ def _argument_error(
         step = f"Pass the result of its {_CONVERSIONS[type(value).__name__]}()."
     elif isinstance(value, str) and "a Lake" in expected:
         step = f"Pass open_lake({value!r})."
-    return _error(f"{called}: {found}: expected {' or '.join(expected)}.", step, argument=argument or str(value))
+    return _error(f"{called}: {found}: expected {' or '.join(expected)}.", step, argument=argument or shown)
 
 
 def _unexpected_error(called: str, argument: str, known: Sequence[str]) -> ConfigurationError:

@@ -488,10 +488,8 @@ def no_version_error(
     name: str, spec: AdjunctDataset | None, manifest: DatasetManifest | None, waiting: str | None = None
 ) -> errors.NoSealedVersionError:
     """Return the error for a dataset without a version; `waiting` describes what a delivered one waits for."""
-    by_name, step = (
-        False,
-        "Advance it when a version is completely delivered: materialise its asset, or use adjunct run.",
-    )
+    by_name = False
+    step = "Advance it when a version is completely delivered: materialise its asset, or use adjunct run."
     if _is_computed(spec, manifest):
         # Whether versions are partitions of the asset.
         by_name = spec.versions is not None if spec else bool(manifest and manifest.declaration.order == "name")

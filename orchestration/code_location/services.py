@@ -11,7 +11,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
@@ -110,19 +110,23 @@ class EmrServerless(dg.Config):
             def _read_messages(self, *args: object) -> None:
                 """Look for no messages in CloudWatch, and do not warn of that."""
 
+        _check_not_given(self.request, ("applicationId", "executionRoleArn", "jobDriver"), "request")
         exchange.store.put(exchange.key(_DRIVER.name), _DRIVER.read_bytes())
         # The service has a master of its own, and refuses values without a letter.
         own = {name: value for name, value in settings.items() if name != "spark.master" and value.strip()}
-        overrides = {**self.request.get("configurationOverrides", {})}
+        overrides = self.request.get("configurationOverrides", {})
+        if not isinstance(overrides, dict):
+            problem = f"the request's configurationOverrides are {type(overrides).__name__}: expected a mapping."
+            raise ConfigurationError(problem, "Write them as StartJobRun has them.", argument="request")
         ours = {"classification": "spark-defaults", "properties": own}
-        overrides["applicationConfiguration"] = [*overrides.get("applicationConfiguration", []), ours]
+        configured = [*overrides.get("applicationConfiguration", []), ours]
         request = {
             "name": f"{context.job_name} {context.run.run_id}",
             **self.request,
             "applicationId": self.application_id,
             "executionRoleArn": self.execution_role,
             "jobDriver": {"sparkSubmit": {"entryPoint": exchange.url(_DRIVER.name)}},
-            "configurationOverrides": overrides,
+            "configurationOverrides": {**overrides, "applicationConfiguration": configured},
         }
         with _translated_errors("EMR Serverless"):
             service = boto3.client("emr-serverless", region_name=self.region)
@@ -154,17 +158,20 @@ class Kubernetes(dg.Config):
         spec: dict[str, Any] = copy.deepcopy(self.pod_spec)
         if self.service_account:
             spec["serviceAccountName"] = self.service_account
-        containers = spec.setdefault("containers", [{}])
-        env = containers[0].get("env", [])
-        written = {one["name"]: one["value"] for one in env if "value" in one}
-        check_no_secrets(written | self.environment, "the variable")
-        module = _DRIVER.with_suffix("").name
-        containers[0] |= {"image": self.image, "command": [self.python, "-m", f"{__package__}.{module}"]}
         # Executors connect to the pod's own address.
         address = {"name": "SPARK_LOCAL_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
-        containers[0]["env"] = [*env, address]
         try:
+            container = spec.setdefault("containers", [{}])[0]
+            _check_not_given(container, ("image", "command"), "pod_spec")
+            env = container.get("env", [])
+            written = {one["name"]: one["value"] for one in env if "value" in one}
+            check_no_secrets(written | self.environment, "the variable")
+            module = _DRIVER.with_suffix("").name
+            container |= {"image": self.image, "command": [self.python, "-m", f"{__package__}.{module}"]}
+            container["env"] = [*env, address]
             import_module("dagster_k8s.pipes").build_pod_body("driver", None, None, {}, None, copy.deepcopy(spec))
+        except ConfigurationError:
+            raise
         except Exception as error:
             problem = f"pod_spec is not the specification of a pod: {str(error).rstrip('.')}."
             raise ConfigurationError(problem, "Write it as Kubernetes has it.", argument="pod_spec") from error
@@ -179,6 +186,13 @@ class Kubernetes(dg.Config):
         ours = {f"{prefix}.container.image": self.image, f"{prefix}.namespace": self.namespace}
         ours[f"{prefix}.authenticate.executor.serviceAccountName"] = self.service_account
         return {name: value for name, value in ours.items() if value}
+
+
+def _check_not_given(given: Mapping[str, Any], ours: Sequence[str], argument: str) -> None:
+    """Raise ConfigurationError for what the declaration or Adjunct itself says, which would be ignored."""
+    if found := [name for name in ours if name in given]:
+        problem = f"{argument} has {' and '.join(found)}, in whose place the declaration or Adjunct's own is used."
+        raise ConfigurationError(problem, "Leave it out.", argument=argument)
 
 
 def _import_client(module: str, name: str, extra: str) -> Any:

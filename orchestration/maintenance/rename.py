@@ -86,7 +86,8 @@ def rename_application(lake: Lake, old: str, new: str, *, reason: str, by: str) 
             state = logged.state  # only the new name is left
             left = ApplicationState(batch=state.batch, renamed_to=state.renamed_to)
             log.commit(logged, left, by=by, note=state.note)
-        for namespace in (REQUESTS, FAN_OUTS):  # the old name's would wait for ever, and no stream of theirs may change
+        # Under the old name they would wait for ever, and keep their streams from being repartitioned.
+        for namespace in (REQUESTS, FAN_OUTS):
             carried = MetadataStore(lake).namespace(namespace, old)
             carried.transact(lambda snapshot: (dict.fromkeys(key for key, _ in snapshot.items()), None), by=by)
     return RenameReport(old, new, batches, tuple(tables))

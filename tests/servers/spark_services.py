@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -29,7 +30,7 @@ from tests.servers.s3 import ROOT, S3Server
 APPLICATION, ROLE = "00fexample123", "arn:aws:iam::111122223333:role/orders-runs"
 
 
-class StandIn:
+class StandIn(ABC):
     """An API on loopback that answers requests by `answer(method, path, body)`, and the processes that it started."""
 
     def __init__(self, folder: Path, s3: S3Server, modules: Sequence[Path]) -> None:
@@ -39,8 +40,8 @@ class StandIn:
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.stopped: set[str] = set()
 
-    def answer(self, method: str, path: str, body: Any) -> Any:
-        raise NotImplementedError
+    @abstractmethod
+    def answer(self, method: str, path: str, body: Any) -> Any: ...
 
     @contextmanager
     def serving(self) -> Iterator[str]:

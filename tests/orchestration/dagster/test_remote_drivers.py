@@ -233,11 +233,29 @@ def test_a_variable_of_a_pod_that_looks_like_a_secret_is_refused(lake: Lake, tmp
         assert secret not in done.failure.description
 
 
-def test_a_specification_that_is_none_of_a_pod_is_refused(lake: Lake) -> None:
-    kubernetes = Kubernetes(image="orders:1", pod_spec={"nodeSelecter": {"disk": "ssd"}})
+@pytest.mark.parametrize(
+    ("pod_spec", "named"),
+    [
+        ({"nodeSelecter": {"disk": "ssd"}}, "nodeSelecter"),
+        ({"containers": {"resources": {}}}, "pod_spec is not the specification of a pod"),
+        ({"containers": [{"image": "another:1", "command": ["sh"]}]}, "pod_spec has image and command"),
+    ],
+)
+def test_a_specification_that_is_none_of_a_pod_is_refused(lake: Lake, pod_spec: dict[str, Any], named: str) -> None:
+    kubernetes = Kubernetes(image="orders:1", pod_spec=pod_spec)
     done = run(lake, submitted.app, SparkResource(kubernetes=kubernetes))
     assert done.failure.metadata["error"].value == "ConfigurationError"
-    assert "nodeSelecter" in done.failure.description
+    assert named in done.failure.description
+
+
+@pytest.mark.parametrize("request_", [{"jobDriver": {"sparkSubmit": {}}}, {"configurationOverrides": "spark.x=1"}])
+def test_parts_of_a_request_that_would_be_ignored_are_refused(
+    lake: Lake, emr: EmrServerlessStandIn, request_: dict[str, Any]
+) -> None:
+    done = run(lake, submitted.app, on_emr(lake.url, request=request_))
+    assert done.failure.metadata["error"].value == "ConfigurationError"
+    assert next(iter(request_)) in done.failure.description
+    assert emr.processes == {}
 
 
 def test_a_run_fails_for_good_if_the_service_refuses_or_its_client_is_missing(
