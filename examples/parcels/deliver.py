@@ -40,6 +40,15 @@ def changes(part: int) -> Iterator[tuple[str, dict[str, Any] | None, int]]:
         yield parcel, None if deleted else row, part * 1_000_000 + count
 
 
+def envelopes(part: int) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield (parcel, what Debezium sends of its change) of a part, in order."""
+    for parcel, row, position in changes(part):
+        operation = "d" if row is None else "r" if part == 1 else "u"
+        source = {"connector": "postgresql", "schema": "public", "table": "parcels", "lsn": position}
+        before = {"parcel": parcel} if row is None else None
+        yield parcel, {"op": operation, "before": before, "after": row, "source": source, "ts_ms": position}
+
+
 def scans(part: int) -> Iterator[dict[str, Any]]:
     """Yield the scans of a part: in the order of their times, but for some that come up to five minutes late."""
     draw, began = random.Random(-part), MORNING + timedelta(hours=6 * (part - 1))
@@ -60,14 +69,10 @@ def deliver(part: int) -> None:
     servers = {"bootstrap.servers": kafka.bootstrap_servers}
     _create_topics(AdminClient(servers))
     producer = Producer({**servers, "enable.idempotence": True, "log_level": 3, "partitioner": "murmur2_random"})
-    for parcel, row, position in changes(part):
+    for parcel, envelope in envelopes(part):
         key = json.dumps({"parcel": parcel})
-        operation = "d" if row is None else "r" if part == 1 else "u"
-        source = {"connector": "postgresql", "schema": "public", "table": "parcels", "lsn": position}
-        before = {"parcel": parcel} if row is None else None
-        envelope = {"op": operation, "before": before, "after": row, "source": source, "ts_ms": position}
         producer.produce("shop.public.parcels", json.dumps(envelope), key)
-        if row is None:
+        if envelope["op"] == "d":
             producer.produce("shop.public.parcels", None, key)  # Debezium's tombstone
     for scan in scans(part):
         value = {"depot": scan["depot"], "kind": scan["kind"], "at": scan["at"].isoformat()}

@@ -21,7 +21,9 @@ from tests.servers.kafka import KafkaServer
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = [pytest.mark.server, pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(1800)]
+# A startpoint of the UI that the daemon's sensor has a run apply: tests/orchestration/dagster/test_in_the_browser.py.
+# What dies on its way: tests/orchestration/offsets and tests/orchestration/test_step_startpoints.py.
+pytestmark = [pytest.mark.server, pytest.mark.spark, pytest.mark.long, pytest.mark.timeout(1800)]
 
 TEN, ELEVEN = (MIDNIGHT + hour * 3_600_000 for hour in (10, 11))
 REPLAYED = (2, 5)
@@ -51,9 +53,7 @@ def servers(world: World) -> Iterator[DagsterServers]:
         yield up
 
 
-@pytest.mark.parametrize(
-    ("next_by", "deaths"), [("ui", 1), *(pytest.param(by, 2, marks=pytest.mark.long) for by in ("ui", "sensors"))]
-)
+@pytest.mark.parametrize(("next_by", "deaths"), [("ui", 1), ("ui", 2), ("sensors", 2)])
 def test_a_startpoint_is_replayed_once_by_the_sensor_though_processes_are_killed(
     servers: DagsterServers, world: World, next_by: str, deaths: int
 ) -> None:

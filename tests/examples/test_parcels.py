@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+import json
+from collections import Counter, defaultdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
-from dagster_adjunct import LakeStreams, open_lake
+from dagster_adjunct import LakeStreams, Schema, open_lake
+from dagster_adjunct.testing import TestApplication, TestStream
 from tests.doc_blocks import ROOT, PageReader, blocks_of
 from tests.orchestration.dagster.test_components import component, facts
 from tests.servers.dynamodb import DynamoDbServer
@@ -20,7 +22,44 @@ EXAMPLE = ROOT / "examples" / "parcels"
 
 
 @pytest.mark.spark
+def test_a_morning_is_what_plain_python_makes_of_it() -> None:
+    """Without Kafka and DynamoDB, as the page on testing has it."""
+    from dagster_adjunct.examples.parcels.deliver import CITIES, changes, envelopes, scans
+    from dagster_adjunct.examples.parcels.pipeline import app
+
+    streams = {
+        "kafka.scans": TestStream(
+            Schema.of(parcel="string", depot="string", kind="string", at="timestamp"), key="parcel"
+        ),
+        "kafka.parcels": TestStream(Schema.of(parcel="string", value="string"), key="parcel"),
+    }
+    with TestApplication(app, streams) as test:
+        test.dataset("depots", [{"depot": depot, "city": city} for depot, city in CITIES[1].items()])
+        test.dataset("parcels", [{"parcel": key, "value": json.dumps(envelope)} for key, envelope in envelopes(1)])
+        test.input("kafka.scans", list(scans(1)))
+        result = test.run()
+    rows = {parcel: row for parcel, row, _ in changes(1) if row}
+    status: dict[str, dict[str, Any]] = {}
+    counts: Counter[str] = Counter()
+    hours: dict[tuple[str, datetime], list[str]] = defaultdict(list)
+    for scan in scans(1):
+        parcel, city, at = scan["parcel"], CITIES[1].get(scan["depot"]), scan["at"]
+        row = rows.get(parcel) or {"customer": None, "service": None}
+        known = {**row, "kind": scan["kind"], "city": city, "at": at}
+        status[parcel] = {column: value for column, value in known.items() if column != "parcel"}
+        counts[parcel] += 1
+        if city:
+            hours[city, at.replace(minute=0, second=0, microsecond=0)].append(parcel)
+    assert result.table("parcel-status") == status
+    assert {parcel: row["scans"] for parcel, row in result.table("parcel-scans").items()} == counts
+    assert {
+        (row["city"], row["window_start"]): (row["scans"], row["parcels"]) for row in result.output("lake.city-hours")
+    } == {key: (len(parcels), len(set(parcels))) for key, parcels in hours.items() if key[1].hour < 11}
+
+
+@pytest.mark.spark
 @pytest.mark.slow
+@pytest.mark.long
 def test_the_readme_s_commands_leave_what_plain_python_makes_of_the_sample(
     kafka: KafkaServer, dynamodb: DynamoDbServer, tmp_path: Path
 ) -> None:

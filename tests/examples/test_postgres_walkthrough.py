@@ -22,7 +22,7 @@ def reason(block: Block) -> str:
 
 @pytest.mark.server
 @pytest.mark.spark
-@pytest.mark.slow
+@pytest.mark.long  # without the page: test_postgres_capture.py
 def test_the_walk_through_prints_what_it_shows(
     logical_server: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

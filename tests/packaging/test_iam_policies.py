@@ -254,7 +254,7 @@ print(streams.read_arrow(streams.all_ranges("ids")).num_rows)
 
 
 @pytest.mark.spark
-@pytest.mark.slow
+@pytest.mark.long
 def test_spark_reads_and_writes_the_lake_with_the_policy_of_runs(roles: Roles) -> None:
     command, env = [program("python"), "-c", _COPY], {**os.environ, **roles.environments["run"], "ADJUNCT_LAKE": LAKE}
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=200)

@@ -128,7 +128,6 @@ def test_a_run_launched_in_the_ui_succeeds_and_its_asset_shows_the_results(
         shown(page, text).wait_for()
 
 
-@pytest.mark.long  # without a browser: test_startpoint_job.py, test_startpoint_sensor.py
 def test_a_startpoint_of_the_launchpad_is_applied_by_the_run_of_the_sensor(
     page: Page, servers: DagsterServers, run: str
 ) -> None:

@@ -69,24 +69,24 @@ def left(lake: Lake) -> list[str]:
     return [item.key for item in lake.store.list("exchanges/")]
 
 
-@pytest.mark.spark
 @pytest.mark.server
-@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["auto", pytest.param("spark", marks=[pytest.mark.spark, pytest.mark.long])])
 def test_a_job_run_computes_and_reports_what_a_run_in_process_does(
-    lake: Lake, tmp_path: Path, emr: EmrServerlessStandIn
+    lake: Lake, tmp_path: Path, emr: EmrServerlessStandIn, engine: str
 ) -> None:
     """The job run has only what its request, its role and its image give it."""
     for name in ("begun", "go"):
         (tmp_path / name).touch()
     overrides = {"monitoringConfiguration": {"managedPersistenceMonitoringConfiguration": {"enabled": True}}}
     request = {"executionTimeoutMinutes": 60, "configurationOverrides": overrides}
-    done = run(lake, submitted.app, on_emr(lake.url, request=request))
+    app = submitted.charge_calls(Application("charges", engine=engine))
+    done = run(lake, app, on_emr(lake.url, request=request))
     assert done.success, done.log + emr.logs()
     assert submitted.charges(lake) == submitted.expected(range(40))
     assert done.made["charges"]["adjunct/last_batch"] == 1
     assert done.made["charges"]["adjunct/rows"] == 40
     assert "batch 1: committed; 40 records so far" in done.log
-    assert re.search(r"Spark application \S+ on local\[2\]", done.log)
+    assert bool(re.search(r"Spark application \S+ on local\[2\]", done.log)) == (engine == "spark")
     assert "not be able to receive" not in done.log
     (sent,) = emr.requests
     assert sent["executionTimeoutMinutes"] == 60

@@ -187,6 +187,7 @@ def test_an_application_ends_with_its_run_and_the_next_one_takes_over(
     done = run(lake, submitted.app, submitted.resource(tmp_path, lake.url, master=master))
     assert done.success, done.log
     assert "waiting up to" not in done.log
+    assert done.made["charges"]["adjunct/rows"] == 40
     assert submitted.charges(lake) == submitted.expected(range(40))
 
 
@@ -227,7 +228,7 @@ def test_an_application_reads_and_writes_a_lake_in_s3(
 
 
 @pytest.mark.spark
-@pytest.mark.slow
+@pytest.mark.long  # a run that takes over from a killed one, above, is submitted, too
 def test_what_needs_spark_is_submitted_and_reported_as_in_process(lake: Lake, tmp_path: Path) -> None:
     """A dataset is tried without a session first; only where there are rows to process an application starts."""
     app = labelled(lake)
@@ -245,7 +246,6 @@ def test_what_needs_spark_is_submitted_and_reported_as_in_process(lake: Lake, tm
 
 
 @pytest.mark.spark
-@pytest.mark.slow
 @pytest.mark.long
 def test_an_error_in_the_application_fails_the_run_as_it_would_in_process(lake: Lake, tmp_path: Path) -> None:
     submitted.call(lake, tmp_path, 1, range(3))
