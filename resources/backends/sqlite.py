@@ -529,8 +529,12 @@ class SqliteTable(StoreTable):
             raise errors.TableNotFoundError(what, step, table=self._label)
         connection = self._connect_file("rwc" if make else "rw")
         try:
-            if connection.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
-                connection.execute("PRAGMA journal_mode = WAL")
+            try:
+                if connection.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
+                    connection.execute("PRAGMA journal_mode = WAL")
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_READONLY:  # it may still be read
+                    raise
             # A batch is committed after its writes, so they must be on disk.
             connection.execute("PRAGMA synchronous = FULL")
             if make:
@@ -574,7 +578,10 @@ class SqliteTable(StoreTable):
             step = "The request is retried; if it keeps failing, find the long transaction, or raise busy_timeout."
         elif code in _UNUSABLE:
             kind, what = errors.TableAccessError, "can't be accessed"
-            step = "Check that it is an intact, writable SQLite file, and that the disk has space."
+            step = (
+                "Check that it is an intact SQLite file, that the disk has space, and that this user may write the "
+                "file and its folder; to read a file in write-ahead mode, too."
+            )
         return kind(f"{self._label} {what} ({error}).", step, table=self._label)
 
 

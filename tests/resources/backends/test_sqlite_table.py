@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import pickle
 import sqlite3
+from contextlib import closing
 from datetime import UTC, datetime, timedelta, timezone
 
 import pandas as pd
@@ -21,6 +22,7 @@ from dagster_adjunct.resources.tables.operation import UpdateContract, UpdateMes
 from dagster_adjunct.resources.tables.retry import RetryPolicy
 from tests.resources.backends import hammer
 from tests.resources.backends.every_type import RECORD, TYPES, blocking
+from tests.resources.key_value_backends.test_sqlite_rights import only_reading, readable_folder
 
 
 def test_every_type_of_value_comes_back_as_it_was(tmp_path):
@@ -32,6 +34,25 @@ def test_every_type_of_value_comes_back_as_it_was(tmp_path):
         assert type(table.get(RECORD["id"])["ok"]) is bool
     with blocking(SqliteTable(tmp_path / "new" / "t.sqlite", "t", "id")) as discovered:
         assert discovered.get(RECORD["id"]) == RECORD
+
+
+@pytest.mark.parametrize(("mode", "reads"), [("delete", True), ("wal", False)])
+def test_a_file_that_may_not_be_written_is_read_and_not_written(mode, reads):
+    with readable_folder() as folder:
+        path = folder / "t.sqlite"
+        with closing(sqlite3.connect(path)) as connection:
+            connection.execute(f"PRAGMA journal_mode = {mode}")
+            connection.execute("CREATE TABLE t (id INTEGER PRIMARY KEY, s TEXT)")
+            connection.execute("INSERT INTO t VALUES (1, 'one')")
+            connection.commit()
+        with only_reading(path), blocking(SqliteTable(path, "t", "id")) as table:
+            if reads:
+                assert table.get(1) == {"id": 1, "s": "one"}
+            with pytest.raises(TableAccessError) as refused:
+                table.put(2, {"s": "two"}) if reads else table.get(1)
+            assert "may write the file and its folder" in str(refused.value)
+        with closing(sqlite3.connect(path)) as connection:
+            assert connection.execute("SELECT * FROM t").fetchall() == [(1, "one")]
 
 
 def test_times_are_stored_as_text_in_utc(tmp_path):

@@ -25,13 +25,19 @@ NOBODY = 65534
 ONE = KeyValueTableConfiguration(1)
 
 
-@pytest.fixture
-def path() -> Iterator[Path]:
-    """A file below a folder that others may look into, as those of pytest are not."""
+@contextmanager
+def readable_folder() -> Iterator[Path]:
+    """A folder that others may look into, as those of pytest are not."""
     folder = Path(tempfile.mkdtemp(prefix="adjunct-rights-"))
     folder.chmod(0o755)
-    yield folder / "values.sqlite"
+    yield folder
     shutil.rmtree(folder)
+
+
+@pytest.fixture
+def path() -> Iterator[Path]:
+    with readable_folder() as folder:
+        yield folder / "values.sqlite"
 
 
 @contextmanager
