@@ -4,8 +4,10 @@ moments in microseconds, and an event loop for code that is not async."""
 from __future__ import annotations
 
 import asyncio
+import base64
 import getpass
 import inspect
+import math
 import os
 import re
 import sys
@@ -243,31 +245,41 @@ class Report:
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON values."""
-        return _fields_to_plain(self)
+        return _fields_to_json(self)
 
 
-def to_plain(value: Any) -> Any:
-    """Return a value as JSON values: durations in seconds, and what writes itself as text, such as a partition, so."""
-    if value is None or isinstance(value, bool | int | float | str):
+def to_json_value(value: Any) -> Any:
+    """Return a value as JSON has it.
+
+    Times are ISO text, durations seconds, binary values base64. Decimals, NaN, infinities, and what writes itself as
+    text, such as a partition, are their text.
+    """
+    if value is None or isinstance(value, bool | int | str):
         return value
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else str(float(value))
+    if isinstance(value, bytes | bytearray):
+        return base64.b64encode(value).decode()
     if isinstance(value, datetime):
-        return value.isoformat()
+        return value.isoformat().replace("+00:00", "Z")
     if isinstance(value, timedelta):
         return value.total_seconds()
     if isinstance(value, BaseModel):
         return value.model_dump(mode="json")
     if isinstance(value, Mapping):
-        return {str(key): to_plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [to_plain(item) for item in value]
+        return {str(key): to_json_value(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [to_json_value(item) for item in value]
     if hasattr(value, "to_json"):
         return value.to_json()
+    if type(value).__module__ == "numpy" and hasattr(value, "item"):
+        return to_json_value(value.item())
     is_text = any("__str__" in vars(cls) for cls in type(value).__mro__[:-1])
-    return _fields_to_plain(value) if is_dataclass(value) and not is_text else str(value)
+    return _fields_to_json(value) if is_dataclass(value) and not is_text else str(value)
 
 
-def _fields_to_plain(value: Any) -> dict[str, Any]:
-    return {field.name: to_plain(getattr(value, field.name)) for field in fields(value)}
+def _fields_to_json(value: Any) -> dict[str, Any]:
+    return {field.name: to_json_value(getattr(value, field.name)) for field in fields(value)}
 
 
 def validation_problems(error: ValidationError) -> list[str]:

@@ -6,18 +6,18 @@ different buckets (a dataset that was recreated with other partitions, say) are 
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, TypeAlias
 
 from dagster_adjunct.assets.reading.arrow_rows import read_entries
 from dagster_adjunct.assets.reading.superseded import key_codes
 from dagster_adjunct.assets.reading.version_reader import VersionReader
-from dagster_adjunct.resources.bucketing.files import BucketFile, encode_key
+from dagster_adjunct.resources.bucketing.files import BucketFile
+from dagster_adjunct.resources.common import Report
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError
 from dagster_adjunct.resources.lazy_modules import np, pa, pc, pt
 from dagster_adjunct.resources.schemas.schema import arrow_type
@@ -141,7 +141,7 @@ class ChangedEntry:
 
 
 @dataclass(frozen=True, slots=True)
-class VersionDiff:
+class VersionDiff(Report):
     """The differences between the versions with the ids `old` and `new`: counted and sampled keys, and columns.
 
     Samples hold the smallest keys as dicts by column, which `Dataset.get` accepts. Entries are compared in the columns
@@ -163,15 +163,8 @@ class VersionDiff:
     columns_retyped: tuple[tuple[str, str, str], ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Return JSON-able values: times as ISO strings, decimals as strings, binary as base64."""
-        values = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
-        for name in ("added_sample", "removed_sample"):
-            values[name] = [_jsonable(key) for key in values[name]]
-        values["changed_sample"] = [
-            {name: _jsonable(entry) for name, entry in change.items()} for change in values["changed_sample"]
-        ]
-        values["columns_retyped"] = [dict(zip(("name", "old", "new"), t, strict=True)) for t in self.columns_retyped]
-        return values
+        retyped = [dict(zip(("name", "old", "new"), types, strict=True)) for types in self.columns_retyped]
+        return Report.to_json(self) | {"columns_retyped": retyped}
 
 
 def diff_versions(old: VersionReader, new: VersionReader, *, sample: int = 20) -> VersionDiff:
@@ -317,10 +310,3 @@ def _has_same_content(old: list[BucketFile], new: list[BucketFile]) -> bool:
         return False
     (a,), (b,) = old, new
     return a.sha256 == b.sha256 or (a.rows == b.rows and a.digest is not None and a.digest == b.digest)
-
-
-def _jsonable(entry: Entry) -> Entry:
-    """Return an entry as JSON-able values, with infinities and NaN as strings."""
-    values = encode_key(list(entry.values()))
-    texts = [str(v) if isinstance(v, float) and not math.isfinite(v) else v for v in values]
-    return dict(zip(entry, texts, strict=True))

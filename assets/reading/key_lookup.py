@@ -77,7 +77,7 @@ def key_from_text(what: str, fields: Sequence[Field], texts: Sequence[str]) -> t
 
 
 def decode_key(types: Sequence[str], encoded: Sequence[Any]) -> tuple[Any, ...]:
-    """Return a key from a manifest, as `encode_key` wrote it, in these types."""
+    """Return a key from a manifest, as `to_json_value` has it, in these types."""
     typed = zip(types, encoded, strict=True)
     return tuple(_text_parser(kind)(value) if isinstance(value, str) else value for kind, value in typed)
 

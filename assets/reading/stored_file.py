@@ -15,13 +15,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dagster_adjunct.assets.versions.version import SealedVersion
-from dagster_adjunct.resources.bucketing.files import (
-    BucketFile,
-    BucketLayout,
-    columns_problem,
-    conform_to_layout,
-    encode_key,
-)
+from dagster_adjunct.resources.bucketing.files import BucketFile, BucketLayout, columns_problem, conform_to_layout
+from dagster_adjunct.resources.common import to_json_value
 from dagster_adjunct.resources.errors import ManifestMismatchError, ObjectNotFoundError
 from dagster_adjunct.resources.lazy_modules import np, pa, pc, pq
 from dagster_adjunct.resources.objects.arrow_files import open_bytes, open_object
@@ -251,7 +246,7 @@ def _content_problems(stored: StoredFile, layout: BucketLayout) -> list[str]:
 
 
 def _encoded_key(table: pa.Table, key: Sequence[str], row: int) -> list[Any]:
-    return encode_key([table.column(name)[row].as_py() for name in key])
+    return [to_json_value(table.column(name)[row].as_py()) for name in key]
 
 
 def _bucket_problem(keys: pa.Table, layout: BucketLayout, bucket: int) -> str:

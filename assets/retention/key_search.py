@@ -21,8 +21,9 @@ from dagster_adjunct.assets.retention.discard import RetentionDecision
 from dagster_adjunct.assets.versions.dataset_log import SETS, DatasetLog
 from dagster_adjunct.assets.versions.leases import list_attempts
 from dagster_adjunct.assets.versions.manifest import DatasetManifest
-from dagster_adjunct.resources.bucketing.files import BucketFile, BucketLayout, encode_key, unpack_footer
+from dagster_adjunct.resources.bucketing.files import BucketFile, BucketLayout, unpack_footer
 from dagster_adjunct.resources.bucketing.writer import GROUP_KEYS
+from dagster_adjunct.resources.common import to_json_value
 from dagster_adjunct.resources.errors import MalformedDocumentError, ObjectNotFoundError
 from dagster_adjunct.resources.lazy_modules import pa, pc, pq
 from dagster_adjunct.resources.objects.arrow_files import open_object
@@ -388,7 +389,7 @@ def _is_moment(value: object) -> bool:
 
 @lru_cache(maxsize=8)
 def _encoded_keys(keys: KeySet) -> frozenset[tuple[Any, ...]]:
-    return frozenset(tuple(encode_key(key)) for key in keys.keys)
+    return frozenset(tuple(to_json_value(key)) for key in keys.keys)
 
 
 @lru_cache(maxsize=8)

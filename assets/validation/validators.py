@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import inspect
 import logging
-import math
 import re
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -28,7 +27,7 @@ from dagster_adjunct.assets.reading.stored_file import count_nulls, list_stored_
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.versions.version import Verdict
 from dagster_adjunct.resources import errors
-from dagster_adjunct.resources.common import argument_error
+from dagster_adjunct.resources.common import argument_error, to_json_value
 from dagster_adjunct.resources.lazy_modules import F
 from dagster_adjunct.resources.schemas.schema import Schema, quote_name
 from dagster_adjunct.resources.spark.tasks import first_message_line
@@ -315,21 +314,6 @@ def _broken_rows(candidate: Candidate, sql: str) -> DataFrame:
     finally:
         for name in names:
             spark.catalog.dropTempView(f"{name}_{mark}")
-
-
-def to_json_value(value: Any) -> Any:
-    """Return a value as JSON stores it; values that JSON does not know become text."""
-    if isinstance(value, Mapping):
-        return {str(key): to_json_value(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [to_json_value(inner) for inner in value]
-    if value is None or isinstance(value, bool | int | str):
-        return value
-    if type(value).__module__ == "numpy" and hasattr(value, "item"):
-        return to_json_value(value.item())
-    if isinstance(value, float) and math.isfinite(value):
-        return value
-    return str(value)
 
 
 # -- declared on a dataset: validators=[unique_keys(), row_count_within(0.2), …]

@@ -8,8 +8,7 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import date, datetime
-from decimal import Decimal
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Protocol
 
 import click
@@ -17,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from dagster_adjunct.resources.common import to_json_value
 from dagster_adjunct.resources.errors import ConditionsNotMetError
 from dagster_adjunct.resources.spark.tasks import find_adjunct_error
 
@@ -76,6 +76,8 @@ def format_value(value: Any, *, own: bool = False) -> str:
     """
     if value is None:
         return "-"
+    if isinstance(value, bytes):  # as commands take it
+        return str(to_json_value(value))
     if own and isinstance(value, bool | int | float):
         return str(value)
     if isinstance(value, bool):
@@ -163,7 +165,7 @@ def fail_if_missing(answers: Iterable[object]) -> None:
 
 
 def show_json(value: Any) -> None:
-    """Print a value as one JSON document if --json is given: times in ISO format, decimals as text, bytes as hex."""
+    """Print a value as one JSON document if --json is given."""
     if console.quiet:
         click.get_current_context().meta[_SHOWN] = True
         click.echo(format_json(value).encode())  # JSON is UTF-8, whatever the terminal takes
@@ -171,7 +173,7 @@ def show_json(value: Any) -> None:
 
 def format_json(value: Any) -> str:
     """Return a value as an indented JSON document."""
-    return json.dumps(value, indent=2, default=_to_jsonable, ensure_ascii=False)
+    return json.dumps(to_json_value(value), indent=2, allow_nan=False, ensure_ascii=False)
 
 
 def show_line(text: str) -> None:
@@ -278,13 +280,3 @@ def run_command(command: Callable[[], Any]) -> int:
 
 def _first_lines(error: BaseException) -> str:
     return "\n".join(str(error).strip().splitlines()[:5])
-
-
-def _to_jsonable(value: Any) -> Any:
-    if isinstance(value, date):  # a datetime too
-        return value.isoformat().replace("+00:00", "Z")
-    if isinstance(value, Decimal):
-        return str(value)
-    if isinstance(value, bytes):
-        return value.hex()
-    raise TypeError(f"{type(value).__name__} can't be converted to JSON")

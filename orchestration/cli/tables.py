@@ -108,7 +108,7 @@ class _Entries:
                 failures = [
                     {
                         "family": failure.family,
-                        "key": self.key_to_json(failure.key),
+                        "key": failure.key,
                         "expected": None if failure.expected is None else str(failure.expected),
                         "found": None if failure.found is None else str(failure.found),
                     }
@@ -117,14 +117,11 @@ class _Entries:
                 output.show_with_error(failures=failures)
                 raise
 
-    def key_to_json(self, key: Any) -> Any:
-        return _to_json_value(self.key_type, key)
-
     def to_json(self, key: TableKey[Any], entry: TableEntry[Any, Any] | None = None) -> dict[str, Any]:
         """Convert an entry, or a key alone, to JSON."""
-        value = {} if entry is None else {"value": _to_json_value(self.value_type, entry.value)}
+        value = {} if entry is None else {"value": entry.value}
         version = None if key.version is None else str(key.version)
-        return {"family": key.family, "key": self.key_to_json(key.key), **value, "version": version}
+        return {"family": key.family, "key": key.key, **value, "version": version}
 
     def show_json(self, **facts: Any) -> None:
         output.show_json({"table": self.table, "family": self.family, **facts})
@@ -204,11 +201,6 @@ def _parse_value(kind: str, text: str, what: str) -> Any:
         raise ConfigurationError(f"{what} {text!r:.80} is not {expected}: {error}.", step, setting=what) from error
 
 
-def _to_json_value(kind: str, value: Any) -> Any:
-    """Convert a key or a value to JSON, with bytes as base64."""
-    return base64.b64encode(value).decode() if kind == "bytes" else value
-
-
 def _format_cell(kind: str, value: Any) -> str:
     """Format a key or value for a table cell."""
     return json.dumps(value, ensure_ascii=False) if kind == "json" else str(value)
@@ -267,7 +259,7 @@ def put_entry(entries: _Entries, key: str, value: str, if_absent: bool, version:
             written = writing.replace(name, content, _parse_version(version), family=entries.family)
         else:
             written = (writing.put_if_absent if if_absent else writing.put)(name, content, family=entries.family)
-    entries.show_json(key=entries.key_to_json(name), version=str(written))
+    entries.show_json(key=name, version=str(written))
     output.show_line(f"{key} has version {written}.")
 
 
@@ -287,7 +279,7 @@ def remove_entries(entries: _Entries, keys: tuple[str, ...], version: str | None
             writing.remove_all(wanted, family=family)
         else:
             writing.remove(wanted[0], version=None if version is None else _parse_version(version), family=family)
-    entries.show_json(removed=[entries.key_to_json(key) for key in wanted])
+    entries.show_json(removed=wanted)
     output.show_line(f"{', '.join(keys)} {'is' if len(keys) == 1 else 'are'} removed.")
 
 

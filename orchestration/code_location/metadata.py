@@ -33,7 +33,7 @@ from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
 from dagster_adjunct.orchestration.step.progress import StepReport
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.backends.columns import describe_function
-from dagster_adjunct.resources.common import CodeLine, split_stream_name
+from dagster_adjunct.resources.common import CodeLine, split_stream_name, to_json_value
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.tasks import find_adjunct_error
@@ -400,9 +400,10 @@ def _preview_table(
 
 
 def _preview_value(value: object) -> str | int | float | bool | None:
-    if value is None or isinstance(value, bool | int | float):
-        return value
-    text = value.hex() if isinstance(value, bytes) else str(value)
+    plain = to_json_value(value)
+    if plain is None or isinstance(plain, bool | int | float):
+        return plain
+    text = str(plain)
     return text if len(text) <= _MAX_CELL_LENGTH else f"{text[: _MAX_CELL_LENGTH - 1]}…"
 
 

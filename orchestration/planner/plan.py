@@ -16,7 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 from dagster_adjunct.orchestration.operators.operator import Exchange, PlannedCall, StreamEdge
 from dagster_adjunct.orchestration.operators.stream_facts import Columns
 from dagster_adjunct.orchestration.planner.render import describe_differences, render_mermaid, render_text
-from dagster_adjunct.resources.common import first_validation_problem, to_plain
+from dagster_adjunct.resources.common import first_validation_problem, to_json_value
 from dagster_adjunct.resources.errors import ConfigurationError, MalformedDocumentError, PlanningError
 from dagster_adjunct.resources.streams.system import SystemStreamPartition
 from dagster_adjunct.resources.validation import validated_methods
@@ -218,7 +218,7 @@ class ExecutionPlan:
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as plain JSON values, with the format's number."""
-        shown = {member.name: to_plain(getattr(self, member.name)) for member in fields(self) if member.compare}
+        shown = {member.name: to_json_value(getattr(self, member.name)) for member in fields(self) if member.compare}
         return {"format": FORMAT, **shown}
 
     @classmethod

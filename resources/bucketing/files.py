@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import base64
 import binascii
-import datetime as dt
 import hashlib
 import threading
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
@@ -28,7 +26,7 @@ if TYPE_CHECKING:
 class BucketFile:
     """One sealed Parquet file.
 
-    `size` is in bytes. `min_key` and `max_key` are in the form of `encode_key`, and None where the layout has no key.
+    `size` is in bytes. `min_key` and `max_key` are as `to_json_value` has them, and None where the layout has no key.
     `digest` is the sum of the rows' hashes modulo 2**64, so it does not depend on their order (None for files written
     without Spark). `stats` holds counters of the writer, such as superseded rows. `footer` is the Parquet footer (see
     `pack_footer`), which saves key lookups a request; it is None for files without a key, and where it would make the
@@ -158,21 +156,6 @@ def bucket_file_suffix(bucket: int) -> str:
 def attempt_id(folder: str) -> str:
     """Return the attempt's id, the last segment of its folder."""
     return folder.rsplit("/", 1)[-1]
-
-
-def encode_key(values: Sequence[Any]) -> list[Any]:
-    """Return a key as JSON values: bytes as base64, dates and timestamps in ISO format, decimals as strings."""
-    encoded: list[Any] = []
-    for value in values:
-        if isinstance(value, dt.datetime | dt.date):
-            encoded.append(value.isoformat())
-        elif isinstance(value, Decimal):
-            encoded.append(str(value))
-        elif isinstance(value, bytes):
-            encoded.append(base64.b64encode(value).decode())
-        else:
-            encoded.append(value)
-    return encoded
 
 
 def pack_footer(tail: bytes) -> str:

@@ -25,10 +25,10 @@ from dagster_adjunct.resources.bucketing.files import (
     TimelineOptions,
     attempt_id,
     bucket_file_name,
-    encode_key,
     pack_footer,
 )
 from dagster_adjunct.resources.bucketing.hashing import assign_buckets, row_hash
+from dagster_adjunct.resources.common import to_json_value
 from dagster_adjunct.resources.errors import ManifestMismatchError, NullKeyError, ObjectExistsError, PermanentError
 from dagster_adjunct.resources.lazy_modules import F, np, pa, pc, pq
 from dagster_adjunct.resources.objects.store import ObjectStore, StoreDescriptor, staged_file_errors
@@ -310,7 +310,7 @@ class BucketFileWriter:
     def _key_at(self, table: pa.Table | None, row: int) -> list[Any] | None:
         if table is None or not self._layout.key:
             return None
-        return encode_key([table.column(name)[row].as_py() for name in self._layout.key])
+        return [to_json_value(table.column(name)[row].as_py()) for name in self._layout.key]
 
     def _stats(self) -> dict[str, Any]:
         stats: dict[str, Any] = {}

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from dagster_adjunct.resources import errors
+from dagster_adjunct.resources.common import to_json_value
 from dagster_adjunct.resources.lazy_modules import np, pa, pc
 from dagster_adjunct.resources.schemas.schema import named_column
 from dagster_adjunct.resources.schemas.values import first_unreadable, readable_value, unreadable_values
@@ -507,10 +508,9 @@ def _dead_letter(row: Any, kind: str, key: Any, value: Any, problem: str) -> dic
         parts = {"set": value.set, "add": value.add, "append": value.append}
         removed = {"remove": list(value.remove)} if value.remove else {}
         value = {part: dict(columns) for part, columns in parts.items() if columns} | removed
-    texts = {"key": json.dumps(key, default=str), "record": json.dumps(value, default=str)}
-    content = {**place, "kind": kind, **texts, "problem": problem}
-    document: dict[str, Any] = json.loads(json.dumps(content, default=str))
-    return document
+    texts = {name: json.dumps(to_json_value(part)) for name, part in (("key", key), ("record", value))}
+    content: dict[str, Any] = to_json_value({**place, "kind": kind, **texts, "problem": problem})
+    return content
 
 
 def _key_of(row: Any, write: TableWrite) -> Any:

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from dagster_adjunct.assets.retention.key_search import CLEARED, KeySet, redact
-from dagster_adjunct.resources.bucketing.files import encode_key
+from dagster_adjunct.resources.common import to_json_value
 from dagster_adjunct.resources.schemas.schema import Field, arrow_type
 
 NOON = dt.datetime(2026, 1, 2, 12, 30, tzinfo=dt.UTC)
@@ -37,9 +37,9 @@ def test_keys_of_every_type_are_found_in_rows_documents_and_words(kind: str, val
     keys = keys_of(kind, value)
     table = pa.table({"k": pa.array([other, value, None, other, value], arrow_type(kind))})
     assert keys.rows_in(table) == [1, 4]
-    assert keys.is_listed_as(json.loads(json.dumps(encode_key([value]))))
-    assert not keys.is_listed_as(json.loads(json.dumps(encode_key([other]))))
-    for text in (str(value), repr(value), json.dumps(encode_key([value])), f"{value!r} is missing", [[value]]):
+    assert keys.is_listed_as(json.loads(json.dumps(to_json_value([value]))))
+    assert not keys.is_listed_as(json.loads(json.dumps(to_json_value([other]))))
+    for text in (str(value), repr(value), json.dumps(to_json_value([value])), f"{value!r} is missing", [[value]]):
         assert keys.is_named_in(text), text
     assert not keys.is_named_in(str(other))
     assert not keys.is_named_in("", None, {})

@@ -198,7 +198,7 @@ def test_a_custom_rule_can_read_the_candidate_by_key() -> None:
 def test_facts_become_what_json_can_hold() -> None:
     odd = {"n": np.int64(5), "x": math.nan, "d": dt.date(2026, 1, 2), "s": {"a"}, 7: (b"x", np.float32(0.5))}
     verdict = custom("odd", lambda checked: Finding(True, "", odd))(candidate())
-    assert verdict.facts == {"n": 5, "x": "nan", "d": "2026-01-02", "s": ["a"], "7": ["b'x'", 0.5]}
+    assert verdict.facts == {"n": 5, "x": "nan", "d": "2026-01-02", "s": ["a"], "7": ["eA==", 0.5]}
     assert Verdict.model_validate_json(verdict.model_dump_json()) == verdict
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import math
 import socket
 import subprocess
 import sys
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -155,6 +158,27 @@ def test_values_of_users_are_shown_as_they_are(prices: World, command: str) -> N
 def test_a_difference_shows_values_as_they_are(prices: World) -> None:
     lines = " ".join(shown(prices, "dataset", "diff", "prices", "2026-01-01", "2026-01-02", columns=200))
     assert "1234.56789012345 -> 1e-07" in lines
+
+
+def test_keys_are_printed_as_commands_take_them_and_every_document_is_json(world: World) -> None:
+    schema = Schema.of(blob="binary", at="timestamp", weight="double", raw="binary")
+    world.stream("blobs", schema, ["blob", "at"], 1)
+    moment = datetime(2026, 1, 2, 3, 4, 5, 678, tzinfo=UTC)
+    row = {"blob": b"\x00\xff", "at": moment, "weight": math.nan, "raw": b"\xfe"}
+    world.streams.append("blobs", [row], producer="p", sequence=1, end_of_dataset="v1")
+    world.advance(bounded_dataset("blobs", input="lake.blobs", key=["blob", "at"], partitions=1))
+
+    def strict(constant: str) -> None:
+        raise AssertionError(f"{constant} is no JSON")
+
+    def read(*arguments: str) -> Any:
+        return json.loads("\n".join(shown(world, "dataset", *arguments, "--json")), parse_constant=strict)
+
+    (entry,) = read("items", "blobs")["entries"]
+    assert entry == {"blob": "AP8=", "at": "2026-01-02T03:04:05.000678Z", "weight": "nan", "raw": "/g=="}
+    (found,) = read("get", "blobs", entry["blob"], entry["at"])
+    assert (found["key"], found["entry"]) == ([entry["blob"], entry["at"]], entry)
+    assert "AP8=" in " ".join(shown(world, "dataset", "items", "blobs", columns=200))
 
 
 @pytest.mark.parametrize(

@@ -16,11 +16,11 @@ from dagster_adjunct.resources.bucketing.files import (
     BucketLayout,
     Generation,
     bucket_file_name,
-    encode_key,
     unpack_footer,
 )
 from dagster_adjunct.resources.bucketing.hashing import assign_buckets
 from dagster_adjunct.resources.bucketing.writer import BucketFileWriter, WriteOptions, write_arrow_buckets
+from dagster_adjunct.resources.common import to_json_value
 from dagster_adjunct.resources.errors import (
     MalformedDocumentError,
     ManifestMismatchError,
@@ -184,7 +184,7 @@ def test_keys_are_written_as_json_can_hold_them() -> None:
     from decimal import Decimal
 
     key = ["a", 5, b"\x00\xff", Decimal("1.50"), dt.date(2026, 1, 2)]
-    assert encode_key(key) == ["a", 5, "AP8=", "1.50", "2026-01-02"]
+    assert to_json_value(key) == ["a", 5, "AP8=", "1.50", "2026-01-02"]
 
 
 def test_files_with_a_key_bring_their_footer_and_the_first_key_of_each_row_group(
