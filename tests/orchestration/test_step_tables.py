@@ -265,12 +265,7 @@ def test_a_letter_of_an_update_says_as_json_what_it_would_have_done_to_which_col
     )
     step_world.run(app)
     letters = {row["key"]: row for row in step_world.rows("letters")}
-    refused = {
-        "set": {"seen": "2026-03-01T00:00:00Z"},
-        "add": {"n": 2},
-        "append": {"all": [2]},
-        "remove": ["note"],
-    }
+    refused = {"set": {"seen": "2026-03-01T00:00:00Z"}, "add": {"n": 2}, "append": {"all": [2]}, "remove": ["note"]}
     assert (letters['"b"']["kind"], json.loads(letters['"b"']["record"])) == ("update", refused)
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import pickle
 
 from dagster_adjunct.resources.tables.metrics import TableMetrics
 from dagster_adjunct.resources.tables.operation import UpdateContract, UpdateMessage
 from dagster_adjunct.resources.tables.table import BlockingTable, RemoteTable
+from tests.spawned import call_all, spawned
 
 WRITERS, ROUNDS, KEYS = 8, 4, 61  # a prime, so that every stride visits every key
 
@@ -34,9 +34,8 @@ def columns() -> dict[str, str]:
 def run_all(store) -> tuple[TableMetrics, dict]:
     """All writers at once on `store`; what they did together, and the records that they left."""
     table = RemoteTable("hammered", key="id", read_function=store, write_function=store, batch_size=7)
-    context = multiprocessing.get_context("spawn")
-    with context.Pool(WRITERS) as pool:
-        counts = pool.starmap(hammer, [(pickle.dumps(table), writer) for writer in range(WRITERS)])
+    with spawned(WRITERS) as pool:
+        counts = call_all(pool, hammer, [(pickle.dumps(table), writer) for writer in range(WRITERS)])
     total = sum((TableMetrics.from_document(count) for count in counts), TableMetrics())
     with BlockingTable(table) as blocking:
         return total, blocking.get_all([f"k{n}" for n in range(KEYS)])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
 import pickle
 import threading
 import time
@@ -40,6 +39,7 @@ from dagster_adjunct.resources.tables.operation import (
 from dagster_adjunct.resources.tables.table import RemoteTable
 from tests.resources.backends.every_type import RECORD, TYPES
 from tests.servers.dynamodb import DynamoDbServer, new_name
+from tests.spawned import call_all, spawned
 
 GET, PUT, DELETE, UPDATE = OperationKind.GET, OperationKind.PUT, OperationKind.DELETE, OperationKind.UPDATE
 COUNTED = {"id": "string", "total": "bigint", "seen": "bigint", "tags": "array<string>", "doc": "json"}
@@ -528,9 +528,9 @@ def count_up(settings: dict, env: dict, source: str) -> int:
 def test_two_processes_at_once_count_exactly_under_marks(dynamodb, dynamodb_server):
     store = DynamoDbTable(new_name(), "id", columns=COUNTED, create=True)
     settings = pickle.loads(pickle.dumps(store)).to_dict()
-    with multiprocessing.get_context("spawn").Pool(2) as pool:
+    with spawned(2) as pool:
         jobs = [(settings, dynamodb_server.env, source) for source in ("s.0", "s.1")]
-        assert pool.starmap(count_up, jobs) == [60, 60]
+        assert call_all(pool, count_up, jobs) == [60, 60]
     (got,) = do(store, get(*(f"k{n}" for n in range(7))))
     for key, record in enumerate(got.records):
         numbers = range(key, 60, 7)

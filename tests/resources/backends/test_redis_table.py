@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import multiprocessing
 import pickle
 from collections import Counter
+from concurrent import futures
 from datetime import UTC, datetime, timedelta, timezone
 from decimal import Decimal
 from itertools import count
@@ -38,6 +38,7 @@ from dagster_adjunct.resources.tables.operation import (
 from tests.resources.backends.every_type import RECORD, TYPES
 from tests.rounds import rounds
 from tests.servers.redis import running_redis
+from tests.spawned import call_all, spawned
 
 pytestmark = pytest.mark.server
 
@@ -451,8 +452,8 @@ def _add_ones(declaration, source, keys, offsets, turns):
 def test_processes_at_once_count_exactly_under_marks(new_table, redis_server):
     table, keys = new_table(), [f"k{n}" for n in range(10)]
     given = [(pickle.dumps(table), f"s.t.{p}", keys[p:] + keys[:p], 200, 2) for p in range(2)]
-    with multiprocessing.get_context("spawn").Pool(2) as pool:
-        assert pool.starmap(_add_ones, given) == [2000, 2000]
+    with spawned(2) as pool:
+        assert call_all(pool, _add_ones, given) == [2000, 2000]
     records = send(table, Operation(GET, RowEntries(keys)))[0].records
     for record in records:
         assert (record["n"], record["f"]) == (400, 200.0)
@@ -485,17 +486,16 @@ def _add_through_restarts(declaration, source, keys, offsets):
 
 def test_two_processes_count_exactly_while_the_server_is_killed_and_started(new_table):
     keys = [f"k{n}" for n in range(40)]
-    with running_redis() as server, multiprocessing.get_context("spawn").Pool(2) as pool:
+    with running_redis() as server, spawned(2) as pool:
         table = new_table(url=server.url())
         given = [(pickle.dumps(table), f"s.t.{p}", keys, 200) for p in range(2)]
-        adding = pool.starmap_async(_add_through_restarts, given)
+        adding = [pool.submit(_add_through_restarts, *each) for each in given]
         kills = 0
-        while not adding.ready() and kills < 4:
-            adding.wait(0.1)
+        while futures.wait(adding, 0.1).not_done and kills < 4:
             if send(table, Operation(GET, RowEntries(["k0"])))[0].records != [None]:  # they have begun
                 server.restart(kill=True)
                 kills += 1
-        assert sum(adding.get(120)) > 0, "a kill has hit requests under way"
+        assert sum(each.result(120) for each in adding) > 0, "a kill has hit requests under way"
         for record in send(table, Operation(GET, RowEntries(keys)))[0].records:
             assert record["n"] == 400
             assert Counter(record["l"]) == dict.fromkeys(range(200), 2)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
 import pickle
 import time
 from datetime import UTC, datetime, timedelta
@@ -25,6 +24,7 @@ from dagster_adjunct.resources.tables.operation import (
     position_of,
 )
 from dagster_adjunct.resources.tables.table import BlockingTable, RemoteTable
+from tests.spawned import call_all, spawned
 
 AT = datetime(2013, 7, 1, tzinfo=UTC)
 COLUMNS = {"id": "string", "n": "bigint", "at": "timestamp", "price": "decimal(38,10)", "days": "array<date>"}
@@ -287,8 +287,8 @@ def _count(declaration: bytes, writer: int) -> int:
 def test_processes_that_add_to_the_same_keys_at_once_and_retry_count_exactly(table_of):
     store = table_of("counted")
     used(store, lambda s: s.get("k0"))
-    with multiprocessing.get_context("spawn").Pool(WRITERS) as pool:
-        begun = pool.starmap(_count, [(pickle.dumps(store), writer) for writer in range(WRITERS)])
+    with spawned(WRITERS) as pool:
+        begun = call_all(pool, _count, [(pickle.dumps(store), writer) for writer in range(WRITERS)])
     records = used(store, lambda s: s.get_all([f"k{n}" for n in range(SHARED)]))
     assert sum(begun) == SHARED
     assert {key: record["n"] for key, record in records.items()} == {

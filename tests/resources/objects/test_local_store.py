@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import subprocess
@@ -15,11 +14,10 @@ import pytest
 from dagster_adjunct.resources.errors import ConfigurationError, ObjectExistsError, PreconditionFailedError
 from dagster_adjunct.resources.objects.commit_log import Commit, CommitLog
 from dagster_adjunct.resources.objects.local_store import LocalStore
+from tests.spawned import call_all, spawned
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-_SPAWN = multiprocessing.get_context("spawn")
 
 
 def _create_and_replace(root: str, who: int, turns: int) -> tuple[int, int]:
@@ -55,11 +53,11 @@ def _count(root: str, who: str, turns: int) -> None:
 def test_of_racing_processes_exactly_one_creates_and_no_replacement_is_lost(tmp_path: Path) -> None:
     store = LocalStore(tmp_path)
     store.put("counter", b"0")
-    with _SPAWN.Pool(3) as pool:
-        won = pool.starmap(_create_and_replace, [(str(tmp_path), who, 60) for who in range(3)])
+    with spawned(3) as pool:
+        won = call_all(pool, _create_and_replace, [(str(tmp_path), who, 60) for who in range(3)])
         assert sum(created for created, _ in won) == 60
         assert int(store.get("counter").data) == sum(replaced for _, replaced in won)
-        pool.starmap(_count, [(str(tmp_path), f"p{n}", 20) for n in range(3)])
+        call_all(pool, _count, [(str(tmp_path), f"p{n}", 20) for n in range(3)])
     current = CommitLog(store, "streams/x", "stream").current()
     assert current is not None
     assert (current.number, current.body) == (60, {"total": 60})
