@@ -78,12 +78,11 @@ def measure_stream_progress(system: StreamSystem, source: Input, state: Applicat
     starts = {ssp: known[ssp] for ssp in ssps if ssp in known}
     fresh = [ssp for ssp in ssps if ssp not in starts]
     due = ""
-    if not source.reset_offset:  # else a run fails, and says what to do
-        ends_before = [ssp for ssp, start in starts.items() if system.compare(start, upcoming[ssp]) > 0]
-        if info.was_recreated(state.offsets.streams.get(source.stream)):
-            due = f"{source.stream} was deleted and recreated"
-        elif ends_before:
-            due = f"{ends_before[0]} ends before the offset that comes next"
+    ends_before = [ssp for ssp, start in starts.items() if system.compare(start, upcoming[ssp]) > 0]
+    if info.was_recreated(state.offsets.streams.get(source.stream)):
+        due = f"{source.stream} was deleted and recreated"
+    elif ends_before:
+        due = f"{ends_before[0]} ends before the offset that comes next"
     if fresh and choose_default_offset(source, info, system) == "upcoming":
         due = due or f"{source.stream}: no position is stored yet"
     elif fresh:

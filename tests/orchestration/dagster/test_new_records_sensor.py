@@ -328,9 +328,11 @@ def test_a_batch_that_a_crash_left_open_is_due_whatever_the_threshold(lake: Lake
         Ticker(lake, copying(), instance, "copy_new_records", launch_when=LaunchWhen(records=99), by=by).asked()
 
 
-def test_a_stream_that_was_made_anew_launches_the_run_that_says_so(lake: Lake) -> None:
+@pytest.mark.parametrize("reset", [False, True])
+def test_a_stream_that_was_made_anew_launches_a_run(lake: Lake, reset: bool) -> None:
     small.append(lake, "orders", 1, small.orders(0, 4))
-    app, systems = copying(), {"lake": LakeStreams(lake)}
+    app, systems = Application("copy"), {"lake": LakeStreams(lake)}
+    app.input_stream("lake.orders", default_offset="oldest", reset_offset=reset)
     whole = {"lake.orders.0": "99", "lake.orders.1": "99"}
     log = BatchLog(lake, "copy")
     logged = log.commit(log.read(), ApplicationState(checkpoint=whole), by="run")
