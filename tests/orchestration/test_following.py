@@ -399,6 +399,29 @@ def test_a_stream_that_is_recreated_is_taken_as_a_new_run_takes_it(tmp_path: Pat
     assert (report.step.batches, report.step.caught_up) == (2, True)
 
 
+@pytest.mark.parametrize("default", ["oldest", "upcoming"])
+def test_a_stream_is_reset_at_the_start_of_a_run_and_not_again_while_it_stays(tmp_path: Path, default: Any) -> None:
+    streams, again = empty_streams(tmp_path), iter([True])
+    streams.create("returns", schema=Schema.of(k="string", n="int"), key=["k"], partitions=2)
+    lake, app = streams.lake, Application("copies")
+    orders = app.input_stream("lake.orders", default_offset=default, reset_offset=True)
+    both = orders.merge(app.input_stream("lake.returns", default_offset="oldest"))
+    both.send_to(app.output_stream("lake.copies", partitions=2, key="k"))
+    send(lake, "orders", 1)
+    send(lake, "returns", 1)
+
+    def request(context: StepContext, inputs: BatchInputs) -> None:
+        if next(again, False):
+            send(lake, "orders", 2)
+            Startpoints(app, lake=lake).request("lake.returns", StartpointOldest(), reason="again", by="test")
+
+    stay(lake, app, during=request)
+    read = {
+        (offset, epoch): times for (ssp, offset, epoch), times in offsets_read(lake).items() if ssp.stream == "orders"
+    }
+    assert read == {(offset, 0): 1 for offset in ((0, 1) if default == "oldest" else (1,))}
+
+
 def joined_app(streams: LakeStreams) -> Application:
     streams.create("rates", schema=Schema.of(k="string", n="int"), key=["k"], partitions=2)
     app = Application("copies")
