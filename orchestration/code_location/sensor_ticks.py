@@ -218,11 +218,6 @@ def read_cursor(text: str | None) -> tuple[SensorCursor, str]:
     return SensorCursor(), note
 
 
-def is_run_of(run: dg.DagsterRun, job: str, assets: Collection[dg.AssetKey]) -> bool:
-    """Whether a run belongs to this job or materializes one of these assets."""
-    return run.job_name == job or any(key in assets for key in run.asset_selection or ())
-
-
 @dataclass
 class Tick:
     """One evaluation of a launcher whose job materializes these assets.
@@ -260,10 +255,20 @@ class Tick:
         self.cursor = self.cursor.model_copy(update=changes)
         self.changed = True
 
+    def is_of(self, run: dg.DagsterRun, assets: Collection[dg.AssetKey]) -> bool:
+        """Whether a run belongs to the job, or materializes one of these assets."""
+        is_of_job = run.job_name == self.job and self.is_here(run)
+        return is_of_job or any(key in assets for key in run.asset_selection or ())
+
+    def is_here(self, run: dg.DagsterRun) -> bool:
+        """Whether a run is of this code location, as far as known: others may have jobs of the same name."""
+        origin = run.remote_job_origin
+        return origin is None or self.location is None or origin.location_name == self.location
+
     def active_runs(self) -> list[dg.DagsterRun]:
         """Return the runs of the job or of one of the assets that are queued or in progress."""
         runs = self.instance.get_runs(dg.RunsFilter(statuses=ACTIVE), limit=1000)
-        return [run for run in runs if is_run_of(run, self.job, self.assets)]
+        return [run for run in runs if self.is_of(run, self.assets)]
 
     def has_active_run(self) -> bool:
         """Whether a run of the job or of one of the assets is queued or in progress."""

@@ -33,7 +33,6 @@ from dagster_adjunct.orchestration.code_location.sensor_ticks import (
     Tick,
     backoff_seconds,
     digest,
-    is_run_of,
     join_shortened,
     scan_ages,
     scan_streams,
@@ -149,7 +148,7 @@ def new_records_launcher(
     def evaluate(tick: Tick) -> dg.RunRequest | Skip:
         lake = tick.lake
         if active := tick.active_runs():
-            running = [run for run in active if is_run_of(run, job.name, outputs) and _selects(run, outputs)]
+            running = [run for run in active if tick.is_of(run, outputs) and _selects(run, outputs)]
             who = "another run in Dagster" if rule.stay is not None and len(running) > 1 else ""
             if any(run.tags.get(_LOADED_TAG, _LOADED) != _LOADED for run in running):
                 who = "the code location, which was loaded again,"
@@ -310,7 +309,7 @@ def restart_launcher(
     def evaluate(tick: Tick) -> dg.RunRequest | Skip:
         lake, instance = tick.lake, tick.instance
         now = lake.now()
-        records = _application_runs(instance, job.name, outputs, now - _HORIZON)
+        records = _application_runs(tick, outputs, now - _HORIZON)
         state = application_state(lake, app.name)
         newest = records[0].dagster_run if records else None
         if newest and newest.status is dg.DagsterRunStatus.FAILURE and tick.cursor.failed != newest.run_id:
@@ -356,18 +355,17 @@ def _without_take_over(run_config: Mapping[str, Any]) -> dict[str, Any]:
     return {**run_config, "ops": ops} if ops else dict(run_config)
 
 
-def _application_runs(
-    instance: dg.DagsterInstance, job: str, outputs: Collection[dg.AssetKey], since: datetime
-) -> list[dg.RunRecord]:
-    """Return the runs that materialize outputs, of the job or by hand, newest first.
+def _application_runs(tick: Tick, outputs: Collection[dg.AssetKey], since: datetime) -> list[dg.RunRecord]:
+    """Return the runs of this code location that materialize outputs, of the job or by hand, newest first.
 
     A selection of datasets alone commits no batch.
     """
     records = []
-    for name in (job, _ASSET_JOB):
-        for record in instance.get_run_records(dg.RunsFilter(job_name=name, updated_after=since), limit=200):
+    for name in (tick.job, _ASSET_JOB):
+        for record in tick.instance.get_run_records(dg.RunsFilter(job_name=name, updated_after=since), limit=200):
             selected = record.dagster_run.asset_selection
-            if any(key in outputs for key in selected) if selected else name == job:
+            is_theirs = any(key in outputs for key in selected) if selected else name == tick.job
+            if is_theirs and tick.is_here(record.dagster_run):
                 records.append(record)
     return sorted(records, key=lambda record: (record.create_timestamp, record.storage_id), reverse=True)
 
