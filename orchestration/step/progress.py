@@ -245,14 +245,19 @@ def new_planned_event(app: Application) -> StepEvent:
     return StepEvent("planned", 0, {kind: len(all_of_it) for kind, all_of_it in kinds.items()})
 
 
+MAX_VERSIONS = 100
+"""The versions of a dataset that a report names: those of a run that stays may be thousands."""
+
+
 @dataclass(frozen=True, slots=True)
 class StepReport(Report):
     """What one run of the step did. Counters are of this run; `state` is the application's state after it.
 
-    `versions` are the dataset versions that its batches read. `startpoints` describes the startpoints that were
-    resolved and applied, and the replays that began and ended. `measured` has the metrics of each remote table in this
-    run's tasks. `few_batches` took one task a stage; `in_process_batches` of them were computed without Spark.
-    `watermarks` has the event times of each input that declares them, `state_sizes` the size of each state table.
+    `versions` are the dataset versions that its batches read, the last MAX_VERSIONS of each. `startpoints` describes
+    the startpoints that were resolved and applied, and the replays that began and ended. `measured` has the metrics of
+    each remote table in this run's tasks. `few_batches` took one task a stage; `in_process_batches` of them were
+    computed without Spark. `watermarks` has the event times of each input that declares them, `state_sizes` the size of
+    each state table.
     """
 
     batches: int

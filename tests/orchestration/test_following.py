@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -29,14 +29,14 @@ from dagster_adjunct.errors import (
     StreamNotFoundError,
 )
 from dagster_adjunct.maintenance import delete_stream
-from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog
+from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog, ClosedBatch, Intent
 from dagster_adjunct.orchestration.batch_log.run_lease import ask_to_end, asked_key, describe_runner
 from dagster_adjunct.orchestration.step import following as module
 from dagster_adjunct.orchestration.step import run as running
 from dagster_adjunct.orchestration.step.batch import BatchMetrics
-from dagster_adjunct.orchestration.step.context import BatchInputs, BatchVersions, StepContext
+from dagster_adjunct.orchestration.step.context import BatchInputs, BatchVersions, StepContext, StepState
 from dagster_adjunct.orchestration.step.following import MAX_MEMORY, Following
-from dagster_adjunct.orchestration.step.progress import StepEvent
+from dagster_adjunct.orchestration.step.progress import MAX_VERSIONS, StepEvent, StepReport
 from dagster_adjunct.orchestration.step.run import RunReport
 from dagster_adjunct.orchestration.step.step import run_step
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
@@ -460,6 +460,18 @@ def test_readers_of_former_versions_are_not_kept(tmp_path: Path) -> None:
     report = stay(lake, app, *(partial(deliver, number) for number in range(2, 6)), during=count)
     assert len(report.step.versions["rates"]) == 5
     assert kept == [1] * 5
+
+
+def test_a_report_names_the_last_versions_of_each_dataset_and_does_not_grow(tmp_path: Path) -> None:
+    logged = BatchLog(empty_streams(tmp_path).lake, "copies").read()
+    state = StepState(logged, StepReport(0, False, {}, {}, {}, logged.state))
+    for number in range(MAX_VERSIONS + 50):
+        versions = {"rates": f"v{number}", "zones": "v0"}
+        intent = Intent(batch=number + 1, run="r", clock=datetime.now(UTC), ranges={}, versions=versions)
+        done = ClosedBatch(intent=intent, closed_at=intent.clock, records=1, counters={}, seconds={})
+        state = state.with_batch(done, 0.0, BatchMetrics({}, {}), few=False)
+    newest = [f"v{number}" for number in range(50, MAX_VERSIONS + 50)]
+    assert state.report.versions == {"rates": newest, "zones": ["v0"]}
 
 
 def test_a_dataset_that_another_process_advances_at_the_same_time_is_advanced_again(tmp_path: Path) -> None:
