@@ -8,7 +8,7 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
@@ -218,6 +218,11 @@ def read_cursor(text: str | None) -> tuple[SensorCursor, str]:
     return SensorCursor(), note
 
 
+def _pools_of(run: dg.DagsterRun) -> Collection[str]:
+    needed = run.run_op_concurrency
+    return () if needed is None else needed.all_pools or ()
+
+
 @dataclass
 class Tick:
     """One evaluation of a launcher whose job materializes these assets.
@@ -265,10 +270,20 @@ class Tick:
         origin = run.remote_job_origin
         return origin is None or self.location is None or origin.location_name == self.location
 
+    @cached_property
+    def unfinished_runs(self) -> Sequence[dg.DagsterRun]:
+        """All runs that are queued or in progress."""
+        return self.instance.get_runs(dg.RunsFilter(statuses=ACTIVE), limit=1000)
+
     def active_runs(self) -> list[dg.DagsterRun]:
         """Return the runs of the job or of one of the assets that are queued or in progress."""
-        runs = self.instance.get_runs(dg.RunsFilter(statuses=ACTIVE), limit=1000)
-        return [run for run in runs if self.is_of(run, self.assets)]
+        return [run for run in self.unfinished_runs if self.is_of(run, self.assets)]
+
+    def waits_for_pool(self, runs: Sequence[dg.DagsterRun]) -> bool:
+        """Whether another run is queued that needs a pool which one of these runs has."""
+        held, ids = {pool for run in runs for pool in _pools_of(run)}, {run.run_id for run in runs}
+        queued = [run for run in self.unfinished_runs if run.status is dg.DagsterRunStatus.QUEUED]
+        return any(not held.isdisjoint(_pools_of(run)) for run in queued if run.run_id not in ids)
 
     def has_active_run(self) -> bool:
         """Whether a run of the job or of one of the assets is queued or in progress."""

@@ -142,14 +142,16 @@ def new_records_launcher(
     """Return what launches `job` when input streams hold enough unread records.
 
     `assets` are those that the job materializes; while a run of one of them is in progress, none is launched. A run
-    that stays is asked to end for another one of `outputs`, and for code that was loaded again.
+    that stays is asked to end for another one of `outputs`, for one that waits for its pools, and for code that was
+    loaded again.
     """
 
     def evaluate(tick: Tick) -> dg.RunRequest | Skip:
         lake = tick.lake
         if active := tick.active_runs():
             running = [run for run in active if tick.is_of(run, outputs) and _selects(run, outputs)]
-            who = "another run in Dagster" if rule.stay is not None and len(running) > 1 else ""
+            is_wanted = rule.stay is not None and (len(running) > 1 or tick.waits_for_pool(running))
+            who = "another run in Dagster" if is_wanted else ""
             if any(run.tags.get(_LOADED_TAG, _LOADED) != _LOADED for run in running):
                 who = "the code location, which was loaded again,"
             if not who:
