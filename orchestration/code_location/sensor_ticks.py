@@ -150,7 +150,7 @@ def request_run(name: str, what: str, about: object, before: LastRequest, now: f
     stored = digest(about)
     attempt = before.attempt + 1 if stored == before.about else 1
     wait = 0.0 if attempt == 1 else before.asked_at + backoff_seconds(before.attempt) - now
-    if wait > 0:
+    if wait > 0 and now >= before.asked_at:  # else the clock was set back, by how much nobody knows
         return Skip(f"{what}; attempt {before.attempt} did not change that (see its run), the next is in {wait:.0f} s.")
     return f"{name}:{stored}:{attempt}", LastRequest(about=stored, attempt=attempt, asked_at=now)
 
