@@ -43,6 +43,7 @@ from dagster_adjunct.orchestration.startpoints.fan_out import Requests, describe
 from dagster_adjunct.orchestration.startpoints.request import StartpointRequest
 from dagster_adjunct.orchestration.startpoints.store import iter_unapplied, open_startpoints
 from dagster_adjunct.orchestration.step import progress
+from dagster_adjunct.orchestration.step.following import LONGEST_STAY
 from dagster_adjunct.resources.common import check_whole_number, subtract_span
 from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError
 from dagster_adjunct.resources.objects.lake import Lake
@@ -72,10 +73,13 @@ class LaunchWhen:
         if self.records is not None:
             what = f"LaunchWhen has records={self.records!r}"
             check_whole_number(self.records, what, "1 or more", argument="records")
-        for name, what in (("age", "how long a record may wait"), ("stay", "how long a run stays")):
+        for name, what, longest in (
+            ("age", "how long a record may wait", timedelta.max),
+            ("stay", "how long a run stays", LONGEST_STAY),
+        ):
             span = getattr(self, name)
-            if span is not None and (not isinstance(span, timedelta) or span <= timedelta(0)):
-                problem = f"LaunchWhen has {name}={span!r}: expected a positive timedelta."
+            if span is not None and (not isinstance(span, timedelta) or not timedelta(0) < span <= longest):
+                problem = f"LaunchWhen has {name}={span!r}: expected a positive timedelta of at most {longest}."
                 step = f"Say {what}, for example LaunchWhen({name}=timedelta(minutes=10))."
                 raise ConfigurationError(problem, step, argument=name)
 

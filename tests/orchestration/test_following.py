@@ -269,7 +269,7 @@ def test_files_and_queries_are_looked_at_twice_a_minute() -> None:
     assert world.refreshed == pytest.approx([30, 60, 90], abs=0.5)
 
 
-@pytest.mark.parametrize("follow", [0, -1, True, "1h", float("nan"), timedelta(0)])
+@pytest.mark.parametrize("follow", [0, -1, True, "1h", float("nan"), timedelta(0), timedelta.max])
 def test_a_time_to_stay_that_is_none_is_refused(tmp_path: Path, follow: Any) -> None:
     with pytest.raises(ConfigurationError) as caught:
         run_application(Application("a"), lake=open_lake(tmp_path / "lake"), follow=follow)

@@ -138,7 +138,7 @@ def test_a_restart_by_code_that_was_loaded_again_is_let_be(lake_with_orders: Lak
         assert sensor.skipped() == "A run is already in progress."
 
 
-@pytest.mark.parametrize("wrong", [timedelta(0), timedelta(minutes=-1), 60])
+@pytest.mark.parametrize("wrong", [timedelta(0), timedelta(minutes=-1), 60, timedelta.max])
 def test_a_stay_that_is_no_time_is_refused(wrong: Any) -> None:
     with pytest.raises(ConfigurationError) as caught:
         LaunchWhen(stay=wrong)
