@@ -296,7 +296,7 @@ def first_validation_problem(error: ValidationError) -> str:
 
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_FIRST = datetime.min.replace(tzinfo=UTC)
+_FIRST, _LAST = datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)
 
 
 _DURATION = re.compile(r"(\d+)\s*(s|m|h|d|w)")
@@ -314,6 +314,11 @@ def read_duration(text: str) -> timedelta | None:
 def subtract_span(now: datetime, span: timedelta) -> datetime:
     """Return `now` minus `span`, or the first moment of the year 1 where that is too far back (`timedelta.max`)."""
     return now - min(span, now - _FIRST)
+
+
+def add_span(now: datetime, span: timedelta) -> datetime:
+    """Return `now` plus `span`, or the last moment of the year 9999 where that is too far ahead (`timedelta.max`)."""
+    return now + min(span, _LAST - now)
 
 
 def sum_counters(before: Mapping[str, N], more: Mapping[str, N]) -> dict[str, N]:

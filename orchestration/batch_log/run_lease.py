@@ -48,8 +48,10 @@ class Process(StoredDocument):
     def is_dead(self) -> bool:
         """Return whether the process is proven to have ended; False if nothing can be proven from here."""
         here, is_known = this_process(), bool(self.boot and self.namespace and self.started)
-        is_here = (self.boot, self.namespace) == (here.boot, here.namespace)
-        return is_known and is_here and _read_start(self.pid) != self.started
+        if not is_known or (self.boot, self.namespace) != (here.boot, here.namespace):
+            return False
+        started = _read_start(self.pid)
+        return started != self.started and (bool(started) or not _is_of_another_user(self.pid))
 
 
 def this_process() -> Process:
@@ -71,6 +73,15 @@ def _read_start(pid: int) -> str:
     # The command's name, in parentheses, may contain blanks and parentheses.
     fields = _read_text(f"/proc/{pid}/stat").rpartition(")")[2].split()
     return fields[19] if len(fields) > 19 and fields[0] not in ("Z", "X") else ""
+
+
+def _is_of_another_user(pid: int) -> bool:
+    """Return whether another user has a process of this number, which /proc may hide (its option hidepid)."""
+    try:
+        os.kill(pid, 0)
+    except OSError as error:
+        return isinstance(error, PermissionError)
+    return False
 
 
 def _read_text(path: str) -> str:

@@ -98,17 +98,20 @@ def parse_duration(option: str, text: str, example: str) -> timedelta:
 def parse_expiry(text: str, now: datetime) -> datetime:
     """Return when a pin ends, given an ISO time with its zone or a duration from now such as 90m, 2h, 7d, 1w."""
     span = read_duration(text)
-    if span is not None:
-        return now + span
     try:
-        moment = require_zone("--expires", text, datetime.fromisoformat(text))
+        if span is not None:
+            return now + span
+        moment = require_zone("--expires", text, datetime.fromisoformat(text)).astimezone(UTC)
+    except OverflowError:
+        problem = f"--expires {text!r} is outside the years 1 to 9999 in UTC."
+        raise ConfigurationError(problem, "Leave it out for a pin without an end.", setting="--expires") from None
     except ValueError:
         problem = f"--expires {text!r} is neither a duration nor a time with its zone."
         step = "Give for example 2h, 7d, or 2026-01-31T18:00Z."
         raise ConfigurationError(problem, step, setting="--expires") from None
     if moment <= now:
         raise ConfigurationError(f"--expires {text} is in the past.", "Give a later time.", setting="--expires")
-    return moment.astimezone(UTC)
+    return moment
 
 
 def require_zone(option: str, text: str, moment: datetime) -> datetime:

@@ -218,7 +218,8 @@ class Inbox(dg.PipesMessageReader):
                             return
                     has_ended.wait(POLL_SECONDS)
                 self._handle(message, dagster)
-                store.delete(key)
+                with suppress(TransientError):  # it goes with the folder
+                    store.delete(key)
         except Exception as error:  # noqa: BLE001 - raised when the application has ended
             self._error = self._error or error
 

@@ -1,7 +1,7 @@
 """Jobs and schedules of an application: compact, expire, register Iceberg tables, set startpoints, change versions."""
 
 from collections.abc import Callable, Mapping, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any
 
@@ -388,11 +388,20 @@ def _apply_action(store: StoredVersions, config: VersionActionConfig, *, by: str
         step = f"Set version to an id or name; see adjunct dataset versions {config.dataset}."
         raise ConfigurationError(problem, step, argument="version", dataset=config.dataset)
     if action is VersionAction.pin:
-        hours = config.expires_in_hours
-        return store.pin(version, expires_at=None if hours is None else utc_now() + timedelta(hours=hours), **why)
+        return store.pin(version, expires_at=_end_of_pin(config.expires_in_hours), **why)
     if action is VersionAction.accept:
         return store.accept(version, make_current=config.make_current, **why)
     return (store.revoke if action is VersionAction.revoke else store.remove_version)(version, **why)
+
+
+def _end_of_pin(hours: float | None) -> datetime | None:
+    try:
+        return None if hours is None else utc_now() + timedelta(hours=hours)
+    except (OverflowError, ValueError) as error:
+        problem = f"expires_in_hours is {hours}: expected hours until the year 9999 at most."
+        raise ConfigurationError(
+            problem, "Leave it out for a pin without an end.", argument="expires_in_hours"
+        ) from error
 
 
 def _served_event(

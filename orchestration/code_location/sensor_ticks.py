@@ -8,7 +8,7 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
@@ -150,7 +150,7 @@ def request_run(name: str, what: str, about: object, before: LastRequest, now: f
     stored = digest(about)
     attempt = before.attempt + 1 if stored == before.about else 1
     wait = 0.0 if attempt == 1 else before.asked_at + backoff_seconds(before.attempt) - now
-    if wait > 0:
+    if wait > 0 and now >= before.asked_at:  # else the clock was set back, by how much nobody knows
         return Skip(f"{what}; attempt {before.attempt} did not change that (see its run), the next is in {wait:.0f} s.")
     return f"{name}:{stored}:{attempt}", LastRequest(about=stored, attempt=attempt, asked_at=now)
 
@@ -218,9 +218,9 @@ def read_cursor(text: str | None) -> tuple[SensorCursor, str]:
     return SensorCursor(), note
 
 
-def is_run_of(run: dg.DagsterRun, job: str, assets: Collection[dg.AssetKey]) -> bool:
-    """Whether a run belongs to this job or materializes one of these assets."""
-    return run.job_name == job or any(key in assets for key in run.asset_selection or ())
+def _pools_of(run: dg.DagsterRun) -> Collection[str]:
+    needed = run.run_op_concurrency
+    return () if needed is None else needed.all_pools or ()
 
 
 @dataclass
@@ -260,10 +260,30 @@ class Tick:
         self.cursor = self.cursor.model_copy(update=changes)
         self.changed = True
 
+    def is_of(self, run: dg.DagsterRun, assets: Collection[dg.AssetKey]) -> bool:
+        """Whether a run belongs to the job, or materializes one of these assets."""
+        is_of_job = run.job_name == self.job and self.is_here(run)
+        return is_of_job or any(key in assets for key in run.asset_selection or ())
+
+    def is_here(self, run: dg.DagsterRun) -> bool:
+        """Whether a run is of this code location, as far as known: others may have jobs of the same name."""
+        origin = run.remote_job_origin
+        return origin is None or self.location is None or origin.location_name == self.location
+
+    @cached_property
+    def unfinished_runs(self) -> Sequence[dg.DagsterRun]:
+        """All runs that are queued or in progress."""
+        return self.instance.get_runs(dg.RunsFilter(statuses=ACTIVE), limit=1000)
+
     def active_runs(self) -> list[dg.DagsterRun]:
         """Return the runs of the job or of one of the assets that are queued or in progress."""
-        runs = self.instance.get_runs(dg.RunsFilter(statuses=ACTIVE), limit=1000)
-        return [run for run in runs if is_run_of(run, self.job, self.assets)]
+        return [run for run in self.unfinished_runs if self.is_of(run, self.assets)]
+
+    def waits_for_pool(self, runs: Sequence[dg.DagsterRun]) -> bool:
+        """Whether another run is queued that needs a pool which one of these runs has."""
+        held, ids = {pool for run in runs for pool in _pools_of(run)}, {run.run_id for run in runs}
+        queued = [run for run in self.unfinished_runs if run.status is dg.DagsterRunStatus.QUEUED]
+        return any(not held.isdisjoint(_pools_of(run)) for run in queued if run.run_id not in ids)
 
     def has_active_run(self) -> bool:
         """Whether a run of the job or of one of the assets is queued or in progress."""

@@ -33,7 +33,6 @@ from dagster_adjunct.orchestration.code_location.sensor_ticks import (
     Tick,
     backoff_seconds,
     digest,
-    is_run_of,
     join_shortened,
     scan_ages,
     scan_streams,
@@ -44,6 +43,7 @@ from dagster_adjunct.orchestration.startpoints.fan_out import Requests, describe
 from dagster_adjunct.orchestration.startpoints.request import StartpointRequest
 from dagster_adjunct.orchestration.startpoints.store import iter_unapplied, open_startpoints
 from dagster_adjunct.orchestration.step import progress
+from dagster_adjunct.orchestration.step.following import LONGEST_STAY
 from dagster_adjunct.resources.common import check_whole_number, subtract_span
 from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError
 from dagster_adjunct.resources.objects.lake import Lake
@@ -73,10 +73,13 @@ class LaunchWhen:
         if self.records is not None:
             what = f"LaunchWhen has records={self.records!r}"
             check_whole_number(self.records, what, "1 or more", argument="records")
-        for name, what in (("age", "how long a record may wait"), ("stay", "how long a run stays")):
+        for name, what, longest in (
+            ("age", "how long a record may wait", timedelta.max),
+            ("stay", "how long a run stays", LONGEST_STAY),
+        ):
             span = getattr(self, name)
-            if span is not None and (not isinstance(span, timedelta) or span <= timedelta(0)):
-                problem = f"LaunchWhen has {name}={span!r}: expected a positive timedelta."
+            if span is not None and (not isinstance(span, timedelta) or not timedelta(0) < span <= longest):
+                problem = f"LaunchWhen has {name}={span!r}: expected a positive timedelta of at most {longest}."
                 step = f"Say {what}, for example LaunchWhen({name}=timedelta(minutes=10))."
                 raise ConfigurationError(problem, step, argument=name)
 
@@ -143,14 +146,16 @@ def new_records_launcher(
     """Return what launches `job` when input streams hold enough unread records.
 
     `assets` are those that the job materializes; while a run of one of them is in progress, none is launched. A run
-    that stays is asked to end for another one of `outputs`, and for code that was loaded again.
+    that stays is asked to end for another one of `outputs`, for one that waits for its pools, and for code that was
+    loaded again.
     """
 
     def evaluate(tick: Tick) -> dg.RunRequest | Skip:
         lake = tick.lake
         if active := tick.active_runs():
-            running = [run for run in active if is_run_of(run, job.name, outputs) and _selects(run, outputs)]
-            who = "another run in Dagster" if rule.stay is not None and len(running) > 1 else ""
+            running = [run for run in active if tick.is_of(run, outputs) and _selects(run, outputs)]
+            is_wanted = rule.stay is not None and (len(running) > 1 or tick.waits_for_pool(running))
+            who = "another run in Dagster" if is_wanted else ""
             if any(run.tags.get(_LOADED_TAG, _LOADED) != _LOADED for run in running):
                 who = "the code location, which was loaded again,"
             if not who:
@@ -310,7 +315,7 @@ def restart_launcher(
     def evaluate(tick: Tick) -> dg.RunRequest | Skip:
         lake, instance = tick.lake, tick.instance
         now = lake.now()
-        records = _application_runs(instance, job.name, outputs, now - _HORIZON)
+        records = _application_runs(tick, outputs, now - _HORIZON)
         state = application_state(lake, app.name)
         newest = records[0].dagster_run if records else None
         if newest and newest.status is dg.DagsterRunStatus.FAILURE and tick.cursor.failed != newest.run_id:
@@ -356,18 +361,17 @@ def _without_take_over(run_config: Mapping[str, Any]) -> dict[str, Any]:
     return {**run_config, "ops": ops} if ops else dict(run_config)
 
 
-def _application_runs(
-    instance: dg.DagsterInstance, job: str, outputs: Collection[dg.AssetKey], since: datetime
-) -> list[dg.RunRecord]:
-    """Return the runs that materialize outputs, of the job or by hand, newest first.
+def _application_runs(tick: Tick, outputs: Collection[dg.AssetKey], since: datetime) -> list[dg.RunRecord]:
+    """Return the runs of this code location that materialize outputs, of the job or by hand, newest first.
 
     A selection of datasets alone commits no batch.
     """
     records = []
-    for name in (job, _ASSET_JOB):
-        for record in instance.get_run_records(dg.RunsFilter(job_name=name, updated_after=since), limit=200):
+    for name in (tick.job, _ASSET_JOB):
+        for record in tick.instance.get_run_records(dg.RunsFilter(job_name=name, updated_after=since), limit=200):
             selected = record.dagster_run.asset_selection
-            if any(key in outputs for key in selected) if selected else name == job:
+            is_theirs = any(key in outputs for key in selected) if selected else name == tick.job
+            if is_theirs and tick.is_here(record.dagster_run):
                 records.append(record)
     return sorted(records, key=lambda record: (record.create_timestamp, record.storage_id), reverse=True)
 

@@ -330,20 +330,24 @@ def start_run(
     state: ApplicationState,
     now: datetime,
     plans: Plans | None = None,
+    *,
+    is_first: bool,
 ) -> RunStart:
     """Resolve what was fanned out to these tasks, and give every partition a position.
 
     Only offsets for times are looked up; all else is decided over the stream snapshots. `plans` are those that requests
-    for recorded versions name. Raises OffsetOutOfRangeError and ConfigurationError for a startpoint that can't be
-    resolved (it is not consumed), for a recreated stream, and for new partitions of a keyed stream;
-    VersionDiscardedError if a version that a replay needs is gone.
+    for recorded versions name. `is_first` is whether this is the first step of its run, which alone resets inputs.
+
+    Raises OffsetOutOfRangeError and ConfigurationError for a startpoint that can't be resolved (it is not consumed),
+    for a recreated stream, and for new partitions of a keyed stream; VersionDiscardedError if a version that a replay
+    needs is gone.
     """
     state, carried = carry_over_positions(state, streams)
     known = state.offsets
     resolved = _resolve_handed(app, streams, tasks, fan_out, known, plans or {}, now)
     reset = {source.stream for source in app.inputs.values() if source.reset_offset}
     check_same_streams(app, streams, known, resolved.startpoints, reset)
-    checkpoint = state.checkpoint | choose_first_positions(app, streams, state, resolved.startpoints)
+    checkpoint = state.checkpoint | choose_first_positions(app, streams, state, resolved.startpoints, is_first=is_first)
 
     still_there = {replay_id(ssp, request) for ids in resolved.done.values() for ssp, request in ids.items()}
     offsets = known.model_copy(

@@ -36,19 +36,23 @@ def choose_first_positions(
     streams: Mapping[str, StreamSnapshot],
     state: ApplicationState,
     resolved: Mapping[SystemStreamPartition, ResolvedStartpoint],
+    *,
+    is_first: bool,
 ) -> dict[SystemStreamPartition, str]:
     """Return a position for every input partition, including those that have a startpoint.
 
-    A recreated stream has a startpoint at each partition. Raises ConfigurationError for partitions that were added to a
+    A recreated stream has a startpoint at each partition, or is reset. A step that is not the first of its run
+    (`is_first`) resets no stream that is still the same. Raises ConfigurationError for partitions that were added to a
     keyed stream.
     """
     positions: dict[SystemStreamPartition, str] = {}
     for source in app.inputs.values():
         stream = streams[source.stream]
         kept = {ssp: state.checkpoint[ssp] for ssp in stream.partitions if ssp in state.checkpoint}
+        was_recreated = stream.info.was_recreated(state.offsets.streams.get(stream.name))
         if source.reset_offset:
-            kept = {}
-        elif stream.info.was_recreated(state.offsets.streams.get(stream.name)):
+            kept = {} if is_first or was_recreated or len(kept) < len(stream.partitions) else kept
+        elif was_recreated:
             kept = {ssp: resolved[ssp].offset for ssp in stream.partitions}
         fresh = [ssp for ssp in stream.partitions if ssp not in kept]
         choice = choose_default_offset(source, stream.info, stream.system)

@@ -37,7 +37,7 @@ from dagster_adjunct.orchestration.startpoints.fan_out import FanOut
 from dagster_adjunct.orchestration.startpoints.positions import StreamSnapshot, offset_error
 from dagster_adjunct.orchestration.startpoints.preview import Preview
 from dagster_adjunct.orchestration.startpoints.store import StartpointManager
-from dagster_adjunct.resources.common import StoredDocument, first_validation_problem
+from dagster_adjunct.resources.common import StoredDocument, add_span, first_validation_problem
 from dagster_adjunct.resources.errors import (
     DatasetError,
     MalformedDocumentError,
@@ -306,7 +306,7 @@ def _build_plan(app: Application, asked: AskedOffsets, reads: FirstReads, now: d
     return RecordedPlan(
         id=uuid.uuid4().hex,
         application=app.name,
-        expires_at=now + app.startpoints_expire_after,
+        expires_at=add_span(now, app.startpoints_expire_after),
         streams={name: identity for name, identity in asked.identities.items() if identity is not None},
         spans=spans,
         pieces=pieces,

@@ -31,7 +31,13 @@ from dagster_adjunct.orchestration.startpoints.fan_out import FanOut
 from dagster_adjunct.orchestration.startpoints.recorded_replay import RecordedPlan, read_plan
 from dagster_adjunct.orchestration.startpoints.store import StartpointManager, open_startpoints
 from dagster_adjunct.orchestration.step.failures import list_sensitive_columns
-from dagster_adjunct.orchestration.step.progress import StepEvent, StepReport, measure_input_times, measure_state_sizes
+from dagster_adjunct.orchestration.step.progress import (
+    MAX_VERSIONS,
+    StepEvent,
+    StepReport,
+    measure_input_times,
+    measure_state_sizes,
+)
 from dagster_adjunct.orchestration.step.recorded_answers import OpenTables
 from dagster_adjunct.resources.common import split_stream_name, sum_counters
 from dagster_adjunct.resources.errors import ConfigurationError, ObjectNotFoundError, VersionDiscardedError
@@ -319,7 +325,7 @@ class StepState:
         versions = {name: before.versions.get(name, []) for name in {**before.versions, **done.intent.versions}}
         for name, version in done.intent.versions.items():
             if version is not None and version not in versions[name]:
-                versions[name] = [*versions[name], version]
+                versions[name] = [*versions[name], version][-MAX_VERSIONS:]
         report = replace(
             before,
             batches=before.batches + 1,

@@ -46,6 +46,7 @@ _BUSY_EVERY = 10.0
 _PATIENCE = 120.0
 MAX_MEMORY = 4 * 1024**3
 """The bytes of memory of the Python process at which a staying run ends, so that the next one begins afresh."""
+LONGEST_STAY = timedelta(days=10_000)
 _log = logging.getLogger("adjunct.run")
 
 # Returns a text that changes when there is something new.
@@ -267,7 +268,11 @@ def validate_follow(follow: timedelta | float | None) -> timedelta | None:
     if follow is None:
         return None
     seconds = follow.total_seconds() if isinstance(follow, timedelta) else follow
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < 1e9:
-        problem = f"follow={follow!r} is not a valid time to stay."
-        raise ConfigurationError(problem, "Pass a positive timedelta or seconds.", argument="follow")
+    if (
+        isinstance(seconds, bool)
+        or not isinstance(seconds, int | float)
+        or not 0 < seconds <= LONGEST_STAY.total_seconds()
+    ):
+        problem = f"follow={follow!r} is not a valid time to stay: expected more than 0 and at most {LONGEST_STAY}."
+        raise ConfigurationError(problem, "Pass a timedelta or seconds.", argument="follow")
     return timedelta(seconds=seconds)

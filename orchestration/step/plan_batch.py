@@ -140,7 +140,16 @@ def store_first_positions(context: StepContext, run: StepState, seen: BatchSnaps
         return run
     logged = run.logged
     plans = load_plans(context.lake, context.app.name, seen.handed)
-    start = start_run(context.app, seen.streams, context.tasks, seen.handed, logged.state, context.lake.now(), plans)
+    start = start_run(
+        context.app,
+        seen.streams,
+        context.tasks,
+        seen.handed,
+        logged.state,
+        context.lake.now(),
+        plans,
+        is_first=context.earlier is None,
+    )
     if start.state != logged.state:
         logged = context.log.commit(logged, start.state, by=context.run, note="; ".join(start.carried) or None)
     if start.done:

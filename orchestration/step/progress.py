@@ -78,12 +78,11 @@ def measure_stream_progress(system: StreamSystem, source: Input, state: Applicat
     starts = {ssp: known[ssp] for ssp in ssps if ssp in known}
     fresh = [ssp for ssp in ssps if ssp not in starts]
     due = ""
-    if not source.reset_offset:  # else a run fails, and says what to do
-        ends_before = [ssp for ssp, start in starts.items() if system.compare(start, upcoming[ssp]) > 0]
-        if info.was_recreated(state.offsets.streams.get(source.stream)):
-            due = f"{source.stream} was deleted and recreated"
-        elif ends_before:
-            due = f"{ends_before[0]} ends before the offset that comes next"
+    ends_before = [ssp for ssp, start in starts.items() if system.compare(start, upcoming[ssp]) > 0]
+    if info.was_recreated(state.offsets.streams.get(source.stream)):
+        due = f"{source.stream} was deleted and recreated"
+    elif ends_before:
+        due = f"{ends_before[0]} ends before the offset that comes next"
     if fresh and choose_default_offset(source, info, system) == "upcoming":
         due = due or f"{source.stream}: no position is stored yet"
     elif fresh:
@@ -246,14 +245,19 @@ def new_planned_event(app: Application) -> StepEvent:
     return StepEvent("planned", 0, {kind: len(all_of_it) for kind, all_of_it in kinds.items()})
 
 
+MAX_VERSIONS = 100
+"""The versions of a dataset that a report names: those of a run that stays may be thousands."""
+
+
 @dataclass(frozen=True, slots=True)
 class StepReport(Report):
     """What one run of the step did. Counters are of this run; `state` is the application's state after it.
 
-    `versions` are the dataset versions that its batches read. `startpoints` describes the startpoints that were
-    resolved and applied, and the replays that began and ended. `measured` has the metrics of each remote table in this
-    run's tasks. `few_batches` took one task a stage; `in_process_batches` of them were computed without Spark.
-    `watermarks` has the event times of each input that declares them, `state_sizes` the size of each state table.
+    `versions` are the dataset versions that its batches read, the last MAX_VERSIONS of each. `startpoints` describes
+    the startpoints that were resolved and applied, and the replays that began and ended. `measured` has the metrics of
+    each remote table in this run's tasks. `few_batches` took one task a stage; `in_process_batches` of them were
+    computed without Spark. `watermarks` has the event times of each input that declares them, `state_sizes` the size of
+    each state table.
     """
 
     batches: int

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -29,14 +29,14 @@ from dagster_adjunct.errors import (
     StreamNotFoundError,
 )
 from dagster_adjunct.maintenance import delete_stream
-from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog
+from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog, ClosedBatch, Intent
 from dagster_adjunct.orchestration.batch_log.run_lease import ask_to_end, asked_key, describe_runner
 from dagster_adjunct.orchestration.step import following as module
 from dagster_adjunct.orchestration.step import run as running
 from dagster_adjunct.orchestration.step.batch import BatchMetrics
-from dagster_adjunct.orchestration.step.context import BatchInputs, BatchVersions, StepContext
+from dagster_adjunct.orchestration.step.context import BatchInputs, BatchVersions, StepContext, StepState
 from dagster_adjunct.orchestration.step.following import MAX_MEMORY, Following
-from dagster_adjunct.orchestration.step.progress import StepEvent
+from dagster_adjunct.orchestration.step.progress import MAX_VERSIONS, StepEvent, StepReport
 from dagster_adjunct.orchestration.step.run import RunReport
 from dagster_adjunct.orchestration.step.step import run_step
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
@@ -269,7 +269,7 @@ def test_files_and_queries_are_looked_at_twice_a_minute() -> None:
     assert world.refreshed == pytest.approx([30, 60, 90], abs=0.5)
 
 
-@pytest.mark.parametrize("follow", [0, -1, True, "1h", float("nan"), timedelta(0)])
+@pytest.mark.parametrize("follow", [0, -1, True, "1h", float("nan"), timedelta(0), timedelta.max])
 def test_a_time_to_stay_that_is_none_is_refused(tmp_path: Path, follow: Any) -> None:
     with pytest.raises(ConfigurationError) as caught:
         run_application(Application("a"), lake=open_lake(tmp_path / "lake"), follow=follow)
@@ -399,6 +399,29 @@ def test_a_stream_that_is_recreated_is_taken_as_a_new_run_takes_it(tmp_path: Pat
     assert (report.step.batches, report.step.caught_up) == (2, True)
 
 
+@pytest.mark.parametrize("default", ["oldest", "upcoming"])
+def test_a_stream_is_reset_at_the_start_of_a_run_and_not_again_while_it_stays(tmp_path: Path, default: Any) -> None:
+    streams, again = empty_streams(tmp_path), iter([True])
+    streams.create("returns", schema=Schema.of(k="string", n="int"), key=["k"], partitions=2)
+    lake, app = streams.lake, Application("copies")
+    orders = app.input_stream("lake.orders", default_offset=default, reset_offset=True)
+    both = orders.merge(app.input_stream("lake.returns", default_offset="oldest"))
+    both.send_to(app.output_stream("lake.copies", partitions=2, key="k"))
+    send(lake, "orders", 1)
+    send(lake, "returns", 1)
+
+    def request(context: StepContext, inputs: BatchInputs) -> None:
+        if next(again, False):
+            send(lake, "orders", 2)
+            Startpoints(app, lake=lake).request("lake.returns", StartpointOldest(), reason="again", by="test")
+
+    stay(lake, app, during=request)
+    read = {
+        (offset, epoch): times for (ssp, offset, epoch), times in offsets_read(lake).items() if ssp.stream == "orders"
+    }
+    assert read == {(offset, 0): 1 for offset in ((0, 1) if default == "oldest" else (1,))}
+
+
 def joined_app(streams: LakeStreams) -> Application:
     streams.create("rates", schema=Schema.of(k="string", n="int"), key=["k"], partitions=2)
     app = Application("copies")
@@ -437,6 +460,18 @@ def test_readers_of_former_versions_are_not_kept(tmp_path: Path) -> None:
     report = stay(lake, app, *(partial(deliver, number) for number in range(2, 6)), during=count)
     assert len(report.step.versions["rates"]) == 5
     assert kept == [1] * 5
+
+
+def test_a_report_names_the_last_versions_of_each_dataset_and_does_not_grow(tmp_path: Path) -> None:
+    logged = BatchLog(empty_streams(tmp_path).lake, "copies").read()
+    state = StepState(logged, StepReport(0, False, {}, {}, {}, logged.state))
+    for number in range(MAX_VERSIONS + 50):
+        versions = {"rates": f"v{number}", "zones": "v0"}
+        intent = Intent(batch=number + 1, run="r", clock=datetime.now(UTC), ranges={}, versions=versions)
+        done = ClosedBatch(intent=intent, closed_at=intent.clock, records=1, counters={}, seconds={})
+        state = state.with_batch(done, 0.0, BatchMetrics({}, {}), few=False)
+    newest = [f"v{number}" for number in range(50, MAX_VERSIONS + 50)]
+    assert state.report.versions == {"rates": newest, "zones": ["v0"]}
 
 
 def test_a_dataset_that_another_process_advances_at_the_same_time_is_advanced_again(tmp_path: Path) -> None:

@@ -99,8 +99,8 @@ class Trips:
     def startpoints(self) -> Startpoints:
         return Startpoints(self.app(), lake=self.lake)
 
-    def app(self, limit: int = 1000) -> Application:
-        app = Application("app", max_batch_records=limit)
+    def app(self, limit: int = 1000, **options: Any) -> Application:
+        app = Application("app", max_batch_records=limit, **options)
         joined = app.input_stream("lake.trips", default_offset="oldest").join(app.table(PLANES), on="k", how="left")
         joined.send_to(app.output_stream("lake.out", partitions=2, key="k"))
         return app
@@ -249,6 +249,16 @@ def test_a_request_that_has_expired_holds_nothing(trips: Trips, monkeypatch: pyt
     old = plan.model_copy(update={"expires_at": plan.expires_at - timedelta(days=2)})
     trips.lake.store.put(item.key, old.model_dump_json().encode())
     assert trips.held() == set()
+
+
+def test_a_request_that_never_expires_retains_its_versions(trips: Trips) -> None:
+    trips.first_run()
+    startpoints = Startpoints(trips.app(startpoints_expire_after=timedelta.max), lake=trips.lake)
+    startpoints.request("lake.trips", at(0), until=at(3), versions="recorded", **WHO)
+    (item,) = trips.lake.store.list("applications/app/recorded/")
+    plan = plan_module.read_plan(trips.lake, "app", item.key.rsplit("/", 1)[1].removesuffix(".json"))
+    assert plan.expires_at.year == 9999
+    assert trips.held()
 
 
 def test_a_version_that_is_gone_is_named_in_the_dry_run_and_nothing_is_written(trips: Trips) -> None:

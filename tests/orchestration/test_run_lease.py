@@ -105,6 +105,19 @@ def test_a_process_is_dead_only_where_that_can_be_proven() -> None:
     )
 
 
+@pytest.mark.parametrize("exists", [True, False])
+def test_a_process_that_proc_hides_from_other_users_is_not_dead(exists: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    hidden = this_process()
+
+    def kill(pid: int, signal: int) -> None:
+        assert (pid, signal) == (hidden.pid, 0)
+        raise PermissionError if exists else ProcessLookupError
+
+    monkeypatch.setattr(module, "_read_start", lambda pid: "")
+    monkeypatch.setattr(module.os, "kill", kill)
+    assert hidden.is_dead() is not exists
+
+
 def test_a_process_that_waits_for_its_parent_only_is_dead() -> None:
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     started = module.this_process().model_copy(update={"pid": child.pid})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -12,10 +13,12 @@ import pyarrow as pa
 import pytest
 from dagster import AssetKey, DagsterInstance, DagsterRun, DagsterRunStatus
 from dagster import SkipReason as Skip
+from dagster._core.remote_origin import CodeLocationOrigin
 
 from dagster_adjunct import (
     Application,
     Lake,
+    LakeResource,
     LakeStreams,
     Schema,
     SystemStreamPartition,
@@ -33,13 +36,14 @@ from dagster_adjunct.orchestration.batch_log.batch_log import (
     Replay,
     ResolvedStartpoint,
 )
+from dagster_adjunct.orchestration.batch_log.run_lease import asked_key
 from dagster_adjunct.orchestration.code_location import sensors as new_records
 from dagster_adjunct.orchestration.code_location.sensor_ticks import (
     Backlog,
     Deadline,
     StreamFinding,
     StreamScan,
-    is_run_of,
+    Tick,
     read_cursor,
     scan_ages,
     scan_streams,
@@ -49,7 +53,7 @@ from dagster_adjunct.resources.objects.store import InMemoryStore, StoredObject
 from dagster_adjunct.resources.streams.system import OffsetRange
 from tests.clocks import on_clock
 from tests.orchestration.dagster import small
-from tests.orchestration.dagster.ticking import BOTH, Ticker
+from tests.orchestration.dagster.ticking import BOTH, ELSEWHERE, HERE, Ticker, job_origin
 from tests.orchestration.input_progress import input_progress
 from tests.orchestration.offsets.fake_streams import FakeStreams
 
@@ -119,11 +123,36 @@ def test_thresholds_are_for_all_applications_or_by_name() -> None:
     assert caught.value.argument == "launch_when"
 
 
-def test_a_run_concerns_an_application_by_its_job_or_by_its_assets() -> None:
+def test_a_run_concerns_an_application_by_its_job_here_or_by_its_assets() -> None:
     priced, other = AssetKey(["lake", "priced"]), AssetKey(["lake", "other"])
-    assert is_run_of(DagsterRun("order_totals"), "order_totals", [priced])
-    assert is_run_of(DagsterRun("__ASSET_JOB", asset_selection={priced}), "order_totals", [priced])
-    assert not is_run_of(DagsterRun("__ASSET_JOB", asset_selection={other}), "order_totals", [priced])
+    with DagsterInstance.ephemeral() as instance:
+        tick = Tick(instance, logging.getLogger(), None, "order_totals", [priced], LakeResource(), HERE.location_name)
+        assert tick.is_of(DagsterRun("order_totals"), [priced])
+        assert tick.is_of(DagsterRun("__ASSET_JOB", asset_selection={priced}), [priced])
+        assert not tick.is_of(DagsterRun("__ASSET_JOB", asset_selection={other}), [priced])
+        for origin, is_of in ((HERE, True), (ELSEWHERE, False)):
+            run = DagsterRun("order_totals", remote_job_origin=job_origin(origin, "order_totals"))
+            assert tick.is_of(run, [priced]) is is_of
+
+
+@pytest.mark.parametrize("origin", [HERE, ELSEWHERE])
+@BOTH
+def test_a_run_of_a_job_of_that_name_in_another_code_location_counts_for_nothing(
+    lake: Lake, by: str, origin: CodeLocationOrigin
+) -> None:
+    small.append(lake, "orders", 1, small.orders(0, 4))
+    with DagsterInstance.ephemeral() as instance:
+        sensor = Ticker(
+            lake, copying(), instance, "copy_new_records", launch_when=LaunchWhen(stay=timedelta(hours=1)), by=by
+        )
+        tags = {"adjunct/loaded": "by another process"}
+        made = job_origin(origin, "copy")
+        instance.add_run(DagsterRun("copy", status=DagsterRunStatus.STARTED, tags=tags, remote_job_origin=made))
+        if origin is HERE:
+            assert "asked to end" in sensor.skipped()
+        else:
+            sensor.asked()
+        assert (lake.store.head(asked_key(lake, "copy")) is not None) is (origin is HERE)
 
 
 # -- looks that take several ticks
@@ -328,9 +357,11 @@ def test_a_batch_that_a_crash_left_open_is_due_whatever_the_threshold(lake: Lake
         Ticker(lake, copying(), instance, "copy_new_records", launch_when=LaunchWhen(records=99), by=by).asked()
 
 
-def test_a_stream_that_was_made_anew_launches_the_run_that_says_so(lake: Lake) -> None:
+@pytest.mark.parametrize("reset", [False, True])
+def test_a_stream_that_was_made_anew_launches_a_run(lake: Lake, reset: bool) -> None:
     small.append(lake, "orders", 1, small.orders(0, 4))
-    app, systems = copying(), {"lake": LakeStreams(lake)}
+    app, systems = Application("copy"), {"lake": LakeStreams(lake)}
+    app.input_stream("lake.orders", default_offset="oldest", reset_offset=reset)
     whole = {"lake.orders.0": "99", "lake.orders.1": "99"}
     log = BatchLog(lake, "copy")
     logged = log.commit(log.read(), ApplicationState(checkpoint=whole), by="run")

@@ -26,6 +26,7 @@ from dagster_adjunct.orchestration.code_location.exchange import Exchange, Inbox
 from dagster_adjunct.orchestration.code_location.submission import do_order
 from dagster_adjunct.resources.objects.store import InMemoryStore
 from tests.doc_blocks import ROOT
+from tests.faulty_store import Fault, FaultyStore
 from tests.kept_processes import without_kept_processes
 from tests.orchestration.dagster import small, submitted
 from tests.orchestration.dagster.test_submission import run, until, when_begun
@@ -314,6 +315,21 @@ def test_messages_of_threads_arrive_in_order_and_whole() -> None:
         assert heard.messages == [{"last": True}]
         assert not inbox.is_open
     assert list(exchange.store.list("a/")) == []
+
+
+def test_a_message_that_can_not_be_deleted_ends_nothing() -> None:
+    store = InMemoryStore()
+    exchange, numbers = Exchange(FaultyStore(store, [Fault("delete", 1, "throttle")]), "a/"), list[int]()
+    inbox = Inbox(exchange, {"number": numbers.append}, with_output=False)
+    with inbox.read_messages(Heard()):
+        for number in (1, 2):
+            payload = {"payload": pack("number", number)}
+            exchange.write_message(
+                {"__dagster_pipes_version": "0.1", "method": "report_custom_message", "params": payload}
+            )
+    inbox.raise_error(None)
+    assert numbers == [1, 2]
+    assert [item.key for item in store.list("a/")] == ["a/messages/1"]
 
 
 def test_an_op_is_taken_for_dead_when_its_heartbeat_stops_or_is_gone() -> None:

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 from dagster import AssetKey, DagsterInstance, DagsterRun, DagsterRunStatus, OpExecutionContext, RunRecord, job, op
 from dagster import SkipReason as Skip
-from dagster._core.remote_origin import InProcessCodeLocationOrigin, RemoteJobOrigin, RemoteRepositoryOrigin
-from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
+from dagster._core.remote_origin import CodeLocationOrigin
 
 from dagster_adjunct import Application, Lake, open_lake
 from dagster_adjunct.errors import (
@@ -29,7 +28,7 @@ from dagster_adjunct.orchestration.code_location.sensors import Restart, decide_
 from dagster_adjunct.resources.streams.system import OffsetRange
 from tests.clocks import on_clock
 from tests.orchestration.dagster import small
-from tests.orchestration.dagster.ticking import Ticker
+from tests.orchestration.dagster.ticking import ELSEWHERE, HERE, Ticker, job_origin
 
 STATUS = DagsterRunStatus
 BEGAN = datetime(2026, 1, 2, tzinfo=UTC)
@@ -46,16 +45,11 @@ def closed(run: str, at: float) -> ClosedBatch:
     )
 
 
-# Dagster has no queued run without one.
-ORIGIN = RemoteJobOrigin(
-    RemoteRepositoryOrigin(InProcessCodeLocationOrigin(LoadableTargetOrigin(module_name="tests")), "tests"), "copy"
-)
-
-
 def ran(run: str, status: DagsterRunStatus, began: float, ended: float | None = None) -> RunRecord:
     return RunRecord(
         storage_id=0,
-        dagster_run=DagsterRun("copy", run_id=run, status=status, remote_job_origin=ORIGIN),
+        # Dagster has no queued run without an origin.
+        dagster_run=DagsterRun("copy", run_id=run, status=status, remote_job_origin=job_origin(HERE, "copy")),
         create_timestamp=BEGAN,
         update_timestamp=BEGAN,
         start_time=began,
@@ -299,6 +293,22 @@ def test_a_run_for_a_dataset_alone_is_none_of_its_business(
     kill(instance, None, "another_job")
     pass_time(timedelta(minutes=2))
     assert Ticker(lake, app, instance, "order_totals_restart").skipped() == "No run to restart."
+
+
+@pytest.mark.parametrize(("location", "is_restarted"), [(HERE, True), (ELSEWHERE, False)])
+def test_a_run_of_that_name_in_another_code_location_is_not_restarted(
+    lake: Lake,
+    instance: DagsterInstance,
+    pass_time: Callable[[timedelta], None],
+    location: CodeLocationOrigin,
+    is_restarted: bool,
+) -> None:
+    run = DagsterRun("copy", remote_job_origin=job_origin(location, "copy"))
+    instance.add_run(run)
+    instance.report_run_failed(run)
+    pass_time(timedelta(minutes=2))
+    sensor = Ticker(lake, copying(), instance, "copy_restart")
+    assert (sensor.tick() != "No run to restart.") is is_restarted
 
 
 def test_a_failure_of_the_day_before_yesterday_is_left_alone(

@@ -61,6 +61,11 @@ def test_a_very_late_attempt_waits_an_hour() -> None:
     assert asked("x", old, 3600.0)[1].attempt == 5001
 
 
+def test_what_was_asked_for_by_a_clock_that_was_set_back_does_not_wait_for_it() -> None:
+    _, first = asked("x", LastRequest(), 1e6)
+    assert asked("x", first, 1000.0)[1] == LastRequest(about=first.about, attempt=2, asked_at=1000.0)
+
+
 @pytest.mark.parametrize(
     "cursor",
     [

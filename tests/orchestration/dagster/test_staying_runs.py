@@ -12,6 +12,7 @@ from unittest.mock import patch
 import dagster as dg
 import pyarrow as pa
 import pytest
+from dagster._core.storage.dagster_run import RunOpConcurrency
 
 from dagster_adjunct import (
     Application,
@@ -35,7 +36,7 @@ from dagster_adjunct.orchestration.step.progress import StepReport
 from dagster_adjunct.orchestration.step.step import run_step
 from dagster_adjunct.startpoints import StartpointOldest, Startpoints
 from tests.orchestration.dagster.lab import APPLES, NO_SPARK, FinishedRun, Lab, running_lab
-from tests.orchestration.dagster.ticking import BOTH, Ticker
+from tests.orchestration.dagster.ticking import BOTH, HERE, Ticker, job_origin
 from tests.orchestration.stub_engine import StubEngine
 
 STAYING = LaunchWhen(stay=timedelta(minutes=30))
@@ -89,6 +90,26 @@ def test_the_sensor_launches_a_run_that_stays_and_lets_it_be(lake_with_orders: L
 
 
 @BOTH
+def test_a_run_that_stays_is_asked_to_end_for_one_that_waits_for_its_pools(lake_with_orders: Lake, by: str) -> None:
+    lake, status = lake_with_orders, dg.DagsterRunStatus
+
+    def add(instance: dg.DagsterInstance, job: str, status: dg.DagsterRunStatus, *pools: str) -> None:
+        needed = RunOpConcurrency(root_key_counts={}, has_unconstrained_root_nodes=False, all_pools=set(pools))
+        origin = job_origin(HERE, job)
+        instance.add_run(dg.DagsterRun(job, status=status, remote_job_origin=origin, run_op_concurrency=needed))
+
+    with dg.DagsterInstance.ephemeral() as instance:
+        sensor = Ticker(lake, shop(), instance, "shop_new_records", launch_when=STAYING, by=by)
+        add(instance, "shop", status.STARTED, "adjunct/dataset/items", "adjunct/application/shop")
+        add(instance, "elsewhere", status.QUEUED, "adjunct/dataset/others")
+        add(instance, "has_begun", status.STARTED, "adjunct/dataset/items")
+        assert sensor.skipped() == "A run is already in progress."
+        add(instance, "till", status.QUEUED, "adjunct/dataset/items", "adjunct/application/till")
+        assert "asked to end: another run" in sensor.skipped()
+        assert lake.store.head(asked_key(lake, "shop")) is not None
+
+
+@BOTH
 def test_a_run_of_code_that_was_loaded_before_is_asked_to_end(lake_with_orders: Lake, by: str) -> None:
     lake = lake_with_orders
     with dg.DagsterInstance.ephemeral() as instance:
@@ -117,7 +138,7 @@ def test_a_restart_by_code_that_was_loaded_again_is_let_be(lake_with_orders: Lak
         assert sensor.skipped() == "A run is already in progress."
 
 
-@pytest.mark.parametrize("wrong", [timedelta(0), timedelta(minutes=-1), 60])
+@pytest.mark.parametrize("wrong", [timedelta(0), timedelta(minutes=-1), 60, timedelta.max])
 def test_a_stay_that_is_no_time_is_refused(wrong: Any) -> None:
     with pytest.raises(ConfigurationError) as caught:
         LaunchWhen(stay=wrong)

@@ -90,6 +90,10 @@ def test_an_action_that_lacks_something_fails_and_says_what(lab: Lab) -> None:
     failure = act(lab, defs, action="pin", version="v9").failure
     assert "has no version 'v9'" in failure.description
     assert "adjunct dataset versions items" in failure.metadata["next step"].value
+    for hours in (1e12, float("inf"), float("nan")):
+        failure = act(lab, defs, action="pin", version="v1", expires_in_hours=hours).failure
+        assert failure.metadata["error"].value == "ConfigurationError"
+        assert "expires_in_hours" in failure.description
 
 
 @pytest.mark.lengthy

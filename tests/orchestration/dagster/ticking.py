@@ -20,7 +20,14 @@ from dagster import (
     build_sensor_context,
 )
 from dagster._core.definitions.run_request import InstigatorType
-from dagster._core.remote_origin import InProcessCodeLocationOrigin, RemoteInstigatorOrigin, RemoteRepositoryOrigin
+from dagster._core.remote_origin import (
+    CodeLocationOrigin,
+    InProcessCodeLocationOrigin,
+    RegisteredCodeLocationOrigin,
+    RemoteInstigatorOrigin,
+    RemoteJobOrigin,
+    RemoteRepositoryOrigin,
+)
 from dagster._core.scheduler.instigation import InstigatorState, InstigatorStatus, SensorInstigatorData
 from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
 
@@ -29,7 +36,9 @@ from dagster_adjunct.automation import new_records, new_startpoints, new_version
 from dagster_adjunct.code_location import AdjunctTranslator, AssetSubject
 from dagster_adjunct.orchestration.code_location.automation import AutomationSensor
 
-_HERE = InProcessCodeLocationOrigin(LoadableTargetOrigin(module_name="tests"))
+HERE = InProcessCodeLocationOrigin(LoadableTargetOrigin(module_name="tests"))
+"""The code location of a Ticker, in which runs without an origin count, too."""
+ELSEWHERE = RegisteredCodeLocationOrigin("elsewhere")
 _LAKES: dict[str, Lake] = {}
 
 
@@ -46,10 +55,15 @@ def given_lake(lake: Lake) -> GivenLake:
     return GivenLake(url=lake.url)
 
 
+def job_origin(location: CodeLocationOrigin, job: str) -> RemoteJobOrigin:
+    """Return the origin of runs of a job in a code location."""
+    return RemoteJobOrigin(RemoteRepositoryOrigin(location, "tests"), job)
+
+
 def switch_on(instance: DagsterInstance, *sensors: str) -> None:
     """Store that sensors are on, as the UI does."""
     for name in sensors:
-        origin = RemoteInstigatorOrigin(RemoteRepositoryOrigin(_HERE, "tests"), name)
+        origin = RemoteInstigatorOrigin(RemoteRepositoryOrigin(HERE, "tests"), name)
         state = InstigatorState(origin, InstigatorType.SENSOR, InstigatorStatus.RUNNING, SensorInstigatorData())
         instance.add_instigator_state(state)
 
@@ -113,6 +127,7 @@ class Ticker:
             definitions=self.defs,
             resources={"adjunct_lake": self._resource},
         ) as context:
+            context._code_location_origin = HERE  # what the daemon tells a sensor, and nobody else can
             if isinstance(self._sensor, AutomationSensor):
                 return self._evaluate(self._sensor, context)
             answer = self._sensor(context)
