@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dagster_adjunct.resources.backends import postgres_connection, write_plan
@@ -63,9 +64,18 @@ class PostgresRequests:
     enough (two create the same record), the server resolves the deadlock and the request can be retried.
     """
 
-    def __init__(self, connection: AsyncConnection[Any], statements: Statements, *, create: bool) -> None:
+    def __init__(
+        self,
+        connection: AsyncConnection[Any],
+        statements: Statements,
+        *,
+        create: bool,
+        place: str,
+        forget_after: float | None,
+    ) -> None:
         self.connection, self.codec, self._statements = connection, statements.codec, statements
         self._create, self._has_idempotency_table = create, False
+        self._place, self._forget_after = place, forget_after
         self._staging: set[str] = set()
         self.committing = False
 
@@ -83,7 +93,7 @@ class PostgresRequests:
         """Apply everything or, on an error, nothing; while `committing` that is unknown."""
         self.committing = False
         if operation.conditions:
-            await self._open_idempotency_table()
+            await self._prepare_conditions()
         for _ in range(_ROUNDS):
             try:
                 async with self.connection.transaction():
@@ -106,7 +116,7 @@ class PostgresRequests:
             self.codec.check_order(shape.conditions.newest_by)
         statements = self._statements.staging(shape)
         if shape.conditions:
-            await self._open_idempotency_table()
+            await self._prepare_conditions()
         if statements.name not in self._staging:
             await self.connection.execute(statements.settings)
             await self.connection.execute(statements.create, ())
@@ -139,6 +149,12 @@ class PostgresRequests:
         """Purge what was applied to keys more than `older_than` seconds ago; return the number of keys."""
         await self._open_idempotency_table()
         return (await self.connection.execute(self._statements.forget, (older_than,))).rowcount
+
+    async def _prepare_conditions(self) -> None:
+        """Check the idempotency table, and purge it if that is due."""
+        await self._open_idempotency_table()
+        if is_purge_due(f"{self.codec.table} {self._place}", self._forget_after):
+            await self.forget(self._forget_after or 0)
 
     async def _open_idempotency_table(self) -> None:
         """Check the idempotency table once, after creating it if the table is declared with `create`.
@@ -344,19 +360,28 @@ class PostgresTable(StoreTable):
             try:
                 async with self._open.here().one() as requests:
                     connected = True
-                    return await postgres_connection.run_cancellable(requests.connection, request(requests, operation))
+                    outcomes = await postgres_connection.run_cancellable(
+                        requests.connection, request(requests, operation)
+                    )
+                    if any(problem.of_request and not problem.may_pass for problem in outcomes.problems.values()):
+                        await requests.connection.close()  # it may know the table as it was before a change
+                    return outcomes
             except AdjunctError as error:
                 if connected:
                     raise
                 if has_table or not self.create or not isinstance(error, TableNotFoundError):
-                    return Outcomes.all(count, self.problem_of(error, sent=False))
+                    return self._failed(count, error)
             if reads:
                 break
             try:
                 await self._create_table()
             except AdjunctError as error:
-                return Outcomes.all(count, self.problem_of(error, sent=False))
+                return self._failed(count, error)
         return Outcomes(count, [None] * count)
+
+    def _failed(self, count: int, error: AdjunctError) -> Outcomes:
+        """The outcomes of entries whose request had no effect, for a reason that says nothing about them."""
+        return Outcomes.all(count, replace(self.problem_of(error, sent=False), of_request=True))
 
     async def _create_table(self) -> None:
         """Create the table unless it exists."""
@@ -378,7 +403,7 @@ class PostgresTable(StoreTable):
             with self._translated():
                 stored = await requests.get([entry.key for entry in valid.entries])
         except AdjunctError as error:
-            return Outcomes.all(len(operation), self.problem_of(error, sent=False))
+            return self._failed(len(operation), error)
         return valid.outcomes(len(operation), stored)
 
     async def forget(self, older_than: float) -> int:
@@ -419,7 +444,8 @@ class PostgresTable(StoreTable):
                     bisect.done(await requests.write(operation, part))
             except AdjunctError as error:
                 problem = self.problem_of(error, sent=requests.committing)  # without a commit it had no effect
-                bisect.failed(problem, by_data=postgres_connection.is_data_error(error.__cause__))
+                by_data = postgres_connection.is_data_error(error.__cause__)
+                bisect.failed(replace(problem, of_request=not by_data), by_data=by_data)
         return bisect.outcomes(len(operation))
 
     async def _write_batch(
@@ -464,10 +490,9 @@ class PostgresTable(StoreTable):
                 )
                 codec = RowCodec(self._label, self.key, columns, keep=postgres_encoder, decode=postgres_decoder)
                 statements = Statements(self.schema, self.table, codec, casts)
-                requests = PostgresRequests(connection, statements, create=self.create)
-                if is_purge_due(f"{self._label} {self._place}", self.forget_after):
-                    await requests.forget(self.forget_after or 0)
         except BaseException:
             await connection.close()
             raise
-        return requests
+        return PostgresRequests(
+            connection, statements, create=self.create, place=self._place, forget_after=self.forget_after
+        )

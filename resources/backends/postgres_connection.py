@@ -25,11 +25,9 @@ _PASSING = {
     "40001",  # serialization failure
     "40P01",  # deadlock
     "55P03",  # lock not available
-    "53300",  # too many connections
-    "57P01",  # an administrator ended the connection, such as by a restart
-    "57P02",  # crash of another backend
-    "57P03",  # starting up or shutting down
+    "57014",  # statement_timeout, or an administrator cancelled the statement
 }
+_PASSING_CLASSES = ("08", "53")  # the connection, and insufficient resources
 _NO_ACCESS = {"28000", "28P01", "3D000", "3F000", "42P01", "42501"}
 READ_ONLY = "25006"
 """The SQLSTATE of a write in a transaction that only reads."""
@@ -165,10 +163,12 @@ def translate_error(error: psycopg.Error, label: str, place: str) -> errors.Adju
     message = error.diag.message_primary or str(error)
     if state == "2BP01":
         message = f"{message}: {error.diag.message_detail}"
-    lost = isinstance(error, psycopg.InterfaceError) or (isinstance(error, psycopg.OperationalError) and not state)
+    # The server ends a connection with FATAL: a restart, an administrator, a time limit of idle sessions.
+    lost = isinstance(error, psycopg.InterfaceError) or error.diag.severity_nonlocalized in ("FATAL", "PANIC")
+    lost = lost or (isinstance(error, psycopg.OperationalError) and not state)
     kind: type[errors.AdjunctError]
     kind, what, step = errors.TableError, "the server rejected the request", "Correct the data or the table."
-    if lost or state in _PASSING or state.startswith("08"):
+    if lost or state in _PASSING or state.startswith(_PASSING_CLASSES):
         kind, what = errors.TableUnavailableError, "the transaction failed"
         step = "The transaction is retried; if it keeps failing, check the server's log."
     elif state == READ_ONLY:

@@ -26,6 +26,7 @@ from dagster_adjunct.resources.errors import (
     TableNotFoundError,
     TableUnavailableError,
 )
+from dagster_adjunct.resources.tables.functions import is_record_rejected
 from dagster_adjunct.resources.tables.operation import (
     Changes,
     Conditions,
@@ -638,6 +639,8 @@ def not_sent():
         (not_sent, State.FAILED, TableUnavailableError, None),
         (lambda: client_error("AccessDeniedException"), State.REFUSED, TableAccessError, None),
         (lambda: client_error("ItemCollectionSizeLimitExceededException"), State.REFUSED, TableError, None),
+        (lambda: client_error("RequestExpired"), State.REFUSED, TableError, None),
+        (lambda: RuntimeError("the refreshed credentials are still expired"), State.REFUSED, TableError, None),
     ],
 )
 def test_an_error_says_whether_the_entries_may_be_sent_again(new_table, error, state, kind, pause):
@@ -651,6 +654,8 @@ def test_an_error_says_whether_the_entries_may_be_sent_again(new_table, error, s
         assert (place, problem.state, type(problem.error), problem.retry_after) == (place, state, kind, pause)
     assert len(batch.problems) == 2
     assert sequence.problems[0].state is state
+    of_entry = "ItemCollection" in str(error())  # only such an entry becomes a letter
+    assert is_record_rejected(batch.problems[0]) == is_record_rejected(sequence.problems[0]) == of_entry
     # What comes after an entry that is sent again has to wait for it, or it would come first.
     assert sequence.problems[1].state is (State.REFUSED if state is State.REFUSED else State.FAILED)
 

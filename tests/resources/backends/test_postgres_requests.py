@@ -11,6 +11,7 @@ import pytest
 from dagster_adjunct.resources.backends.postgres import PostgresTable
 from dagster_adjunct.resources.errors import ConfigurationError, TableUnavailableError
 from dagster_adjunct.resources.tables.arrow import ArrowEntries
+from dagster_adjunct.resources.tables.functions import is_record_rejected
 from dagster_adjunct.resources.tables.operation import (
     Changes,
     Conditions,
@@ -43,6 +44,61 @@ def proxied(postgres_server, table_of):
     with TcpProxy(postgres_server.port).running() as proxy:
         connect = {"host": "127.0.0.1", "port": str(proxy.port), "user": "adjunct", "dbname": "adjunct"}
         yield proxy, lambda name: table_of(name, connect=connect)
+
+
+def putting(keys) -> Operation:
+    return Operation(OperationKind.PUT, RowEntries(keys, [{"n": 1}] * len(keys)))
+
+
+@pytest.mark.parametrize("limit", ["statement_timeout", "idle_session_timeout"])
+def test_a_time_limit_of_the_server_is_no_fault_of_the_records(postgres_server, table_of, limit):
+    server = {"host": "127.0.0.1", "port": str(postgres_server.port), "user": "adjunct", "dbname": "adjunct"}
+    name = f"limited_by_{limit}"
+    store = table_of(name, connect={**server, "options": f"-c {limit}=200"})
+
+    async def body():
+        await store.put_all([(1, {"n": 0})])
+        async with await psycopg.AsyncConnection.connect(postgres_server.dsn()) as other:
+            if limit == "statement_timeout":
+                await other.execute(f"SELECT * FROM {name} FOR UPDATE")
+            else:
+                ended = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'adjunct'"
+                while (await (await other.execute(ended)).fetchone())[0]:
+                    await other.rollback()
+            outcomes = await store.send(putting([1, 2]))
+        again = await store.send(putting([1, 2]))
+        await store.close()
+        return outcomes, again
+
+    outcomes, again = asyncio.run(body())
+    assert outcomes.places(State.FAILED) == [0, 1], "they may be sent again, and are no letters"
+    assert isinstance(outcomes.problems[0].error, TableUnavailableError)
+    assert not again.problems
+
+
+def test_a_change_of_the_table_is_no_fault_of_the_records_and_is_seen(postgres_server, table_of):
+    store = table_of("altered", columns=None, create=False)
+    postgres_server.execute("CREATE TABLE altered (id bigint PRIMARY KEY, n int)")
+    get = Operation(OperationKind.GET, RowEntries([1]))
+
+    async def body():
+        await store.send(putting([1]))
+        for _ in range(8):  # the driver prepares what it has often sent
+            await store.send(get)
+        postgres_server.execute("ALTER TABLE altered ALTER n TYPE bigint")
+        await store.send(get)  # "cached plan must not change result type"
+        read = await store.send(get)
+        postgres_server.execute("ALTER TABLE altered RENAME n TO m")
+        whole, again = await store.send(putting([1])), await store.send(putting([1]))
+        await store.close()
+        return read, whole, again
+
+    read, whole, again = asyncio.run(body())
+    assert read.records == [{"id": 1, "n": 1}]
+    assert whole.problems[0].state is State.REFUSED
+    assert not is_record_rejected(whole.problems[0])
+    assert "has no column 'n'; it has id, m" in str(again.problems[0].error)
+    assert is_record_rejected(again.problems[0])
 
 
 def adding(keys) -> Operation:
