@@ -381,12 +381,15 @@ async def create_table(
     parts = [sql.SQL("{} {}").format(sql.Identifier(column), sql.SQL(type_)) for column, type_ in types.items()]
     parts.append(sql.SQL("PRIMARY KEY ({})").format(sql.SQL(", ").join(map(sql.Identifier, key))))
     async with connection.transaction():
-        # IF NOT EXISTS alone fails when two sessions create the same table at once.
-        await connection.execute("SELECT pg_advisory_xact_lock(hashtext(%s))", (f"adjunct:{schema}.{table}",))
+        # IF NOT EXISTS alone fails when two sessions create the same schema or table at once.
+        await connection.execute("SELECT pg_advisory_xact_lock(hashtext(%s))", (f"adjunct:{schema}",))
         exists = await connection.execute("SELECT to_regclass(%s)", (name.as_string(connection),))
         if (await exists.fetchone() or (None,))[0] is not None:
             return
-        await connection.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(schema)))
+        # Even with IF NOT EXISTS, creating a schema needs a right of the database.
+        exists = await connection.execute("SELECT FROM pg_namespace WHERE nspname = %s", (schema,))
+        if not exists.rowcount:
+            await connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(schema)))
         # Rows that are updated often stay in their page if it has space.
         made = sql.SQL("CREATE TABLE {} ({}) WITH (fillfactor = 80)").format(name, sql.SQL(", ").join(parts))
         await connection.execute(made)

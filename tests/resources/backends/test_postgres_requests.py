@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 from dagster_adjunct.resources.backends.postgres import PostgresTable
+from dagster_adjunct.resources.backends.postgres_statements import create_table
 from dagster_adjunct.resources.errors import ConfigurationError, TableUnavailableError
 from dagster_adjunct.resources.tables.arrow import ArrowEntries
 from dagster_adjunct.resources.tables.functions import is_record_rejected
@@ -99,6 +100,38 @@ def test_a_change_of_the_table_is_no_fault_of_the_records_and_is_seen(postgres_s
     assert not is_record_rejected(whole.problems[0])
     assert "has no column 'n'; it has id, m" in str(again.problems[0].error)
     assert is_record_rejected(again.problems[0])
+
+
+def test_a_table_is_created_without_the_right_to_create_schemas(postgres_server, table_of):
+    for statement in ("CREATE ROLE maker LOGIN", "CREATE SCHEMA making AUTHORIZATION maker"):
+        postgres_server.execute(statement)
+    server = {"host": "127.0.0.1", "port": str(postgres_server.port), "user": "maker", "dbname": "adjunct"}
+    store = table_of("made", schema="making", connect=server)
+
+    async def body():
+        outcomes = await store.send(putting([1]))
+        await store.close()
+        return outcomes
+
+    assert not asyncio.run(body()).problems
+
+
+def test_two_tables_may_be_the_first_of_their_schema_at_once(postgres_server):
+    async def body():
+        async with (
+            await psycopg.AsyncConnection.connect(postgres_server.dsn(), autocommit=True) as one,
+            await psycopg.AsyncConnection.connect(postgres_server.dsn(), autocommit=True) as other,
+        ):
+            async with one.transaction():
+                await create_table(one, "shared", "a", {"id": "bigint"}, ["id"])
+                second = asyncio.create_task(create_table(other, "shared", "b", {"id": "bigint"}, ["id"]))
+                waits = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = 'adjunct'"
+                while not (await (await one.execute(waits)).fetchall()):
+                    await asyncio.sleep(0.01)
+            await second
+
+    asyncio.run(body())
+    assert postgres_server.execute("SELECT count(*) FROM pg_tables WHERE schemaname = 'shared'") == [(2,)]
 
 
 def adding(keys) -> Operation:
