@@ -99,6 +99,11 @@ def format_address(settings: Mapping[str, Any]) -> str:
     return f"{host}:{port}/{settings.get('dbname') or os.environ.get('PGDATABASE') or user}"
 
 
+# A database, a role or the environment may set others: texts are sent and read as UTF-8, stored times as ISO 8601,
+# and numbers with all their digits.
+_SESSION = "SET client_encoding = 'UTF8'; SET datestyle = 'ISO'; SET extra_float_digits = 1"
+
+
 async def connect_async(label: str, settings: Mapping[str, Any]) -> psycopg.AsyncConnection[Any]:
     """Connect in autocommit mode with UTC as the time zone.
 
@@ -112,7 +117,7 @@ async def connect_async(label: str, settings: Mapping[str, Any]) -> psycopg.Asyn
     except psycopg.Error as error:
         raise _connection_error(error, label, settings) from None
     try:
-        await connection.execute("SET TIME ZONE 'UTC'")
+        await connection.execute(f"{_SESSION}; SET TIME ZONE 'UTC'")
     except psycopg.Error as error:
         await connection.close()
         raise translate_error(error, label, format_address(settings)) from error
@@ -124,9 +129,15 @@ def connect_sync(label: str, settings: Mapping[str, Any]) -> psycopg.Connection[
     import psycopg
 
     try:
-        return psycopg.connect(autocommit=True, **settings)
+        connection = psycopg.connect(autocommit=True, **settings)
     except psycopg.Error as error:
         raise _connection_error(error, label, settings) from None
+    try:
+        connection.execute(_SESSION)
+    except psycopg.Error as error:
+        connection.close()
+        raise translate_error(error, label, format_address(settings)) from error
+    return connection
 
 
 def connect_snapshot(label: str, settings: Mapping[str, Any]) -> psycopg.Connection[Any]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
+from datetime import UTC, datetime
 
 import psycopg
 import pyarrow as pa
@@ -100,6 +102,36 @@ def test_a_change_of_the_table_is_no_fault_of_the_records_and_is_seen(postgres_s
     assert not is_record_rejected(whole.problems[0])
     assert "has no column 'n'; it has id, m" in str(again.problems[0].error)
     assert is_record_rejected(again.problems[0])
+
+
+def test_values_are_the_same_whatever_the_database_sets_for_its_sessions(postgres_server, table_of):
+    postgres_server.execute("CREATE DATABASE latin ENCODING 'LATIN1' LOCALE 'C' TEMPLATE template0")
+    for setting in ("datestyle = 'German'", "extra_float_digits = -3"):
+        postgres_server.execute(f"ALTER DATABASE latin SET {setting}")
+    server = {"host": "127.0.0.1", "port": str(postgres_server.port), "user": "adjunct", "dbname": "latin"}
+    columns = {"id": "bigint", "s": "string", "at": "timestamp", "f": "double"}
+    store = table_of("settings", connect=server, columns=columns)
+    at, f = datetime(2013, 7, 1, 5, tzinfo=UTC), 0.1 + 0.2
+
+    def of(turn, keys, text=None):
+        rows = {"id": keys, "s": [text or "é"] * len(keys), "at": [at] * len(keys), "f": [f] * len(keys)}
+        entries = ArrowEntries.of(pa.table(rows), "id")
+        marks = {"sources": pa.array(["s.0"] * len(keys)), "times": pa.array([f] * len(keys))}
+        marks["positions"] = pa.array([position_of(0, turn)] * len(keys))
+        return Operation(OperationKind.PUT, replace(entries, **marks), conditions=Conditions("f", True))
+
+    async def body():
+        assert not (await store.send(of(1, range(300)))).problems, "as one batch"
+        assert not (await store.send(of(2, [1, 300]))).problems, "row by row, which reads the marks"
+        outcomes = await store.send(of(3, [1, 2], "Ž"))
+        records = await store.get_all([0, 300])
+        await store.close()
+        return outcomes, records
+
+    outcomes, records = asyncio.run(body())
+    assert [{**record, "id": 0} for record in records.values()] == [{"id": 0, "s": "é", "at": at, "f": f}] * 2
+    assert all(map(is_record_rejected, outcomes.problems.values())), "the database has no such character"
+    assert len(outcomes.problems) == 2
 
 
 def test_a_table_is_created_without_the_right_to_create_schemas(postgres_server, table_of):
