@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dagster_adjunct.resources.backends import postgres_connection, write_plan
@@ -17,6 +18,7 @@ from dagster_adjunct.resources.backends.columns import check_identifier
 from dagster_adjunct.resources.backends.postgres_values import (
     StagedBatch,
     format_array,
+    postgres_checker,
     postgres_decoder,
     postgres_encoder,
     split_repeated_keys,
@@ -68,12 +70,14 @@ class PostgresRequests:
         self,
         connection: AsyncConnection[Any],
         statements: Statements,
+        codec_of_gets: RowCodec,
         *,
         create: bool,
         place: str,
         forget_after: float | None,
     ) -> None:
         self.connection, self.codec, self._statements = connection, statements.codec, statements
+        self.codec_of_gets = codec_of_gets
         self._create, self._has_idempotency_table = create, False
         self._place, self._forget_after = place, forget_after
         self._staging: set[str] = set()
@@ -398,7 +402,7 @@ class PostgresTable(StoreTable):
             await connection.close()
 
     async def _get(self, requests: PostgresRequests, operation: Operation[Any]) -> Outcomes:
-        valid = write_plan.validate_entries(requests.codec, operation)
+        valid = write_plan.validate_entries(requests.codec_of_gets, operation)
         try:
             with self._translated():
                 stored = await requests.get([entry.key for entry in valid.entries])
@@ -488,11 +492,18 @@ class PostgresTable(StoreTable):
                 columns, casts = await read_postgres_columns(
                     connection, self._label, self._place, self.schema, self.table, self.key, self._declared
                 )
-                codec = RowCodec(self._label, self.key, columns, keep=postgres_encoder, decode=postgres_decoder)
-                statements = Statements(self.schema, self.table, codec, casts)
+                codec_of = partial(
+                    RowCodec, self._label, self.key, columns, keep=postgres_encoder, decode=postgres_decoder
+                )
+                statements = Statements(self.schema, self.table, codec_of(check=postgres_checker), casts)
         except BaseException:
             await connection.close()
             raise
         return PostgresRequests(
-            connection, statements, create=self.create, place=self._place, forget_after=self.forget_after
+            connection,
+            statements,
+            codec_of(),  # a key that is too long to be in the table is no error
+            create=self.create,
+            place=self._place,
+            forget_after=self.forget_after,
         )

@@ -27,6 +27,7 @@ and `begun` take everything that `known` and `changed` did not change, whatever 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache, partial
 from hashlib import sha256
@@ -395,7 +396,12 @@ async def create_table(
         await connection.execute(made)
 
 
-_UNEQUAL = {"citext": "which ignores case", "bpchar": "which ignores blanks at the end"}
+_UNEQUAL = {
+    "citext": "which ignores case",
+    "bpchar": "which ignores blanks at the end",
+    "name": "which cuts texts after 63 bytes",
+}
+_ROUNDED = re.compile(r"time(stamp)?\([0-5]\)")
 
 
 async def read_postgres_columns(
@@ -436,7 +442,9 @@ async def read_postgres_columns(
     )
     if set(key) not in [set(columns) for (columns,) in await cursor.fetchall()]:
         raise not_unique_error(where, key)
-    for name, _, type_, exact, collation in rows:
+    for name, whole, type_, exact, collation in rows:
+        if name in key and _ROUNDED.match(whole):
+            raise loose_key_error(where, name, f"{whole}, which is rounded", type_)
         if name in key and type_ in _UNEQUAL:
             raise loose_key_error(where, name, f"{type_}, {_UNEQUAL[type_]}", "text")
         if name in key and not exact:

@@ -134,6 +134,24 @@ def test_values_are_the_same_whatever_the_database_sets_for_its_sessions(postgre
     assert len(outcomes.problems) == 2
 
 
+@pytest.mark.parametrize("count", [1, 300])
+def test_blanks_beyond_a_columns_length_are_refused_and_not_cut_off(table_of, count):
+    store = table_of(f"cut_{count}", columns={"id": "varchar(5)", "s": "varchar(3)"})
+    keys = [*(f"{n:05}" for n in range(count)), "00000 ", "x"]
+    rows = {"id": keys, "s": [*["abc"] * (count + 1), "abc "]}
+
+    async def body():
+        outcomes = await store.send(Operation(OperationKind.PUT, ArrowEntries.of(pa.table(rows), "id")))
+        records = await store.get_all(keys)
+        await store.close()
+        return outcomes, records
+
+    outcomes, records = asyncio.run(body())
+    assert outcomes.places(State.REFUSED) == [count, count + 1]
+    assert all(map(is_record_rejected, outcomes.problems.values()))
+    assert len(records) == count
+
+
 def test_a_table_is_created_without_the_right_to_create_schemas(postgres_server, table_of):
     for statement in ("CREATE ROLE maker LOGIN", "CREATE SCHEMA making AUTHORIZATION maker"):
         postgres_server.execute(statement)
