@@ -135,8 +135,8 @@ def _is_number(declared: str) -> bool:
 
 
 def quote_sqlite_name(name: str) -> str:
-    """`name` as an SQL identifier."""
-    return '"' + name.replace('"', '""') + '"'
+    """`name` as an SQL identifier. In double quotes, SQLite would take what is no column (any more) for a text."""
+    return "`" + name.replace("`", "``") + "`"
 
 
 def quote_sqlite_names(names: Iterable[str]) -> str:
@@ -446,7 +446,14 @@ class SqliteTable(StoreTable):
 
     async def send(self, operation: Operation[Any]) -> Outcomes:
         request = self._get if operation.kind is OperationKind.GET else self._write
-        return await self._in_thread(lambda mine: request(mine, operation))
+
+        def attempt(mine: _OpenConnection) -> Outcomes:
+            outcomes = request(mine, operation)
+            if any(problem.of_request and not problem.may_pass for problem in outcomes.problems.values()):
+                mine.close()  # it may know the table as it was before a change
+            return outcomes
+
+        return await self._in_thread(attempt)
 
     async def forget(self, older_than: float) -> int:
         """Purge what was applied to keys, including deleted ones, more than `older_than` seconds ago; return the number

@@ -259,6 +259,22 @@ def test_a_table_that_is_dropped_while_it_is_open_is_no_fault_of_the_records(tmp
     assert not any(map(is_record_rejected, outcomes.problems.values()))
 
 
+def test_a_change_of_the_table_by_others_is_seen_after_one_error(tmp_path):
+    with sqlite3.connect(tmp_path / "t.sqlite") as connection:
+        connection.execute("CREATE TABLE t (id TEXT PRIMARY KEY, n INTEGER)")
+    with blocking(SqliteTable(tmp_path / "t.sqlite", "t", "id")) as table:
+        table.put("a", {"n": 1})
+        with sqlite3.connect(tmp_path / "t.sqlite") as connection:
+            connection.execute("ALTER TABLE t RENAME n TO m")
+        with pytest.raises(TableError, match="no such column: n"):
+            table.get("a")
+        assert table.get("a") == {"id": "a", "m": 1}
+        with sqlite3.connect(tmp_path / "t.sqlite") as connection:
+            connection.execute("ALTER TABLE t RENAME id TO key")
+        with pytest.raises(TableError, match="no such column: id"):
+            table.delete("id")  # which would equal the key of every row, if SQLite took the name for a text
+
+
 def test_a_pickled_function_opens_the_same_file_from_another_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     store = SqliteTable("t.sqlite", "t", "id", columns=TYPES, create=True)
