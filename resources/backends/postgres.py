@@ -37,7 +37,7 @@ from dagster_adjunct.resources.backends.write_plan import (
 )
 from dagster_adjunct.resources.common import check_seconds, check_whole_number
 from dagster_adjunct.resources.errors import AdjunctError, TableNotFoundError, TableUnavailableError
-from dagster_adjunct.resources.tables.functions import record_not_found_error
+from dagster_adjunct.resources.tables.functions import is_retryable, record_not_found_error
 from dagster_adjunct.resources.tables.operation import Operation, OperationKind, Outcomes, PerLoop, Problem, State
 from dagster_adjunct.resources.validation import validated
 
@@ -434,7 +434,7 @@ class PostgresTable(StoreTable):
                 batch = stage_batch(requests.codec, part)
                 later = None if batch is None else await self._write_batch(requests, part, batch)
                 later = later or await self._write_rows(requests, part)
-                unsent = next((problem.unsent for problem in later.problems.values() if problem.may_pass), None)
+                unsent = next((problem.unsent for problem in later.problems.values() if is_retryable(problem)), None)
             else:
                 later = Outcomes.all(len(part), unsent)  # it would overtake the retry
             outcomes = later if places is None else outcomes.with_retried(places, later)

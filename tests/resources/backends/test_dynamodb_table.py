@@ -678,6 +678,24 @@ def test_a_lost_answer_to_an_increment_under_a_mark_counts_once(new_table):
     assert do(store, get("k"))[0].records[0]["total"] == 1
 
 
+@pytest.mark.parametrize("of_entry", [False, True])
+def test_no_later_increment_overtakes_one_that_the_repeat_will_send(new_table, of_entry):
+    calls = count()
+
+    def the_second_fails(name, request, send):
+        if next(calls) == 1:
+            raise client_error("ValidationException") if of_entry else RuntimeError("the credentials are expired")
+        return send(**request)
+
+    store, once = new_table(), Conditions(idempotent=True)
+    first = marked(PUT, [("k", {"total": 0})], conditions=once)
+    add = marked(UPDATE, [("k", Changes(add={"total": n})) for n in (1, 2)], conditions=once, start=5)
+    (_, failed, repeated), _ = troubled(store, the_second_fails, first, add, add)
+    assert failed.places(State.REFUSED) == ([0] if of_entry else [0, 1])
+    assert repeated.places(State.SKIPPED) == ([0, 1] if of_entry else [])
+    assert do(store, get("k"))[0].records[0]["total"] == (2 if of_entry else 3)
+
+
 def test_one_bad_item_of_a_batch_is_found_by_halves(new_table):
     def no_sevens(name, request, send):
         ((_, requests),) = request["RequestItems"].items()

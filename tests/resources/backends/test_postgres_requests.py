@@ -12,7 +12,7 @@ import pytest
 
 from dagster_adjunct.resources.backends.postgres import PostgresTable
 from dagster_adjunct.resources.backends.postgres_statements import create_table
-from dagster_adjunct.resources.errors import ConfigurationError, TableUnavailableError
+from dagster_adjunct.resources.errors import ConfigurationError, TableError, TableUnavailableError
 from dagster_adjunct.resources.tables.arrow import ArrowEntries
 from dagster_adjunct.resources.tables.functions import is_record_rejected
 from dagster_adjunct.resources.tables.operation import (
@@ -21,6 +21,8 @@ from dagster_adjunct.resources.tables.operation import (
     Mark,
     Operation,
     OperationKind,
+    Outcomes,
+    Problem,
     RowEntries,
     State,
     position_of,
@@ -132,6 +134,27 @@ def test_values_are_the_same_whatever_the_database_sets_for_its_sessions(postgre
     assert [{**record, "id": 0} for record in records.values()] == [{"id": 0, "s": "é", "at": at, "f": f}] * 2
     assert all(map(is_record_rejected, outcomes.problems.values())), "the database has no such character"
     assert len(outcomes.problems) == 2
+
+
+def test_no_later_record_overtakes_one_that_the_repeat_will_send(table_of, monkeypatch):
+    """With idempotent, the repeat would skip the earlier one."""
+    store, write, failures = table_of("overtaken"), PostgresTable._write_batch, [TableError("a right is missing.")]
+
+    async def fails_once(self, requests, operation, batch):
+        if failures:
+            return Outcomes.all(len(operation), Problem(State.REFUSED, failures.pop(), of_request=True))
+        return await write(self, requests, operation, batch)
+
+    async def body():
+        monkeypatch.setattr(PostgresTable, "_write_batch", fails_once)
+        both = rows(1, 0, [*range(300), *range(300)], Conditions(None, True))
+        outcomes = await store.send(both), await store.send(both)
+        await store.close()
+        return outcomes
+
+    failed, repeated = asyncio.run(body())
+    assert failed.places(State.REFUSED) == list(range(600))
+    assert repeated.places(State.SKIPPED) == list(range(300, 600)), "only those of a position that was applied"
 
 
 @pytest.mark.parametrize("count", [1, 300])
