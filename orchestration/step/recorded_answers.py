@@ -22,7 +22,7 @@ from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.backends.columns import arrow_column_from_records, to_arrow_type
 from dagster_adjunct.resources.lazy_modules import F, pa
 from dagster_adjunct.resources.objects.lake import Lake
-from dagster_adjunct.resources.schemas.schema import Schema, is_same_family, named_column
+from dagster_adjunct.resources.schemas.schema import Schema, is_same_family, named_column, quote_name
 from dagster_adjunct.resources.schemas.values import first_unreadable
 from dagster_adjunct.resources.spark.tasks import encode_task_errors, map_in_arrow
 from dagster_adjunct.resources.tables.metrics import TableMetrics
@@ -370,7 +370,7 @@ def join_answers(operator: str, frame: DataFrame, lookup: TableLookup, answers: 
     Fails on a record whose key was not looked up: the records differ from those of a moment ago.
     """
     names, side = key_columns(lookup), F.broadcast(answers)
-    equal = [frame[f"`{stream}`"] == side[name] for stream, name in zip(lookup.keys, names, strict=True)]
+    equal = [frame[quote_name(stream)] == side[name] for stream, name in zip(lookup.keys, names, strict=True)]
     whole = reduce(and_, [named_column(stream).isNotNull() for stream in lookup.keys])
     lacking = (
         f"{operator}: a record has a key that this batch did not look up in table {lookup.table}: the operators "

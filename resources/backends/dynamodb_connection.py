@@ -40,6 +40,7 @@ _NO_ACCESS = {
     "ExpiredTokenException",
     "ExpiredToken",
 }
+_OF_THE_ENTRY = {"ValidationException", "ItemCollectionSizeLimitExceededException"}
 _ENDPOINT = re.compile(r"https?://[^@/?#]+/?")
 
 
@@ -173,7 +174,7 @@ def problem_from_boto_error(error: BaseException, label: str, *, sent: bool = Tr
         step = "The request is retried; if it keeps failing, check the network and DynamoDB's status."
     known = kind(f"{label}: {what}.", step, table=label)
     known.__cause__ = error
-    return Problem(state, known, pause)
+    return Problem(state, known, pause, of_request=error_code(error) not in _OF_THE_ENTRY)
 
 
 def throttled_problem(label: str, what: str, retry_after: float | None = None) -> Problem:

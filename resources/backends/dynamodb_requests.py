@@ -42,7 +42,7 @@ from dagster_adjunct.resources.backends.dynamodb_items import (
 )
 from dagster_adjunct.resources.backends.write_plan import Entry
 from dagster_adjunct.resources.errors import AdjunctError, SchemaMismatchError, TableUnavailableError
-from dagster_adjunct.resources.tables.functions import record_not_found_error
+from dagster_adjunct.resources.tables.functions import is_retryable, record_not_found_error
 from dagster_adjunct.resources.tables.operation import Operation, OperationKind, Problem, State
 
 if TYPE_CHECKING:
@@ -391,7 +391,7 @@ class TableRequests:
     def write_in_sequence(self, operation: Operation[Any], entries: Sequence[Entry], problems: Problems) -> int:
         """Write the entries of one key one after the other; return how many of them put a default.
 
-        After a retryable failure the rest are not sent, and are FAILED.
+        After a failure that says nothing about its entry the rest are not sent: they would overtake it.
         """
         put = 0
         for done, entry in enumerate(entries):
@@ -404,7 +404,7 @@ class TableRequests:
             put += began
             if problem is not None:
                 problems[entry.place] = problem
-                if problem.may_pass:
+                if is_retryable(problem):
                     problems.update({later.place: problem.unsent for later in entries[done + 1 :]})
                     break
         return put

@@ -80,7 +80,8 @@ def error_from_response(answer: httpx.Response, label: str, secrets: Iterable[st
             retry_after=wait,
             had_effect=False if nothing_done else None,
         )
-    kind = errors.TableAccessError if status in (401, 403, 407) else errors.TableError
+    of_service = status < 400 or status in (401, 403, 405, 407)  # and not of this record
+    kind = errors.TableAccessError if of_service else errors.TableError
     return kind(
         f"{what} was rejected with {status}{beginning}.", "Correct the request or the declaration.", table=label
     )

@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dagster_adjunct.resources.backends import postgres_connection, write_plan
@@ -16,6 +18,7 @@ from dagster_adjunct.resources.backends.columns import check_identifier
 from dagster_adjunct.resources.backends.postgres_values import (
     StagedBatch,
     format_array,
+    postgres_checker,
     postgres_decoder,
     postgres_encoder,
     split_repeated_keys,
@@ -34,7 +37,7 @@ from dagster_adjunct.resources.backends.write_plan import (
 )
 from dagster_adjunct.resources.common import check_seconds, check_whole_number
 from dagster_adjunct.resources.errors import AdjunctError, TableNotFoundError, TableUnavailableError
-from dagster_adjunct.resources.tables.functions import record_not_found_error
+from dagster_adjunct.resources.tables.functions import is_retryable, record_not_found_error
 from dagster_adjunct.resources.tables.operation import Operation, OperationKind, Outcomes, PerLoop, Problem, State
 from dagster_adjunct.resources.validation import validated
 
@@ -63,9 +66,20 @@ class PostgresRequests:
     enough (two create the same record), the server resolves the deadlock and the request can be retried.
     """
 
-    def __init__(self, connection: AsyncConnection[Any], statements: Statements, *, create: bool) -> None:
+    def __init__(
+        self,
+        connection: AsyncConnection[Any],
+        statements: Statements,
+        codec_of_gets: RowCodec,
+        *,
+        create: bool,
+        place: str,
+        forget_after: float | None,
+    ) -> None:
         self.connection, self.codec, self._statements = connection, statements.codec, statements
+        self.codec_of_gets = codec_of_gets
         self._create, self._has_idempotency_table = create, False
+        self._place, self._forget_after = place, forget_after
         self._staging: set[str] = set()
         self.committing = False
 
@@ -83,7 +97,7 @@ class PostgresRequests:
         """Apply everything or, on an error, nothing; while `committing` that is unknown."""
         self.committing = False
         if operation.conditions:
-            await self._open_idempotency_table()
+            await self._prepare_conditions()
         for _ in range(_ROUNDS):
             try:
                 async with self.connection.transaction():
@@ -106,7 +120,7 @@ class PostgresRequests:
             self.codec.check_order(shape.conditions.newest_by)
         statements = self._statements.staging(shape)
         if shape.conditions:
-            await self._open_idempotency_table()
+            await self._prepare_conditions()
         if statements.name not in self._staging:
             await self.connection.execute(statements.settings)
             await self.connection.execute(statements.create, ())
@@ -139,6 +153,12 @@ class PostgresRequests:
         """Purge what was applied to keys more than `older_than` seconds ago; return the number of keys."""
         await self._open_idempotency_table()
         return (await self.connection.execute(self._statements.forget, (older_than,))).rowcount
+
+    async def _prepare_conditions(self) -> None:
+        """Check the idempotency table, and purge it if that is due."""
+        await self._open_idempotency_table()
+        if is_purge_due(f"{self.codec.table} {self._place}", self._forget_after):
+            await self.forget(self._forget_after or 0)
 
     async def _open_idempotency_table(self) -> None:
         """Check the idempotency table once, after creating it if the table is declared with `create`.
@@ -344,19 +364,28 @@ class PostgresTable(StoreTable):
             try:
                 async with self._open.here().one() as requests:
                     connected = True
-                    return await postgres_connection.run_cancellable(requests.connection, request(requests, operation))
+                    outcomes = await postgres_connection.run_cancellable(
+                        requests.connection, request(requests, operation)
+                    )
+                    if any(problem.of_request and not problem.may_pass for problem in outcomes.problems.values()):
+                        await requests.connection.close()  # it may know the table as it was before a change
+                    return outcomes
             except AdjunctError as error:
                 if connected:
                     raise
                 if has_table or not self.create or not isinstance(error, TableNotFoundError):
-                    return Outcomes.all(count, self.problem_of(error, sent=False))
+                    return self._failed(count, error)
             if reads:
                 break
             try:
                 await self._create_table()
             except AdjunctError as error:
-                return Outcomes.all(count, self.problem_of(error, sent=False))
+                return self._failed(count, error)
         return Outcomes(count, [None] * count)
+
+    def _failed(self, count: int, error: AdjunctError) -> Outcomes:
+        """The outcomes of entries whose request had no effect, for a reason that says nothing about them."""
+        return Outcomes.all(count, replace(self.problem_of(error, sent=False), of_request=True))
 
     async def _create_table(self) -> None:
         """Create the table unless it exists."""
@@ -373,12 +402,12 @@ class PostgresTable(StoreTable):
             await connection.close()
 
     async def _get(self, requests: PostgresRequests, operation: Operation[Any]) -> Outcomes:
-        valid = write_plan.validate_entries(requests.codec, operation)
+        valid = write_plan.validate_entries(requests.codec_of_gets, operation)
         try:
             with self._translated():
                 stored = await requests.get([entry.key for entry in valid.entries])
         except AdjunctError as error:
-            return Outcomes.all(len(operation), self.problem_of(error, sent=False))
+            return self._failed(len(operation), error)
         return valid.outcomes(len(operation), stored)
 
     async def forget(self, older_than: float) -> int:
@@ -405,7 +434,7 @@ class PostgresTable(StoreTable):
                 batch = stage_batch(requests.codec, part)
                 later = None if batch is None else await self._write_batch(requests, part, batch)
                 later = later or await self._write_rows(requests, part)
-                unsent = next((problem.unsent for problem in later.problems.values() if problem.may_pass), None)
+                unsent = next((problem.unsent for problem in later.problems.values() if is_retryable(problem)), None)
             else:
                 later = Outcomes.all(len(part), unsent)  # it would overtake the retry
             outcomes = later if places is None else outcomes.with_retried(places, later)
@@ -419,7 +448,8 @@ class PostgresTable(StoreTable):
                     bisect.done(await requests.write(operation, part))
             except AdjunctError as error:
                 problem = self.problem_of(error, sent=requests.committing)  # without a commit it had no effect
-                bisect.failed(problem, by_data=postgres_connection.is_data_error(error.__cause__))
+                by_data = postgres_connection.is_data_error(error.__cause__)
+                bisect.failed(replace(problem, of_request=not by_data), by_data=by_data)
         return bisect.outcomes(len(operation))
 
     async def _write_batch(
@@ -462,12 +492,18 @@ class PostgresTable(StoreTable):
                 columns, casts = await read_postgres_columns(
                     connection, self._label, self._place, self.schema, self.table, self.key, self._declared
                 )
-                codec = RowCodec(self._label, self.key, columns, keep=postgres_encoder, decode=postgres_decoder)
-                statements = Statements(self.schema, self.table, codec, casts)
-                requests = PostgresRequests(connection, statements, create=self.create)
-                if is_purge_due(f"{self._label} {self._place}", self.forget_after):
-                    await requests.forget(self.forget_after or 0)
+                codec_of = partial(
+                    RowCodec, self._label, self.key, columns, keep=postgres_encoder, decode=postgres_decoder
+                )
+                statements = Statements(self.schema, self.table, codec_of(check=postgres_checker), casts)
         except BaseException:
             await connection.close()
             raise
-        return requests
+        return PostgresRequests(
+            connection,
+            statements,
+            codec_of(),  # a key that is too long to be in the table is no error
+            create=self.create,
+            place=self._place,
+            forget_after=self.forget_after,
+        )

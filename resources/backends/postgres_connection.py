@@ -25,11 +25,9 @@ _PASSING = {
     "40001",  # serialization failure
     "40P01",  # deadlock
     "55P03",  # lock not available
-    "53300",  # too many connections
-    "57P01",  # an administrator ended the connection, such as by a restart
-    "57P02",  # crash of another backend
-    "57P03",  # starting up or shutting down
+    "57014",  # statement_timeout, or an administrator cancelled the statement
 }
+_PASSING_CLASSES = ("08", "53")  # the connection, and insufficient resources
 _NO_ACCESS = {"28000", "28P01", "3D000", "3F000", "42P01", "42501"}
 READ_ONLY = "25006"
 """The SQLSTATE of a write in a transaction that only reads."""
@@ -101,6 +99,11 @@ def format_address(settings: Mapping[str, Any]) -> str:
     return f"{host}:{port}/{settings.get('dbname') or os.environ.get('PGDATABASE') or user}"
 
 
+# A database, a role or the environment may set others: texts are sent and read as UTF-8, stored times as ISO 8601,
+# and numbers with all their digits.
+_SESSION = "SET client_encoding = 'UTF8'; SET datestyle = 'ISO'; SET extra_float_digits = 1"
+
+
 async def connect_async(label: str, settings: Mapping[str, Any]) -> psycopg.AsyncConnection[Any]:
     """Connect in autocommit mode with UTC as the time zone.
 
@@ -114,7 +117,7 @@ async def connect_async(label: str, settings: Mapping[str, Any]) -> psycopg.Asyn
     except psycopg.Error as error:
         raise _connection_error(error, label, settings) from None
     try:
-        await connection.execute("SET TIME ZONE 'UTC'")
+        await connection.execute(f"{_SESSION}; SET TIME ZONE 'UTC'")
     except psycopg.Error as error:
         await connection.close()
         raise translate_error(error, label, format_address(settings)) from error
@@ -126,9 +129,15 @@ def connect_sync(label: str, settings: Mapping[str, Any]) -> psycopg.Connection[
     import psycopg
 
     try:
-        return psycopg.connect(autocommit=True, **settings)
+        connection = psycopg.connect(autocommit=True, **settings)
     except psycopg.Error as error:
         raise _connection_error(error, label, settings) from None
+    try:
+        connection.execute(_SESSION)
+    except psycopg.Error as error:
+        connection.close()
+        raise translate_error(error, label, format_address(settings)) from error
+    return connection
 
 
 def connect_snapshot(label: str, settings: Mapping[str, Any]) -> psycopg.Connection[Any]:
@@ -165,10 +174,12 @@ def translate_error(error: psycopg.Error, label: str, place: str) -> errors.Adju
     message = error.diag.message_primary or str(error)
     if state == "2BP01":
         message = f"{message}: {error.diag.message_detail}"
-    lost = isinstance(error, psycopg.InterfaceError) or (isinstance(error, psycopg.OperationalError) and not state)
+    # The server ends a connection with FATAL: a restart, an administrator, a time limit of idle sessions.
+    lost = isinstance(error, psycopg.InterfaceError) or error.diag.severity_nonlocalized in ("FATAL", "PANIC")
+    lost = lost or (isinstance(error, psycopg.OperationalError) and not state)
     kind: type[errors.AdjunctError]
     kind, what, step = errors.TableError, "the server rejected the request", "Correct the data or the table."
-    if lost or state in _PASSING or state.startswith("08"):
+    if lost or state in _PASSING or state.startswith(_PASSING_CLASSES):
         kind, what = errors.TableUnavailableError, "the transaction failed"
         step = "The transaction is retried; if it keeps failing, check the server's log."
     elif state == READ_ONLY:

@@ -27,6 +27,7 @@ and `begun` take everything that `known` and `changed` did not change, whatever 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache, partial
 from hashlib import sha256
@@ -381,18 +382,26 @@ async def create_table(
     parts = [sql.SQL("{} {}").format(sql.Identifier(column), sql.SQL(type_)) for column, type_ in types.items()]
     parts.append(sql.SQL("PRIMARY KEY ({})").format(sql.SQL(", ").join(map(sql.Identifier, key))))
     async with connection.transaction():
-        # IF NOT EXISTS alone fails when two sessions create the same table at once.
-        await connection.execute("SELECT pg_advisory_xact_lock(hashtext(%s))", (f"adjunct:{schema}.{table}",))
+        # IF NOT EXISTS alone fails when two sessions create the same schema or table at once.
+        await connection.execute("SELECT pg_advisory_xact_lock(hashtext(%s))", (f"adjunct:{schema}",))
         exists = await connection.execute("SELECT to_regclass(%s)", (name.as_string(connection),))
         if (await exists.fetchone() or (None,))[0] is not None:
             return
-        await connection.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(schema)))
+        # Even with IF NOT EXISTS, creating a schema needs a right of the database.
+        exists = await connection.execute("SELECT FROM pg_namespace WHERE nspname = %s", (schema,))
+        if not exists.rowcount:
+            await connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(schema)))
         # Rows that are updated often stay in their page if it has space.
         made = sql.SQL("CREATE TABLE {} ({}) WITH (fillfactor = 80)").format(name, sql.SQL(", ").join(parts))
         await connection.execute(made)
 
 
-_UNEQUAL = {"citext": "which ignores case", "bpchar": "which ignores blanks at the end"}
+_UNEQUAL = {
+    "citext": "which ignores case",
+    "bpchar": "which ignores blanks at the end",
+    "name": "which cuts texts after 63 bytes",
+}
+_ROUNDED = re.compile(r"time(stamp)?\([0-5]\)")
 
 
 async def read_postgres_columns(
@@ -433,7 +442,9 @@ async def read_postgres_columns(
     )
     if set(key) not in [set(columns) for (columns,) in await cursor.fetchall()]:
         raise not_unique_error(where, key)
-    for name, _, type_, exact, collation in rows:
+    for name, whole, type_, exact, collation in rows:
+        if name in key and _ROUNDED.match(whole):
+            raise loose_key_error(where, name, f"{whole}, which is rounded", type_)
         if name in key and type_ in _UNEQUAL:
             raise loose_key_error(where, name, f"{type_}, {_UNEQUAL[type_]}", "text")
         if name in key and not exact:

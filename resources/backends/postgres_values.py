@@ -15,7 +15,7 @@ from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Any
 
-from dagster_adjunct.resources.backends.columns import Column, Kind, declared_digits
+from dagster_adjunct.resources.backends.columns import Column, Kind, declared_digits, make_checker
 from dagster_adjunct.resources.backends.write_plan import RowCodec
 from dagster_adjunct.resources.lazy_modules import np, pa, pc
 from dagster_adjunct.resources.tables.arrow import ArrowEntries
@@ -214,6 +214,9 @@ def _cast_exactly(column: Column | None, array: Any, *, adding: bool) -> Any:
     if pa.types.is_string(type_) or pa.types.is_large_string(type_):
         # A line with only \. would end the data.
         fine = kind is Kind.STRING and not pc.any(pc.match_substring(array, "\\.")).as_py()
+        most = _text_limit(column)
+        if most is not None and pc.any(pc.greater(pc.utf8_length(array), most)).as_py():
+            return None
         return array if fine else None
     if pa.types.is_timestamp(type_) and type_.tz is not None and kind is Kind.TIMESTAMP:
         # The connection's time zone is UTC, and Arrow takes 20 times as long to write zones.
@@ -273,6 +276,27 @@ def _csv(table: pa.Table) -> memoryview:
 
 
 AS_TEXT = (Kind.JSON, Kind.LIST)
+
+
+def postgres_checker(column: Column) -> Callable[[Any], Any]:
+    """`make_checker`, which also rejects texts that are too long: the server would cut off blanks at the end."""
+    check, most = make_checker(column), _text_limit(column)
+    if most is None:
+        return check
+
+    def checked(value: Any) -> Any:
+        text = check(value)
+        if len(text) > most:
+            raise TypeError(f"too long, expected at most {most} characters")
+        return text
+
+    return checked
+
+
+def _text_limit(column: Column) -> int | None:
+    """The greatest number of characters in a column of texts; None if it declares none."""
+    digits = declared_digits(column) if column.kind is Kind.STRING else None
+    return None if digits is None else digits[0]
 
 
 def postgres_encoder(column: Column) -> Callable[[Any], Any] | None:

@@ -202,7 +202,7 @@ class RedisServer:
             step = "Another type is stored under the key."
         known = kind(f"{self.label}: Redis at {self.place} {what}.", step, table=self.label)
         known.__cause__ = error
-        return Problem(state, known)
+        return Problem(state, known, of_request="WRONGTYPE" not in text)
 
     async def close(self) -> None:
         """Close the connections after their requests."""

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from functools import partial
@@ -134,8 +135,8 @@ def _is_number(declared: str) -> bool:
 
 
 def quote_sqlite_name(name: str) -> str:
-    """`name` as an SQL identifier."""
-    return '"' + name.replace('"', '""') + '"'
+    """`name` as an SQL identifier. In double quotes, SQLite would take what is no column (any more) for a text."""
+    return "`" + name.replace("`", "``") + "`"
 
 
 def quote_sqlite_names(names: Iterable[str]) -> str:
@@ -153,9 +154,11 @@ def _type_of(column: Column) -> str:
 class SqliteRequests:
     """Requests over one connection; `create`: the idempotency table may be created."""
 
-    def __init__(self, connection: sqlite3.Connection, codec: RowCodec, table: str, *, create: bool) -> None:
+    def __init__(
+        self, connection: sqlite3.Connection, codec: RowCodec, table: str, *, create: bool, forget_after: float | None
+    ) -> None:
         self.connection, self.codec = connection, codec
-        self._name, self._create = table, create
+        self._name, self._create, self._forget_after = table, create, forget_after
         self._table = quote_sqlite_name(table)
         self._is_key = " AND ".join(f"{quote_sqlite_name(name)} = ?" for name in codec.key)
         self._idempotency: str | None = None
@@ -170,6 +173,8 @@ class SqliteRequests:
         codec = self.codec
         if operation.conditions:
             self._open_idempotency_table()
+            if is_purge_due(codec.table, self._forget_after):
+                self.forget(self._forget_after or 0)
         with sqlite_transaction(self.connection, "IMMEDIATE"):
             # The write lock is held from here on, so what is read stays true until the commit.
             stored = self._read_state(operation, valid) if write_plan.needs_read(operation) else StoredState()
@@ -375,7 +380,7 @@ class SqliteTable(StoreTable):
     retried. Threads may share it, each with a `BlockingTable` of its own.
 
     State for `newest_by` and `idempotent` is in the table `<table>__adjunct`; `forget` purges old entries, and with
-    `forget_after` (seconds) each process does so once an hour, when it connects.
+    `forget_after` (seconds) each process does so once an hour, before a write with conditions.
     """
 
     appends_to_json: ClassVar[bool] = False  # for lists only
@@ -441,7 +446,14 @@ class SqliteTable(StoreTable):
 
     async def send(self, operation: Operation[Any]) -> Outcomes:
         request = self._get if operation.kind is OperationKind.GET else self._write
-        return await self._in_thread(lambda mine: request(mine, operation))
+
+        def attempt(mine: _OpenConnection) -> Outcomes:
+            outcomes = request(mine, operation)
+            if any(problem.of_request and not problem.may_pass for problem in outcomes.problems.values()):
+                mine.close()  # it may know the table as it was before a change
+            return outcomes
+
+        return await self._in_thread(attempt)
 
     async def forget(self, older_than: float) -> int:
         """Purge what was applied to keys, including deleted ones, more than `older_than` seconds ago; return the number
@@ -450,7 +462,10 @@ class SqliteTable(StoreTable):
         A message that old is applied if it arrives again.
         """
         await self.open()
-        return await self._in_thread(lambda mine: mine.live.forget(older_than) if mine.live else 0)
+        try:
+            return await self._in_thread(lambda mine: mine.live.forget(older_than) if mine.live else 0)
+        except sqlite3.Error as error:
+            raise self._translate_error(error) from error
 
     # The following methods run in the event loop's own thread, one request after another.
 
@@ -485,18 +500,19 @@ class SqliteTable(StoreTable):
                 bisect.done(requests.write(operation, part))
             except (sqlite3.Error, errors.AdjunctError, CommitFailedError) as error:
                 by_data = isinstance(error, sqlite3.IntegrityError | sqlite3.DataError)
-                bisect.failed(self._problem(error), by_data=by_data)
+                bisect.failed(replace(self._problem(error), of_request=not by_data), by_data=by_data)
         return bisect.outcomes(count)
 
     def _problem(self, error: BaseException) -> Problem:
-        """The problem of an error's entries; the transaction is rolled back, so they may be retried."""
+        """The problem of a failed request's entries; the transaction is rolled back, so they may be retried."""
         failed = isinstance(error, CommitFailedError)
         cause = error.__cause__ if failed else error
         assert cause is not None
         if isinstance(cause, sqlite3.Error):
             known = self._translate_error(cause)
             known.__cause__, cause = cause, known
-        return Problem(State.UNKNOWN, cause) if failed else self.problem_of(cause, sent=False)
+        problem = Problem(State.UNKNOWN, cause) if failed else self.problem_of(cause, sent=False)
+        return replace(problem, of_request=True)
 
     def _connect_file(self, mode: str) -> sqlite3.Connection:
         """Connect to the file; the mode "rwc" creates it."""
@@ -548,13 +564,10 @@ class SqliteTable(StoreTable):
             bits = None if self._declared else 64  # "INTEGER", as a file says it, is any
             check = partial(make_checker, bits=bits)
             codec = RowCodec(self._label, self.key, columns, check=check, keep=sqlite_encoder, decode=sqlite_decoder)
-            requests = SqliteRequests(connection, codec, self.table, create=self.create)
-            if is_purge_due(self._label, self.forget_after):
-                requests.forget(self.forget_after or 0)
         except BaseException:
             connection.close()
             raise
-        return requests
+        return SqliteRequests(connection, codec, self.table, create=self.create, forget_after=self.forget_after)
 
     def _get_connection(self, mine: _OpenConnection, *, make: bool = False) -> SqliteRequests | None:
         """The requests of this thread; None for reading, if the first write is to create the table."""

@@ -12,7 +12,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -179,7 +179,8 @@ class OptimisticWrites:
                 self._contested |= {keys[place] for place in conflict.found}
                 lost.update(keys)
             except errors.AdjunctError as error:
-                failed.update(dict.fromkeys(keys, self.rows._outcome(error)))
+                of_request = not isinstance(error, errors.BatchTooLargeError)  # which a single change can be
+                failed.update(dict.fromkeys(keys, replace(self.rows._outcome(error), of_request=of_request)))
             else:
                 self.defaults_put += sum(key in decision.begun for key in keys)
         return failed, lost
@@ -197,7 +198,7 @@ class OptimisticWrites:
             yield [key], [changes[key]]
 
     def _give_up(self, entries: Sequence[Entry], error: errors.AdjunctError) -> None:
-        problem = self.rows._outcome(error)
+        problem = replace(self.rows._outcome(error), of_request=True)
         self.problems.update({entry.place: problem for entry in entries})
 
 
@@ -292,7 +293,7 @@ class KeyValueRows(StoreTable):
         except errors.AdjunctError as error:
             if reads and self.create and isinstance(error, _NOT_CREATED):
                 return Outcomes(len(operation), [None] * len(operation))
-            return Outcomes.all(len(operation), self.problem_of(error))
+            return Outcomes.all(len(operation), replace(self.problem_of(error), of_request=True))
 
     async def forget(self, older_than: float) -> int:
         """Remove the marks of updates applied more than `older_than` seconds ago, also of deleted records; return the

@@ -310,9 +310,9 @@ class RateLayer:
         try:
             await self._credits.acquire(budget, cost)
         except AdjunctError as error:  # nothing of this part was sent, but earlier parts may have been
-            # Records that wait for the store are not rejected: they must not become dead letters.
+            # Nothing is wrong with the records: they must not become dead letters.
             state = State.FAILED if isinstance(error, TransientError) else State.REFUSED
-            return Outcomes.all(len(operation), Problem(state, error))
+            return Outcomes.all(len(operation), Problem(state, error, of_request=True))
         waited = self._count_wait(began)
         outcomes = await self.inner.send(operation)
         if operation.kind is OperationKind.GET and (rest := self._cost(operation, outcomes)) > 0:

@@ -43,7 +43,8 @@ def test_they_reach_a_remote_table_whole(world: StepWorld) -> None:
         assert sorted(connection.execute("SELECT * FROM things").fetchall()) == [("x", 3, "w", 30), ("y", 2, "v", 20)]
     # They are met by a lookup as they are, too.
     asking = Application("asking")
-    met = asking.input_stream("lake.events").join(asking.table(table), on="the.key", prefix="met.")
+    events = asking.input_stream("lake.events").with_columns(**{"the`key": "`the.key`"})
+    met = events.join(asking.table(table), on={"the`key": "the.key"}, prefix="met.")
     met.send_to(asking.output_stream("lake.met", partitions=2, key="the.key"))
     world.run(asking)
     newest = {"x": RECORDS[2], "y": RECORDS[1]}

@@ -14,6 +14,7 @@ import pytest
 from dagster import DagsterInstance, Definitions
 
 from dagster_adjunct import Application, Lake, LakeStreams, Schema, build_definitions, open_lake, unbounded_dataset
+from dagster_adjunct.resources.common import to_json_value
 from dagster_adjunct.windows import Count, Sum, Tumbling
 from tests.orchestration.dagster.test_runs import made
 
@@ -105,7 +106,7 @@ def test_runs_of_the_job_give_each_result_once_as_plain_python_has_it(tmp_path: 
     append(lake, "payments", 3, ends)
     shown = run(definitions)["lake/minutes"]
     marks = {mark["stream"]: mark["watermark"] for mark in shown["adjunct/watermarks"]}
-    assert marks == {f"lake.{name}": (END - DELAY).isoformat() for name in ("orders", "payments")}
+    assert marks == {f"lake.{name}": to_json_value(END - DELAY) for name in ("orders", "payments")}
     assert shown["adjunct/state/shop-minutes/rows"] >= len(ends)
 
     def price(item: str, at: datetime) -> int | None:

@@ -25,6 +25,7 @@ from dagster_adjunct.resources.errors import (
     TableNotFoundError,
     TableUnavailableError,
 )
+from dagster_adjunct.resources.tables.functions import is_record_rejected
 from dagster_adjunct.resources.tables.operation import (
     Changes,
     Conditions,
@@ -638,6 +639,8 @@ def not_sent():
         (not_sent, State.FAILED, TableUnavailableError, None),
         (lambda: client_error("AccessDeniedException"), State.REFUSED, TableAccessError, None),
         (lambda: client_error("ItemCollectionSizeLimitExceededException"), State.REFUSED, TableError, None),
+        (lambda: client_error("RequestExpired"), State.REFUSED, TableError, None),
+        (lambda: RuntimeError("the refreshed credentials are still expired"), State.REFUSED, TableError, None),
     ],
 )
 def test_an_error_says_whether_the_entries_may_be_sent_again(new_table, error, state, kind, pause):
@@ -651,6 +654,8 @@ def test_an_error_says_whether_the_entries_may_be_sent_again(new_table, error, s
         assert (place, problem.state, type(problem.error), problem.retry_after) == (place, state, kind, pause)
     assert len(batch.problems) == 2
     assert sequence.problems[0].state is state
+    of_entry = "ItemCollection" in str(error())  # only such an entry becomes a letter
+    assert is_record_rejected(batch.problems[0]) == is_record_rejected(sequence.problems[0]) == of_entry
     # What comes after an entry that is sent again has to wait for it, or it would come first.
     assert sequence.problems[1].state is (State.REFUSED if state is State.REFUSED else State.FAILED)
 
@@ -671,6 +676,24 @@ def test_a_lost_answer_to_an_increment_under_a_mark_counts_once(new_table):
     (_, unknown, again), _ = troubled(store, every_answer_is_lost_once, first, add, add)
     assert (unknown.problems, again.places(State.SKIPPED)) == ({}, [0])
     assert do(store, get("k"))[0].records[0]["total"] == 1
+
+
+@pytest.mark.parametrize("of_entry", [False, True])
+def test_no_later_increment_overtakes_one_that_the_repeat_will_send(new_table, of_entry):
+    calls = count()
+
+    def the_second_fails(name, request, send):
+        if next(calls) == 1:
+            raise client_error("ValidationException") if of_entry else RuntimeError("the credentials are expired")
+        return send(**request)
+
+    store, once = new_table(), Conditions(idempotent=True)
+    first = marked(PUT, [("k", {"total": 0})], conditions=once)
+    add = marked(UPDATE, [("k", Changes(add={"total": n})) for n in (1, 2)], conditions=once, start=5)
+    (_, failed, repeated), _ = troubled(store, the_second_fails, first, add, add)
+    assert failed.places(State.REFUSED) == ([0] if of_entry else [0, 1])
+    assert repeated.places(State.SKIPPED) == ([0, 1] if of_entry else [])
+    assert do(store, get("k"))[0].records[0]["total"] == (2 if of_entry else 3)
 
 
 def test_one_bad_item_of_a_batch_is_found_by_halves(new_table):

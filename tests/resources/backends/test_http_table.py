@@ -12,13 +12,8 @@ import pytest
 
 from dagster_adjunct.resources.backends.columns import describe_function, function_from_description
 from dagster_adjunct.resources.backends.http import HttpExtra, HttpTable, parse_retry_after
-from dagster_adjunct.resources.errors import (
-    ConfigurationError,
-    SchemaMismatchError,
-    TableAccessError,
-    TableError,
-    TableUnavailableError,
-)
+from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError, TableError, TableUnavailableError
+from dagster_adjunct.resources.tables.functions import is_record_rejected
 from dagster_adjunct.resources.tables.operation import Operation, OperationKind, RowEntries, State
 from tests.servers.http_records import running_service
 
@@ -147,6 +142,7 @@ IN_1000_SECONDS = "in 1000 seconds, as a date"
         (0, {}, State.UNKNOWN, State.FAILED, None),
         (400, {}, State.REFUSED, State.REFUSED, None),
         (403, {}, State.REFUSED, State.REFUSED, None),
+        (405, {}, State.REFUSED, State.REFUSED, None),
         (409, {}, State.REFUSED, State.REFUSED, None),
         (301, {"Location": "/elsewhere"}, State.REFUSED, State.REFUSED, None),
     ],
@@ -163,8 +159,8 @@ def test_every_answer_says_whether_it_had_an_effect_and_may_pass(service, status
     )
     assert (states(put), states(updated), states(got)) == ({1: of_write}, {1: of_write}, {1: of_read})
     error = put.problems[1].error
-    kinds = {State.REFUSED: TableAccessError if status == 403 else TableError}
-    assert isinstance(error, kinds.get(of_write, TableUnavailableError))
+    assert isinstance(error, TableError if of_write is State.REFUSED else TableUnavailableError)
+    assert is_record_rejected(put.problems[1]) == (status in (400, 409)), "no letter for what concerns all records"
     if status:
         assert f"{status}: because of this" in str(error)
     waited = put.problems[1].retry_after

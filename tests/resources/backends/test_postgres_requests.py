@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
+from datetime import UTC, datetime
 
 import psycopg
 import pyarrow as pa
 import pytest
 
 from dagster_adjunct.resources.backends.postgres import PostgresTable
-from dagster_adjunct.resources.errors import ConfigurationError, TableUnavailableError
+from dagster_adjunct.resources.backends.postgres_statements import create_table
+from dagster_adjunct.resources.errors import ConfigurationError, TableError, TableUnavailableError
 from dagster_adjunct.resources.tables.arrow import ArrowEntries
+from dagster_adjunct.resources.tables.functions import is_record_rejected
 from dagster_adjunct.resources.tables.operation import (
     Changes,
     Conditions,
     Mark,
     Operation,
     OperationKind,
+    Outcomes,
+    Problem,
     RowEntries,
     State,
     position_of,
@@ -43,6 +49,162 @@ def proxied(postgres_server, table_of):
     with TcpProxy(postgres_server.port).running() as proxy:
         connect = {"host": "127.0.0.1", "port": str(proxy.port), "user": "adjunct", "dbname": "adjunct"}
         yield proxy, lambda name: table_of(name, connect=connect)
+
+
+def putting(keys) -> Operation:
+    return Operation(OperationKind.PUT, RowEntries(keys, [{"n": 1}] * len(keys)))
+
+
+@pytest.mark.parametrize("limit", ["statement_timeout", "idle_session_timeout"])
+def test_a_time_limit_of_the_server_is_no_fault_of_the_records(postgres_server, table_of, limit):
+    server = {"host": "127.0.0.1", "port": str(postgres_server.port), "user": "adjunct", "dbname": "adjunct"}
+    name = f"limited_by_{limit}"
+    store = table_of(name, connect={**server, "options": f"-c {limit}=200"})
+
+    async def body():
+        await store.put_all([(1, {"n": 0})])
+        async with await psycopg.AsyncConnection.connect(postgres_server.dsn()) as other:
+            if limit == "statement_timeout":
+                await other.execute(f"SELECT * FROM {name} FOR UPDATE")
+            else:
+                ended = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'adjunct'"
+                while (await (await other.execute(ended)).fetchone())[0]:
+                    await other.rollback()
+            outcomes = await store.send(putting([1, 2]))
+        again = await store.send(putting([1, 2]))
+        await store.close()
+        return outcomes, again
+
+    outcomes, again = asyncio.run(body())
+    assert outcomes.places(State.FAILED) == [0, 1], "they may be sent again, and are no letters"
+    assert isinstance(outcomes.problems[0].error, TableUnavailableError)
+    assert not again.problems
+
+
+def test_a_change_of_the_table_is_no_fault_of_the_records_and_is_seen(postgres_server, table_of):
+    store = table_of("altered", columns=None, create=False)
+    postgres_server.execute("CREATE TABLE altered (id bigint PRIMARY KEY, n int)")
+    get = Operation(OperationKind.GET, RowEntries([1]))
+
+    async def body():
+        await store.send(putting([1]))
+        for _ in range(8):  # the driver prepares what it has often sent
+            await store.send(get)
+        postgres_server.execute("ALTER TABLE altered ALTER n TYPE bigint")
+        await store.send(get)  # "cached plan must not change result type"
+        read = await store.send(get)
+        postgres_server.execute("ALTER TABLE altered RENAME n TO m")
+        whole, again = await store.send(putting([1])), await store.send(putting([1]))
+        await store.close()
+        return read, whole, again
+
+    read, whole, again = asyncio.run(body())
+    assert read.records == [{"id": 1, "n": 1}]
+    assert whole.problems[0].state is State.REFUSED
+    assert not is_record_rejected(whole.problems[0])
+    assert "has no column 'n'; it has id, m" in str(again.problems[0].error)
+    assert is_record_rejected(again.problems[0])
+
+
+def test_values_are_the_same_whatever_the_database_sets_for_its_sessions(postgres_server, table_of):
+    postgres_server.execute("CREATE DATABASE latin ENCODING 'LATIN1' LOCALE 'C' TEMPLATE template0")
+    for setting in ("datestyle = 'German'", "extra_float_digits = -3"):
+        postgres_server.execute(f"ALTER DATABASE latin SET {setting}")
+    server = {"host": "127.0.0.1", "port": str(postgres_server.port), "user": "adjunct", "dbname": "latin"}
+    columns = {"id": "bigint", "s": "string", "at": "timestamp", "f": "double"}
+    store = table_of("settings", connect=server, columns=columns)
+    at, f = datetime(2013, 7, 1, 5, tzinfo=UTC), 0.1 + 0.2
+
+    def of(turn, keys, text=None):
+        rows = {"id": keys, "s": [text or "é"] * len(keys), "at": [at] * len(keys), "f": [f] * len(keys)}
+        entries = ArrowEntries.of(pa.table(rows), "id")
+        marks = {"sources": pa.array(["s.0"] * len(keys)), "times": pa.array([f] * len(keys))}
+        marks["positions"] = pa.array([position_of(0, turn)] * len(keys))
+        return Operation(OperationKind.PUT, replace(entries, **marks), conditions=Conditions("f", True))
+
+    async def body():
+        assert not (await store.send(of(1, range(300)))).problems, "as one batch"
+        assert not (await store.send(of(2, [1, 300]))).problems, "row by row, which reads the marks"
+        outcomes = await store.send(of(3, [1, 2], "Ž"))
+        records = await store.get_all([0, 300])
+        await store.close()
+        return outcomes, records
+
+    outcomes, records = asyncio.run(body())
+    assert [{**record, "id": 0} for record in records.values()] == [{"id": 0, "s": "é", "at": at, "f": f}] * 2
+    assert all(map(is_record_rejected, outcomes.problems.values())), "the database has no such character"
+    assert len(outcomes.problems) == 2
+
+
+def test_no_later_record_overtakes_one_that_the_repeat_will_send(table_of, monkeypatch):
+    """With idempotent, the repeat would skip the earlier one."""
+    store, write, failures = table_of("overtaken"), PostgresTable._write_batch, [TableError("a right is missing.")]
+
+    async def fails_once(self, requests, operation, batch):
+        if failures:
+            return Outcomes.all(len(operation), Problem(State.REFUSED, failures.pop(), of_request=True))
+        return await write(self, requests, operation, batch)
+
+    async def body():
+        monkeypatch.setattr(PostgresTable, "_write_batch", fails_once)
+        both = rows(1, 0, [*range(300), *range(300)], Conditions(None, True))
+        outcomes = await store.send(both), await store.send(both)
+        await store.close()
+        return outcomes
+
+    failed, repeated = asyncio.run(body())
+    assert failed.places(State.REFUSED) == list(range(600))
+    assert repeated.places(State.SKIPPED) == list(range(300, 600)), "only those of a position that was applied"
+
+
+@pytest.mark.parametrize("count", [1, 300])
+def test_blanks_beyond_a_columns_length_are_refused_and_not_cut_off(table_of, count):
+    store = table_of(f"cut_{count}", columns={"id": "varchar(5)", "s": "varchar(3)"})
+    keys = [*(f"{n:05}" for n in range(count)), "00000 ", "x"]
+    rows = {"id": keys, "s": [*["abc"] * (count + 1), "abc "]}
+
+    async def body():
+        outcomes = await store.send(Operation(OperationKind.PUT, ArrowEntries.of(pa.table(rows), "id")))
+        records = await store.get_all(keys)
+        await store.close()
+        return outcomes, records
+
+    outcomes, records = asyncio.run(body())
+    assert outcomes.places(State.REFUSED) == [count, count + 1]
+    assert all(map(is_record_rejected, outcomes.problems.values()))
+    assert len(records) == count
+
+
+def test_a_table_is_created_without_the_right_to_create_schemas(postgres_server, table_of):
+    for statement in ("CREATE ROLE maker LOGIN", "CREATE SCHEMA making AUTHORIZATION maker"):
+        postgres_server.execute(statement)
+    server = {"host": "127.0.0.1", "port": str(postgres_server.port), "user": "maker", "dbname": "adjunct"}
+    store = table_of("made", schema="making", connect=server)
+
+    async def body():
+        outcomes = await store.send(putting([1]))
+        await store.close()
+        return outcomes
+
+    assert not asyncio.run(body()).problems
+
+
+def test_two_tables_may_be_the_first_of_their_schema_at_once(postgres_server):
+    async def body():
+        async with (
+            await psycopg.AsyncConnection.connect(postgres_server.dsn(), autocommit=True) as one,
+            await psycopg.AsyncConnection.connect(postgres_server.dsn(), autocommit=True) as other,
+        ):
+            async with one.transaction():
+                await create_table(one, "shared", "a", {"id": "bigint"}, ["id"])
+                second = asyncio.create_task(create_table(other, "shared", "b", {"id": "bigint"}, ["id"]))
+                waits = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = 'adjunct'"
+                while not (await (await one.execute(waits)).fetchall()):
+                    await asyncio.sleep(0.01)
+            await second
+
+    asyncio.run(body())
+    assert postgres_server.execute("SELECT count(*) FROM pg_tables WHERE schemaname = 'shared'") == [(2,)]
 
 
 def adding(keys) -> Operation:

@@ -125,6 +125,8 @@ def test_a_table_that_is_not_there_or_does_not_fit_is_named(postgres_server):
     [
         ("citext", "citext, which ignores case"),
         ("char(8)", "bpchar, which ignores blanks at the end"),
+        ("name", "name, which cuts texts after 63 bytes"),
+        ("timestamptz(3)", r"timestamp\(3\) with time zone, which is rounded"),
         ("text COLLATE loose", "text with the collation loose, which is not deterministic"),
     ],
 )

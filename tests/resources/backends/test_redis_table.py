@@ -25,6 +25,7 @@ from dagster_adjunct.resources.errors import (
     TableError,
     TableUnavailableError,
 )
+from dagster_adjunct.resources.tables.functions import is_record_rejected
 from dagster_adjunct.resources.tables.operation import (
     Changes,
     Conditions,
@@ -590,6 +591,19 @@ def test_another_type_under_the_key_refuses_that_entry_alone(new_table, redis_se
         assert states(outcomes) == {0: State.REFUSED}
         assert isinstance(outcomes.problems[0].error, TableError)
         assert "Another type is stored under the key" in str(outcomes.problems[0].error)
+        assert is_record_rejected(outcomes.problems[0])
+
+
+def test_an_error_of_the_server_is_no_fault_of_the_records(new_table, redis_server):
+    table = new_table()
+    with redis_server.client() as client:
+        client.execute_command("ACL", "SETUSER", "default", "-hset")
+        try:
+            (outcomes,) = send(table, Operation(PUT, RowEntries(["a"], [{}])))
+        finally:
+            client.execute_command("ACL", "SETUSER", "default", "+hset")
+    assert states(outcomes) == {0: State.REFUSED}
+    assert not is_record_rejected(outcomes.problems[0])
 
 
 def test_a_server_without_memory_or_that_is_no_master_fails_writes_for_now(new_table):

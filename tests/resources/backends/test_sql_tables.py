@@ -189,25 +189,35 @@ def test_what_was_applied_can_be_forgotten_after_a_horizon(table_of):
 
     time.sleep(0.02)
 
-    async def opened(store):
+    async def written(store):
+        await store.send(update(["new"], [{}], times=[AT], conditions=both, default={}))
         return await store.forget(older_than=-1)
 
-    assert used(table_of("forgetful", forget_after=0.01), opened) == 0, "forgotten when it was opened"
+    assert used(table_of("forgetful", forget_after=0.01), written) == 1, "the older one was forgotten by the write"
 
 
-def test_tasks_that_connect_one_after_another_do_not_all_purge(table_of, monkeypatch):
+def test_tasks_that_write_one_after_another_do_not_all_purge(table_of, monkeypatch):
     forgot = []
     requests = SqliteRequests if isinstance(table_of("counted"), SqliteTable) else PostgresRequests
-    forget = requests.forget
-    used(table_of("counted"), lambda store: store.put("k", {}))
+    forget, message = requests.forget, update(["k"], [{"n": 1}], default={})
     monkeypatch.setattr(requests, "forget", lambda self, older_than: forgot.append(1) or forget(self, older_than))
     for _ in range(3):
-        used(table_of("counted", forget_after=7200.0), lambda store: store.get("k"))
+        used(table_of("counted", forget_after=7200.0), lambda store: store.send(message))
     assert len(forgot) == 1
     for _ in range(3):
-        used(table_of("counted", forget_after=0.001), lambda store: store.get("k"))
+        used(table_of("counted", forget_after=0.001), lambda store: store.send(message))
         time.sleep(0.01)
     assert len(forgot) == 4, "as often as it has to be"
+
+
+def test_what_needs_no_conditions_neither_makes_nor_needs_what_they_store(table_of):
+    used(table_of("plain"), lambda store: store.put("k", {"n": 1}))
+    for create in (True, False):
+        store = table_of("plain", create=create, forget_after=0.5 + create)  # each would purge
+        assert used(store, lambda store: store.get("k"))["n"] == 1
+        used(store, lambda store: store.put("k", {"n": 1}))
+    bare = used(table_of("plain", create=False), lambda store: store.send(update(["k"], [{"n": 2}])))
+    assert isinstance(bare.problems[0].error, TableAccessError), "there is still none"
 
 
 def test_forget_after_leaves_what_is_younger_so_a_message_counts_once(table_of):

@@ -18,7 +18,15 @@ from dagster_adjunct.resources.errors import (
     TableNotFoundError,
     TableUnavailableError,
 )
-from dagster_adjunct.resources.tables.operation import UpdateContract, UpdateMessage
+from dagster_adjunct.resources.tables.functions import is_record_rejected
+from dagster_adjunct.resources.tables.operation import (
+    Operation,
+    OperationKind,
+    RowEntries,
+    State,
+    UpdateContract,
+    UpdateMessage,
+)
 from dagster_adjunct.resources.tables.retry import RetryPolicy
 from tests.resources.backends import hammer
 from tests.resources.backends.every_type import RECORD, TYPES, blocking
@@ -238,6 +246,54 @@ def test_a_table_locked_for_long_is_tried_again_and_then_named(tmp_path):
         other.execute("COMMIT")
         other.close()
         table.put(2, {})
+
+
+def test_forgetting_in_a_locked_file_may_be_tried_again(tmp_path):
+    store = SqliteTable(tmp_path / "t.sqlite", "t", "id", columns=TYPES, create=True, busy_timeout=0.05)
+
+    async def body():
+        await store.put(1, {})
+        await store.forget(0)
+        other = sqlite3.connect(store.path, isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(TableUnavailableError, match="is locked by another process"):
+            await store.forget(0)
+        other.close()
+        await store.close()
+
+    asyncio.run(body())
+
+
+def test_a_table_that_is_dropped_while_it_is_open_is_no_fault_of_the_records(tmp_path):
+    store = SqliteTable(tmp_path / "t.sqlite", "t", "id", columns=TYPES, create=True)
+
+    async def body():
+        await store.put(1, {})
+        with sqlite3.connect(store.path) as connection:
+            connection.execute("DROP TABLE t")
+        outcomes = await store.send(Operation(OperationKind.PUT, RowEntries([1, 2], [{}, {}])))
+        await store.close()
+        return outcomes
+
+    outcomes = asyncio.run(body())
+    assert outcomes.places(State.REFUSED) == [0, 1]
+    assert not any(map(is_record_rejected, outcomes.problems.values()))
+
+
+def test_a_change_of_the_table_by_others_is_seen_after_one_error(tmp_path):
+    with sqlite3.connect(tmp_path / "t.sqlite") as connection:
+        connection.execute("CREATE TABLE t (id TEXT PRIMARY KEY, n INTEGER)")
+    with blocking(SqliteTable(tmp_path / "t.sqlite", "t", "id")) as table:
+        table.put("a", {"n": 1})
+        with sqlite3.connect(tmp_path / "t.sqlite") as connection:
+            connection.execute("ALTER TABLE t RENAME n TO m")
+        with pytest.raises(TableError, match="no such column: n"):
+            table.get("a")
+        assert table.get("a") == {"id": "a", "m": 1}
+        with sqlite3.connect(tmp_path / "t.sqlite") as connection:
+            connection.execute("ALTER TABLE t RENAME id TO key")
+        with pytest.raises(TableError, match="no such column: id"):
+            table.delete("id")  # which would equal the key of every row, if SQLite took the name for a text
 
 
 def test_a_pickled_function_opens_the_same_file_from_another_folder(tmp_path, monkeypatch):

@@ -40,6 +40,7 @@ from dagster_adjunct.resources.key_value.table import KeyValueTable
 from dagster_adjunct.resources.key_value_backends.sqlite import SqliteSegments
 from dagster_adjunct.resources.key_value_rows.rows import KeyValueRows
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
+from dagster_adjunct.resources.tables.functions import is_record_rejected
 from dagster_adjunct.resources.tables.operation import (
     Changes,
     Conditions,
@@ -246,6 +247,7 @@ def test_entries_that_the_table_does_not_take_are_refused_by_themselves(lake: La
         8: KeyTooLongError,
         9: ValueTooLongError,
     }
+    assert all(map(is_record_rejected, outcomes.problems.values()))
     assert numbers(function, *[f"k{n}" for n in range(8)]) == list(range(8))
     assert [keys for kind, _, keys, _ in backend.asked if kind == "apply"] == [3, 3, 2]
     (got,) = send(function, Operation(OperationKind.GET, RowEntries(["k1", "k" * 21])))
@@ -338,12 +340,14 @@ def test_a_table_that_was_created_again_is_found_and_a_sealed_one_rejects_writes
         assert not (await function.send(putting({"b": {"n": 2}}))).problems
         manager.seal("app", "records")
         sealed = await function.send(putting({"a": {"n": 3}}))
-        return [refused.problems[0].error, again.records, sealed.problems[0].error]
+        return [refused.problems[0], again.records, sealed.problems[0]]
 
     refused, again, sealed = asyncio.run(through_all())
-    assert isinstance(refused, KeyValueTableNotFoundError)
+    assert isinstance(refused.error, KeyValueTableNotFoundError)
     assert again == [None]
-    assert isinstance(sealed, KeyValueTableSealedError)
+    assert isinstance(sealed.error, KeyValueTableSealedError)
+    assert not is_record_rejected(refused)
+    assert not is_record_rejected(sealed)
 
 
 def test_a_table_that_has_got_limits_since_is_opened_as_it_is(lake: Lake) -> None:

@@ -22,7 +22,7 @@ from dagster_adjunct.resources.tables.arrow import Shape, split_batch
 from dagster_adjunct.resources.tables.functions import TableFunction
 from dagster_adjunct.resources.tables.operation import Outcomes, Problem, State
 from dagster_adjunct.resources.tables.spark import TaskReport
-from dagster_adjunct.tables import RemoteTable, RetryPolicy
+from dagster_adjunct.tables import RateLimit, RemoteTable, RetryPolicy
 from tests.resources.tables.user_function import UserFunction
 
 
@@ -39,9 +39,11 @@ class Failing(UserFunction):
             raise self.error
 
 
-def sent(function: TableFunction) -> TaskReport:
+def sent(to: TableFunction | RemoteTable[Any, Any, Any]) -> TaskReport:
     """What a task of Spark's says that puts "a" and "b", where ten records may become letters."""
-    table: Any = RemoteTable("t", key="id", write_function=function, retry=RetryPolicy(3, first_wait=0))
+    table: Any = to
+    if isinstance(to, TableFunction):
+        table = RemoteTable("t", key="id", write_function=to, retry=RetryPolicy(3, first_wait=0))
     batch = pa.RecordBatch.from_pydict({"id": ["a", "b"], "n": [1, 2]})
     report = TaskReport()
 
@@ -122,6 +124,20 @@ def test_an_error_about_the_record_makes_it_a_letter(error: Exception) -> None:
     report = sent(function)
     assert function.keys_asked("put").count("b") == 1
     assert ([json.loads(letter["key"]) for letter in report.letters], report.error) == (["b"], None)
+
+
+class NoCredits:
+    async def acquire(self, budget: Any, credits: float) -> None:
+        raise TableError("the run's driver, which hands out its credits, is gone.", "Check the network.")
+
+    async def close(self) -> None:
+        pass
+
+
+def test_records_for_which_there_are_no_credits_fail_the_batch() -> None:
+    table: Any = RemoteTable("t", key="id", write_function=MemoryTable("paid"), rate_limit=RateLimit(None, 10))
+    report = sent(table.with_credit_source(NoCredits()))
+    assert (report.letters, report.failed) == ([], 2)
 
 
 class NotOpened(UserFunction):
