@@ -1,8 +1,8 @@
 """Streams joined with versioned reference data and written as partial updates, on Dagster and Spark.
 
 Here is what a first application needs. The modules beside it, from `changes` to `validators`, have the rest, each name
-in exactly one of them; the folders are not for users. Names are loaded when the first of them is asked for: Spark's
-tasks import parts of this package, on machines that may have no Dagster, and those that need Dagster apart.
+in exactly one of them; the folders are not for users. A name is loaded when it is first used: Spark's tasks import
+parts of this package, on machines that may have no Dagster.
 """
 
 from __future__ import annotations
@@ -33,27 +33,54 @@ _MODULES = (
     "windows",
 )
 
-_NAMES_FOR_DAGSTER = ("LakeResource", "SparkResource", "build_definitions")
-
 if TYPE_CHECKING:
-    from dagster_adjunct._api import *  # noqa: F403
-    from dagster_adjunct._dagster_api import *  # noqa: F403
+    from dagster_adjunct.assets.advancing.advance_dataset import AdjunctDatasetManager as AdjunctDatasetManager
+    from dagster_adjunct.assets.advancing.advance_dataset import advance_dataset as advance_dataset
+    from dagster_adjunct.assets.bounded.advance import advance_version_set as advance_version_set
+    from dagster_adjunct.assets.declaration.dataset import AdjunctDataset as AdjunctDataset
+    from dagster_adjunct.assets.declaration.dataset import bounded_dataset as bounded_dataset
+    from dagster_adjunct.assets.declaration.dataset import unbounded_dataset as unbounded_dataset
+    from dagster_adjunct.assets.declaration.dataset import version_set as version_set
+    from dagster_adjunct.assets.declaration.policies import DiscardPolicy as DiscardPolicy
+    from dagster_adjunct.assets.declaration.policies import VersionPartitions as VersionPartitions
+    from dagster_adjunct.assets.reading.dataset import current_versions as current_versions
+    from dagster_adjunct.assets.reading.dataset import open_dataset as open_dataset
+    from dagster_adjunct.assets.reading.stored_versions import list_datasets as list_datasets
+    from dagster_adjunct.assets.versions.reports import AdvanceReport as AdvanceReport
+    from dagster_adjunct.assets.versions.reports import StageEvent as StageEvent
+    from dagster_adjunct.assets.versions.version import VersionRef as VersionRef
+    from dagster_adjunct.orchestration.application.application import Application as Application
+    from dagster_adjunct.orchestration.application.message_stream import MessageStream as MessageStream
+    from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState as ApplicationState
+    from dagster_adjunct.orchestration.batch_log.batch_log import application_state as application_state
+    from dagster_adjunct.orchestration.batch_log.batch_log import served_versions as served_versions
+    from dagster_adjunct.orchestration.code_location.definitions import build_definitions as build_definitions
+    from dagster_adjunct.orchestration.code_location.resources import LakeResource as LakeResource
+    from dagster_adjunct.orchestration.code_location.resources import SparkResource as SparkResource
+    from dagster_adjunct.orchestration.operators.remote_tables import SinkContext as SinkContext
+    from dagster_adjunct.orchestration.operators.table_updates import update_message as update_message
+    from dagster_adjunct.orchestration.planner.planner import plan_application as plan_application
+    from dagster_adjunct.orchestration.planner.planner import systems_for as systems_for
+    from dagster_adjunct.orchestration.step.progress import StepEvent as StepEvent
+    from dagster_adjunct.orchestration.step.progress import StepReport as StepReport
+    from dagster_adjunct.orchestration.step.run import RunReport as RunReport
+    from dagster_adjunct.orchestration.step.run import run_application as run_application
+    from dagster_adjunct.resources.objects.lake import Lake as Lake
+    from dagster_adjunct.resources.objects.lake import LakeSettings as LakeSettings
+    from dagster_adjunct.resources.objects.lake import open_lake as open_lake
+    from dagster_adjunct.resources.schemas.schema import Field as Field
+    from dagster_adjunct.resources.schemas.schema import Schema as Schema
+    from dagster_adjunct.resources.spark.in_process import IN_PROCESS as IN_PROCESS
+    from dagster_adjunct.resources.spark.session import session_scope as session_scope
+    from dagster_adjunct.resources.streams.lake.streams import LakeStreams as LakeStreams
+    from dagster_adjunct.resources.streams.system import SystemStreamPartition as SystemStreamPartition
+    from dagster_adjunct.resources.tables.operation import UpdateContract as UpdateContract
 else:  # A type checker would take every name for one that is there.
+    from importlib import import_module
+
+    from dagster_adjunct.resources.lazy_modules import lazy_names
+
+    _get_name, __dir__ = lazy_names(__name__, __file__)
 
     def __getattr__(name):
-        import importlib
-
-        if name in _MODULES:
-            return importlib.import_module(f"dagster_adjunct.{name}")
-        if name in _NAMES_FOR_DAGSTER:
-            return getattr(importlib.import_module("dagster_adjunct._dagster_api"), name)
-        if name == "__all__" or not name.startswith("_"):
-            api = importlib.import_module("dagster_adjunct._api")
-            if name == "__all__":
-                return sorted([*(known for known in vars(api) if not known.startswith("_")), *_NAMES_FOR_DAGSTER])
-            if hasattr(api, name):
-                return getattr(api, name)
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-    def __dir__():
-        return sorted([*globals(), *_MODULES, *__getattr__("__all__")])
+        return import_module(f"{__name__}.{name}") if name in _MODULES else _get_name(name)

@@ -1,49 +1,56 @@
 """Tables in other stores that applications read and write, and backends of your own."""
 
-from dagster_adjunct.assets.reading.dataset import DatasetTable as DatasetTable
-from dagster_adjunct.resources.backends.columns import register_backend as register_backend
-from dagster_adjunct.resources.backends.dynamodb import DynamoDbTable as DynamoDbTable
-from dagster_adjunct.resources.backends.http import HttpExtra as HttpExtra
-from dagster_adjunct.resources.backends.http import HttpTable as HttpTable
-from dagster_adjunct.resources.backends.memory import MemoryTable as MemoryTable
-from dagster_adjunct.resources.backends.postgres import PostgresTable as PostgresTable
-from dagster_adjunct.resources.backends.redis import RedisTable as RedisTable
-from dagster_adjunct.resources.backends.sqlite import SqliteTable as SqliteTable
-from dagster_adjunct.resources.tables.arrow import ArrowEntries as ArrowEntries
-from dagster_adjunct.resources.tables.batching import BatchLayer as BatchLayer
-from dagster_adjunct.resources.tables.batching import BatchProvider as BatchProvider
-from dagster_adjunct.resources.tables.cache import Cache as Cache
-from dagster_adjunct.resources.tables.cache import CacheLayer as CacheLayer
-from dagster_adjunct.resources.tables.functions import FunctionLayer as FunctionLayer
-from dagster_adjunct.resources.tables.functions import LayerAsFunction as LayerAsFunction
-from dagster_adjunct.resources.tables.functions import StoreFunction as StoreFunction
-from dagster_adjunct.resources.tables.functions import TableReadFunction as TableReadFunction
-from dagster_adjunct.resources.tables.functions import TableWriteFunction as TableWriteFunction
-from dagster_adjunct.resources.tables.layers import Capabilities as Capabilities
-from dagster_adjunct.resources.tables.layers import Layer as Layer
-from dagster_adjunct.resources.tables.metrics import MetricsHook as MetricsHook
-from dagster_adjunct.resources.tables.metrics import PrometheusTables as PrometheusTables
-from dagster_adjunct.resources.tables.metrics import TableMetrics as TableMetrics
-from dagster_adjunct.resources.tables.metrics import report_tables_to as report_tables_to
-from dagster_adjunct.resources.tables.operation import Changes as Changes
-from dagster_adjunct.resources.tables.operation import Conditions as Conditions
-from dagster_adjunct.resources.tables.operation import Mark as Mark
-from dagster_adjunct.resources.tables.operation import Operation as Operation
-from dagster_adjunct.resources.tables.operation import OperationKind as OperationKind
-from dagster_adjunct.resources.tables.operation import Outcomes as Outcomes
-from dagster_adjunct.resources.tables.operation import Problem as Problem
-from dagster_adjunct.resources.tables.operation import RowEntries as RowEntries
-from dagster_adjunct.resources.tables.operation import State as State
-from dagster_adjunct.resources.tables.operation import UpdateMessage as UpdateMessage
-from dagster_adjunct.resources.tables.operation import position_of as position_of
-from dagster_adjunct.resources.tables.rate import RateLayer as RateLayer
-from dagster_adjunct.resources.tables.rate import RateLimit as RateLimit
-from dagster_adjunct.resources.tables.rate import per_byte as per_byte
-from dagster_adjunct.resources.tables.rate import per_capacity_unit as per_capacity_unit
-from dagster_adjunct.resources.tables.retry import AttemptLayer as AttemptLayer
-from dagster_adjunct.resources.tables.retry import Backoff as Backoff
-from dagster_adjunct.resources.tables.retry import RetryLayer as RetryLayer
-from dagster_adjunct.resources.tables.retry import RetryPolicy as RetryPolicy
-from dagster_adjunct.resources.tables.table import BlockingTable as BlockingTable
-from dagster_adjunct.resources.tables.table import RemoteTable as RemoteTable
-from dagster_adjunct.resources.tables.update_contract import UpdateContractLayer as UpdateContractLayer
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dagster_adjunct.assets.reading.dataset import DatasetTable as DatasetTable
+    from dagster_adjunct.resources.backends.columns import register_backend as register_backend
+    from dagster_adjunct.resources.backends.dynamodb import DynamoDbTable as DynamoDbTable
+    from dagster_adjunct.resources.backends.http import HttpExtra as HttpExtra
+    from dagster_adjunct.resources.backends.http import HttpTable as HttpTable
+    from dagster_adjunct.resources.backends.memory import MemoryTable as MemoryTable
+    from dagster_adjunct.resources.backends.postgres import PostgresTable as PostgresTable
+    from dagster_adjunct.resources.backends.redis import RedisTable as RedisTable
+    from dagster_adjunct.resources.backends.sqlite import SqliteTable as SqliteTable
+    from dagster_adjunct.resources.tables.arrow import ArrowEntries as ArrowEntries
+    from dagster_adjunct.resources.tables.batching import BatchLayer as BatchLayer
+    from dagster_adjunct.resources.tables.batching import BatchProvider as BatchProvider
+    from dagster_adjunct.resources.tables.cache import Cache as Cache
+    from dagster_adjunct.resources.tables.cache import CacheLayer as CacheLayer
+    from dagster_adjunct.resources.tables.functions import FunctionLayer as FunctionLayer
+    from dagster_adjunct.resources.tables.functions import LayerAsFunction as LayerAsFunction
+    from dagster_adjunct.resources.tables.functions import StoreFunction as StoreFunction
+    from dagster_adjunct.resources.tables.functions import TableReadFunction as TableReadFunction
+    from dagster_adjunct.resources.tables.functions import TableWriteFunction as TableWriteFunction
+    from dagster_adjunct.resources.tables.layers import Capabilities as Capabilities
+    from dagster_adjunct.resources.tables.layers import Layer as Layer
+    from dagster_adjunct.resources.tables.metrics import MetricsHook as MetricsHook
+    from dagster_adjunct.resources.tables.metrics import PrometheusTables as PrometheusTables
+    from dagster_adjunct.resources.tables.metrics import TableMetrics as TableMetrics
+    from dagster_adjunct.resources.tables.metrics import report_tables_to as report_tables_to
+    from dagster_adjunct.resources.tables.operation import Changes as Changes
+    from dagster_adjunct.resources.tables.operation import Conditions as Conditions
+    from dagster_adjunct.resources.tables.operation import Mark as Mark
+    from dagster_adjunct.resources.tables.operation import Operation as Operation
+    from dagster_adjunct.resources.tables.operation import OperationKind as OperationKind
+    from dagster_adjunct.resources.tables.operation import Outcomes as Outcomes
+    from dagster_adjunct.resources.tables.operation import Problem as Problem
+    from dagster_adjunct.resources.tables.operation import RowEntries as RowEntries
+    from dagster_adjunct.resources.tables.operation import State as State
+    from dagster_adjunct.resources.tables.operation import UpdateMessage as UpdateMessage
+    from dagster_adjunct.resources.tables.operation import position_of as position_of
+    from dagster_adjunct.resources.tables.rate import RateLayer as RateLayer
+    from dagster_adjunct.resources.tables.rate import RateLimit as RateLimit
+    from dagster_adjunct.resources.tables.rate import per_byte as per_byte
+    from dagster_adjunct.resources.tables.rate import per_capacity_unit as per_capacity_unit
+    from dagster_adjunct.resources.tables.retry import AttemptLayer as AttemptLayer
+    from dagster_adjunct.resources.tables.retry import Backoff as Backoff
+    from dagster_adjunct.resources.tables.retry import RetryLayer as RetryLayer
+    from dagster_adjunct.resources.tables.retry import RetryPolicy as RetryPolicy
+    from dagster_adjunct.resources.tables.table import BlockingTable as BlockingTable
+    from dagster_adjunct.resources.tables.table import RemoteTable as RemoteTable
+    from dagster_adjunct.resources.tables.update_contract import UpdateContractLayer as UpdateContractLayer
+else:
+    from dagster_adjunct.resources.lazy_modules import lazy_names
+
+    __getattr__, __dir__ = lazy_names(__name__, __file__)

@@ -17,6 +17,7 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, fields, is_dataclass
 from datetime import UTC, datetime, timedelta
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 from weakref import WeakSet
@@ -187,24 +188,27 @@ def split_partitions(text: str) -> tuple[str, str | None]:
 class ClassRegistry(Generic[T]):
     """Classes of one kind, each registered under a name, whose objects are stored as name and settings (`to_dict()`).
 
-    `kind` names them in errors ("backend of tables"), `call` is the public function that registers one.
+    `kind` names them in errors ("backend of tables"), `call` is the public function that registers one. Classes of this
+    package are given as "module.Class": each is imported when a stored document names it.
     """
 
-    def __init__(self, kind: str, call: str) -> None:
+    def __init__(self, kind: str, call: str, **ours: str) -> None:
         self._kind, self._call = kind, call
+        self._ours = {name: f"dagster_adjunct.{path}" for name, path in ours.items()}
         self._classes: dict[str, Callable[..., T]] = {}
 
     def register(self, name: str, factory: Callable[..., T]) -> None:
         """Register a class under `name`. It accepts the items of its objects' `to_dict()` as keywords."""
-        known = self._classes.setdefault(check_name("backend", name), factory)
+        known = self._ours.get(name) or self._classes.setdefault(check_name("backend", name), factory)
         if known is not factory:
             problem = f"the {self._kind} {name!r} is already registered, as {known!r}."
             raise ConfigurationError(problem, "Register it under another name.", backend=name)
 
     def describe(self, item: Any) -> dict[str, Any]:
         """Return an object of a registered class as plain values: {"backend": "sqlite", …}."""
-        for name, known in self._classes.items():
-            if type(item) is known:
+        path = f"{type(item).__module__}.{type(item).__qualname__}"
+        for name, known in [*self._ours.items(), *self._classes.items()]:
+            if known in (path, type(item)):
                 return {"backend": name, **item.to_dict()}
         problem = f"{type(item).__name__} is not a registered {self._kind}; registered are {self._names()}."
         raise ConfigurationError(problem, f"Register it with {self._call}(name, class).", backend=type(item).__name__)
@@ -213,12 +217,13 @@ class ClassRegistry(Generic[T]):
         """Return the object that `describe` has described so."""
         settings = dict(description)
         name = settings.pop("backend", None)
-        if name not in self._classes:
+        if name not in self._ours and name not in self._classes:
             problem = f"a stored document names the {self._kind} {name!r}, which is not registered; registered are "
             problem += f"{self._names()}."
             step = f"Import the module that registers it, or call {self._call}(name, class) before reading it."
             raise ConfigurationError(problem, step, backend=str(name))
-        make = self._classes[name]
+        module, _, ours = self._ours.get(name, "").rpartition(".")
+        make = getattr(import_module(module), ours) if ours else self._classes[name]
         signature = inspect.signature(make)
         try:
             signature.bind(**settings)
@@ -229,7 +234,7 @@ class ClassRegistry(Generic[T]):
         return make(**settings)
 
     def _names(self) -> str:
-        return ", ".join(sorted(self._classes)) or "none"
+        return ", ".join(sorted({*self._ours, *self._classes}))
 
 
 class StoredDocument(BaseModel):

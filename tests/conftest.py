@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-# Arguments are checked from here on, as they are for users: whichever tests a process runs, in whatever order.
-import dagster_adjunct._dagster_api  # noqa: F401
 from tests.java_classes import hurry_sparks_jvms
 from tests.temporary_files import keep_temporary_files_in_memory
 

@@ -41,7 +41,7 @@ _IMPORTED = (
     "pyspark.sql",
     "py4j.clientserver",
     "dagster",
-    "dagster_adjunct._dagster_api",
+    "dagster_adjunct.orchestration.code_location.definitions",
     "dagster_adjunct.orchestration.cli.applications",
     "dagster_adjunct.orchestration.cli.datasets",
     "dagster_adjunct.orchestration.cli.startpoints",

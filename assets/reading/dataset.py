@@ -23,7 +23,6 @@ from dagster_adjunct.assets.reading.version_reader import Entry, Validity, Versi
 from dagster_adjunct.assets.versions.manifest import DatasetManifest
 from dagster_adjunct.assets.versions.version import SealedVersion
 from dagster_adjunct.resources import errors
-from dagster_adjunct.resources.backends.columns import register_backend
 from dagster_adjunct.resources.common import check_seconds
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
@@ -420,6 +419,3 @@ class _OpenDataset:
 
     dataset: Dataset
     users: int = 0
-
-
-register_backend("dataset", DatasetTable)

@@ -6,7 +6,6 @@ sources without importing them, so the site is built without Spark or Dagster.
 
 from __future__ import annotations
 
-import ast
 import re
 from pathlib import Path
 
@@ -29,11 +28,10 @@ def on_files(files: Files, config: MkDocsConfig) -> None:
     """Write the pages: a directive for each module, which mkdocstrings replaces by its docstring and its names."""
     for path, (module, names) in _paths().items():
         text = f"# {module}\n\n"
-        for source, found in _sources(module, names).items():
-            options = "".join(f"        - {name}\n" for name in found)
-            # The fields of errors have no docstrings, and are not in a signature that can be read from the source.
-            every = "true" if module.endswith(".errors") else "false"
-            text += f"::: {source}\n    options:\n      show_if_no_docstring: {every}\n      members:\n{options}\n"
+        options = "".join(f"        - {name}\n" for name in names)
+        # The fields of errors have no docstrings, and are not in a signature that can be read from the source.
+        every = "true" if module.endswith(".errors") else "false"
+        text += f"::: {module}\n    options:\n      show_if_no_docstring: {every}\n      members:\n{options}\n"
         files.append(File.generated(config, path, content=text))
 
 
@@ -54,16 +52,3 @@ def _paths() -> dict[str, tuple[str, list[str]]]:
         else:
             modules[line] = []
     return {f"{FOLDER}/{module.rpartition('.')[2]}.md": (module, names) for module, names in modules.items()}
-
-
-def _sources(module: str, names: list[str]) -> dict[str, list[str]]:
-    if module != "dagster_adjunct":
-        return {module: names}
-    # Its names are loaded on first use, so the modules that they are loaded from are read instead.
-    parts = {source: _imported(source) for source in ("dagster_adjunct._api", "dagster_adjunct._dagster_api")}
-    return {source: [name for name in names if name in known] for source, known in parts.items()}
-
-
-def _imported(module: str) -> set[str]:
-    tree = ast.parse(ROOT.joinpath(*module.split(".")).with_suffix(".py").read_text(encoding="utf-8"))
-    return {each.asname or each.name for node in tree.body if isinstance(node, ast.ImportFrom) for each in node.names}

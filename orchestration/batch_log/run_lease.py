@@ -91,6 +91,7 @@ def _read_text(path: str) -> str:
 
 
 TTL = timedelta(minutes=2)
+LONGEST_STAY = timedelta(days=10_000)  # of a run that goes on when it has caught up
 DEFAULT_WAIT = timedelta(minutes=5)
 _LONGEST_PAUSE = 5.0
 _log = logging.getLogger("adjunct.run")

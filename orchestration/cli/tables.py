@@ -17,7 +17,6 @@ from dagster_adjunct.assets.reading.key_lookup import key_from_text
 from dagster_adjunct.orchestration.application.table_registry import open_registered_table, reset_table
 from dagster_adjunct.orchestration.cli import output
 from dagster_adjunct.orchestration.cli.options import lake_options, limit_option, user_option
-from dagster_adjunct.resources import key_value_backends as _registered  # noqa: F401
 from dagster_adjunct.resources.backends.columns import Kind, parse_known_column
 from dagster_adjunct.resources.errors import ConditionsNotMetError, ConfigurationError
 from dagster_adjunct.resources.key_value.entries import TableEntry, TableKey

@@ -9,25 +9,26 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.declaration.policies import Validator
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
-from dagster_adjunct.assets.unbounded.progress import BootstrapProgress, bootstrap_progress
-from dagster_adjunct.assets.validation.validators import describe_rule, validator_arguments
 from dagster_adjunct.assets.versions.manifest import DatasetManifest, Decision, as_unbounded
 from dagster_adjunct.assets.versions.reports import AdvanceReport, StageEvent
 from dagster_adjunct.assets.versions.version import Verdict, VersionRef
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.application.graph import find_output_joins, to_dagster_name
 from dagster_adjunct.orchestration.operators.stream_facts import LineageNode
-from dagster_adjunct.orchestration.step.progress import InputTimes, StepEvent
 from dagster_adjunct.resources.errors import AdjunctError, ValidatorError
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.streams.system import StreamSystem
+
+if TYPE_CHECKING:
+    from dagster_adjunct.assets.unbounded.progress import BootstrapProgress
+    from dagster_adjunct.orchestration.step.progress import InputTimes, StepEvent
 
 # For log handlers outside of Dagster: each record carries the event as `adjunct_event`.
 _log = logging.getLogger("adjunct.run")
@@ -41,7 +42,7 @@ class OpRun:
     lake: Lake
     systems: Mapping[str, StreamSystem]
 
-    def log_event(self, event: StageEvent | StepEvent) -> None:
+    def log_event(self, event: "StageEvent | StepEvent") -> None:
         """Log an event in the run and in Python's log."""
         self.context.log.info(event.summary())
         _log.info(event.summary(), extra={"adjunct_event": event})
@@ -62,6 +63,8 @@ def bootstrap_check_results(
     run: OpRun, key: dg.AssetKey, manifest: DatasetManifest | None, report: AdvanceReport | None
 ) -> Iterator[dg.AssetCheckResult]:
     """Yield the result of `bootstrapped` if it is selected; `report` is None if nothing advanced."""
+    from dagster_adjunct.assets.unbounded.progress import bootstrap_progress
+
     if BOOTSTRAPPED not in selected_checks(run.context, key):
         return
     table = None if manifest is None else as_unbounded(manifest)
@@ -93,6 +96,8 @@ def report_unfinished_bootstrap(run: OpRun, datasets: Mapping[str, dg.AssetKey])
 
 
 def _log_unfinished_bootstrap(run: OpRun, dataset: str, key: dg.AssetKey, error: Exception) -> None:
+    from dagster_adjunct.assets.unbounded.progress import bootstrap_progress
+
     table, progress, unknown_progress = None, None, ""
     try:
         manifest = StoredVersions(run.lake, dataset).manifest()
@@ -122,7 +127,7 @@ def selected_checks(context: dg.AssetExecutionContext, key: dg.AssetKey) -> set[
     return {check.name for check in context.selected_asset_check_keys if check.asset_key == key}
 
 
-def _describe_bootstrap(progress: BootstrapProgress | None, decision: Decision | None) -> str:
+def _describe_bootstrap(progress: "BootstrapProgress | None", decision: Decision | None) -> str:
     if progress is None:
         return "The bootstrap has not begun"
     if decision is not None and decision.action == "serve-stale":
@@ -133,7 +138,7 @@ def _describe_bootstrap(progress: BootstrapProgress | None, decision: Decision |
 
 
 def _bootstrap_metadata(
-    progress: BootstrapProgress | None, decision: Decision | None, report: AdvanceReport | None
+    progress: "BootstrapProgress | None", decision: Decision | None, report: AdvanceReport | None
 ) -> dict[str, Any]:
     metadata: dict[str, Any] = {}
     if progress is not None:
@@ -211,6 +216,8 @@ def validator_check_specs(dataset: AdjunctDataset, key: dg.AssetKey) -> list[dg.
 
     A version can be rejected without a validator, for example because of a null key.
     """
+    from dagster_adjunct.assets.validation.validators import describe_rule
+
     if dataset.follows_changes:
         return []
     accepted = "The newest delivered version is published. If it is rejected, the previous one stays served."
@@ -284,6 +291,8 @@ def validator_check_results(
 
 def _rule_metadata(validator: Validator) -> dict[str, Any]:
     """Return a validator's rule and arguments, numbers as such so that Dagster plots them."""
+    from dagster_adjunct.assets.validation.validators import describe_rule, validator_arguments
+
     return {
         "adjunct/rule": describe_rule(validator),
         "adjunct/severity": validator.severity,
@@ -356,7 +365,7 @@ def watermark_check_specs(
 
 
 def watermark_check_results(
-    context: dg.AssetExecutionContext, checks: Mapping[str, dg.AssetCheckSpec], inputs: Sequence[InputTimes]
+    context: dg.AssetExecutionContext, checks: Mapping[str, dg.AssetCheckSpec], inputs: "Sequence[InputTimes]"
 ) -> Iterator[dg.AssetCheckResult]:
     """Yield the result of each selected check whose input had a record."""
     for times in inputs:

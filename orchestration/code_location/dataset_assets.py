@@ -10,7 +10,6 @@ from dagster._core.definitions.source_asset import SYSTEM_METADATA_KEY_SOURCE_AS
 from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 from pydantic import Field
 
-from dagster_adjunct.assets.advancing.advance_dataset import advance_dataset
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.declaration.policies import natural_sort_key
 from dagster_adjunct.assets.reading.dataset import open_dataset
@@ -24,8 +23,6 @@ from dagster_adjunct.orchestration.application.graph import to_dagster_name
 from dagster_adjunct.orchestration.code_location import checks, metadata
 from dagster_adjunct.orchestration.code_location.resources import LakeResource, SparkResource
 from dagster_adjunct.orchestration.code_location.submission import Host, run_work
-from dagster_adjunct.orchestration.planner.planner import open_dataset_systems, systems_for
-from dagster_adjunct.orchestration.step.run import advance_unit, apply_startpoints
 from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.errors import CommitConflictError, TransientError
 from dagster_adjunct.resources.objects.lake import Lake
@@ -134,6 +131,8 @@ def dataset_assets(unit: Sequence[DatasetAsset], applications: Sequence[Applicat
         pool=f"adjunct/{kind.replace('_', '-')}/{name}",
     )
     def advance(context: dg.AssetExecutionContext, adjunct_lake: LakeResource, adjunct_spark: SparkResource) -> Results:
+        from dagster_adjunct.orchestration.planner.planner import open_dataset_systems
+
         keys = {member.dataset.name: member.key for member in unit}
         with metadata.translate_errors(context, retry=RETRYABLE), checks.report_validator_errors(context, keys):
             lake = adjunct_lake.open()
@@ -166,6 +165,9 @@ def _advance_unit(
     datasets: Sequence[AdjunctDataset], applications: Sequence[Application], host: Host
 ) -> list[AdvanceReport]:
     """Apply the startpoints of the applications for these datasets' streams, then advance the datasets."""
+    from dagster_adjunct.orchestration.planner.planner import systems_for
+    from dagster_adjunct.orchestration.step.run import advance_unit, apply_startpoints
+
     names = {dataset.name for dataset in datasets}
     for app in applications:
         runtime = replace(host.runtime, systems=systems_for(app, lake=host.runtime.lake))
@@ -342,6 +344,8 @@ def partitioned_dataset_asset(member: DatasetAsset) -> dg.AssetsDefinition:
         adjunct_lake: LakeResource,
         adjunct_spark: SparkResource,
     ) -> PartitionResults:
+        from dagster_adjunct.orchestration.planner.planner import open_dataset_systems
+
         wanted = sorted(context.partition_keys, key=natural_sort_key)
         with (
             metadata.translate_errors(context, retry=RETRYABLE),
@@ -382,6 +386,8 @@ class _PartitionBuild:
     has_output: bool = False
 
     def run(self, wanted: list[str]) -> PartitionResults:
+        from dagster_adjunct.orchestration.planner.planner import open_dataset_systems
+
         context, dataset = self.op.context, self.member.dataset
         observe_streams(self.op, self.member.streams)
         asked: list[str | None] = [None] if dataset.stream else [*wanted]
@@ -480,6 +486,8 @@ class _PartitionBuild:
 
 
 def _advance_partition(dataset: AdjunctDataset, partition: str | None, make_current: bool, host: Host) -> AdvanceReport:
+    from dagster_adjunct.assets.advancing.advance_dataset import advance_dataset
+
     runtime = host.runtime
     return advance_dataset(
         dataset,

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 from pydantic import Field
@@ -18,12 +18,12 @@ from dagster_adjunct.orchestration.application.graph import to_dagster_name
 from dagster_adjunct.orchestration.code_location.dataset_assets import DatasetAsset, dataset_uri, last_data_version
 from dagster_adjunct.orchestration.code_location.metadata import DATA_VERSION_TAG, served_metadata, translate_errors
 from dagster_adjunct.orchestration.code_location.resources import LakeResource, SparkResource
-from dagster_adjunct.orchestration.maintenance.discard import expire_all_versions
-from dagster_adjunct.orchestration.startpoints.request import parse_position
-from dagster_adjunct.orchestration.startpoints.startpoints import Startpoints
 from dagster_adjunct.resources.common import utc_now
 from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, NoSealedVersionError, raise_first
 from dagster_adjunct.resources.objects.lake import Lake
+
+if TYPE_CHECKING:
+    from dagster_adjunct.orchestration.startpoints.startpoints import Startpoints
 
 # By job: how often it runs, when (UTC), and what the schedule does.
 _SCHEDULES = {
@@ -246,6 +246,8 @@ def startpoint_job(app: Application) -> dg.JobDefinition:
 
     @op_job(app.name, "startpoint", f"Sets or clears startpoints of {app.name}.")
     def act(context: dg.OpExecutionContext, config: StartpointConfig, adjunct_lake: LakeResource) -> None:
+        from dagster_adjunct.orchestration.startpoints.startpoints import Startpoints
+
         with translate_errors(context):
             startpoints = Startpoints(app, lake=adjunct_lake.open())
             do = _cancel_startpoints if config.action is StartpointAction.clear else _request_startpoints
@@ -255,8 +257,10 @@ def startpoint_job(app: Application) -> dg.JobDefinition:
 
 
 def _request_startpoints(
-    context: dg.OpExecutionContext, startpoints: Startpoints, config: StartpointConfig, by: str
+    context: dg.OpExecutionContext, startpoints: "Startpoints", config: StartpointConfig, by: str
 ) -> None:
+    from dagster_adjunct.orchestration.startpoints.request import parse_position
+
     if config.position is None:
         step = f"Set position to one of {', '.join(position.value for position in Position)}."
         raise ConfigurationError("action set needs a position.", step, argument="position")
@@ -290,7 +294,7 @@ def _request_startpoints(
 
 
 def _cancel_startpoints(
-    context: dg.OpExecutionContext, startpoints: Startpoints, config: StartpointConfig, by: str
+    context: dg.OpExecutionContext, startpoints: "Startpoints", config: StartpointConfig, by: str
 ) -> None:
     if config.dry_run:
         step = "List the startpoints instead: adjunct startpoint list MODULE:APP."
@@ -334,6 +338,8 @@ def discard_job(application: str, members: Sequence[DatasetAsset]) -> dg.JobDefi
         "Deletes versions that the retention policies no longer keep, and what failed builds left.",
     )
     def discard(context: dg.OpExecutionContext, config: DiscardConfig, adjunct_lake: LakeResource) -> None:
+        from dagster_adjunct.orchestration.maintenance.discard import expire_all_versions
+
         with translate_errors(context):
             lake = adjunct_lake.open()
             names = [member.dataset.name for member in select_advanced(context, lake, members)]

@@ -8,14 +8,13 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from dataclasses import asdict
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.declaration.extractors import Projection
 from dagster_adjunct.assets.reading.dataset import Dataset
-from dagster_adjunct.assets.unbounded.progress import PartitionLag
 from dagster_adjunct.assets.versions.manifest import DatasetManifest
 from dagster_adjunct.assets.versions.reports import AdvanceReport
 from dagster_adjunct.orchestration.application.application import Application
@@ -29,8 +28,6 @@ from dagster_adjunct.orchestration.operators.stream_facts import (
     identity_sources,
     sources_from_sql,
 )
-from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
-from dagster_adjunct.orchestration.step.progress import StepReport
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.backends.columns import describe_function
 from dagster_adjunct.resources.common import CodeLine, split_stream_name, to_json_value
@@ -39,6 +36,11 @@ from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.tasks import find_adjunct_error
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams
 from dagster_adjunct.resources.streams.system import OffsetRange, StreamSystem, SystemStreamPartition
+
+if TYPE_CHECKING:
+    from dagster_adjunct.assets.unbounded.progress import PartitionLag
+    from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
+    from dagster_adjunct.orchestration.step.progress import StepReport
 
 # Tag of a materialization's data version.
 DATA_VERSION_TAG = "dagster/data_version"

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
@@ -18,11 +18,13 @@ from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.application.graph import to_dagster_name
 from dagster_adjunct.orchestration.code_location import metadata
 from dagster_adjunct.orchestration.operators.stream_facts import ColumnSources, Kind, LineageNode
-from dagster_adjunct.orchestration.planner.plan import PlannedTable
 from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.streams.system import StreamSystem
+
+if TYPE_CHECKING:
+    from dagster_adjunct.orchestration.planner.plan import PlannedTable
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import dagster as dg
 from pydantic import Field
@@ -18,7 +18,6 @@ from dagster_adjunct.orchestration.application.graph import (
     is_advanced_by_partition,
     to_dagster_name,
 )
-from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog
 from dagster_adjunct.orchestration.batch_log.run_lease import Claim, validate_wait
 from dagster_adjunct.orchestration.code_location import metadata
 from dagster_adjunct.orchestration.code_location.checks import (
@@ -39,16 +38,10 @@ from dagster_adjunct.orchestration.code_location.nodes import NODE_KINDS, VERSIO
 from dagster_adjunct.orchestration.code_location.resources import LakeResource, SparkResource
 from dagster_adjunct.orchestration.code_location.submission import Host, run_work
 from dagster_adjunct.orchestration.operators.stream_facts import LineageNode
-from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
-from dagster_adjunct.orchestration.planner.planner import systems_for
-from dagster_adjunct.orchestration.step.following import validate_follow
-from dagster_adjunct.orchestration.step.progress import (
-    InputTimes,
-    StepReport,
-    find_delivered_version,
-    measure_input_times,
-)
-from dagster_adjunct.orchestration.step.run import advance_changed, advance_unit, run_batches
+
+if TYPE_CHECKING:
+    from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
+    from dagster_adjunct.orchestration.step.progress import InputTimes, StepReport
 
 _WAIT_SECONDS = 300.0
 
@@ -89,7 +82,7 @@ def outputs_asset(
     lags = watermark_check_specs(app, outputs)
 
     def report_checks(
-        context: dg.AssetExecutionContext, counters: Mapping[str, Mapping[str, int]], inputs: Sequence[InputTimes]
+        context: dg.AssetExecutionContext, counters: Mapping[str, Mapping[str, int]], inputs: "Sequence[InputTimes]"
     ) -> Iterator[AssetEvent | dg.AssetCheckResult]:
         results = [*join_check_results(context, app, checks, counters), *watermark_check_results(context, lags, inputs)]
         yield from results
@@ -107,6 +100,10 @@ def outputs_asset(
     def step(
         context: dg.AssetExecutionContext, config: StepConfig, adjunct_lake: LakeResource, adjunct_spark: SparkResource
     ) -> Iterator[AssetEvent | dg.AssetCheckResult]:
+        from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog
+        from dagster_adjunct.orchestration.planner.planner import systems_for
+        from dagster_adjunct.orchestration.step.progress import measure_input_times
+
         if not context.selected_asset_keys:  # checks of the last batch; none is run
             with metadata.translate_errors(context):
                 lake = adjunct_lake.open()
@@ -115,7 +112,7 @@ def outputs_asset(
             yield from report_checks(context, state.last.counters if state.last is not None else {}, times)
             return
 
-        def report_batches(report: StepReport) -> None:
+        def report_batches(report: "StepReport") -> None:
             shared = metadata.step_metadata(report) | metadata.lookup_metadata(report, tables)
             description, tags = _describe_batches(app, report), {metadata.DATA_VERSION_TAG: _data_version(app, report)}
             for node, spec in outputs.items():
@@ -153,11 +150,11 @@ def outputs_asset(
     return step
 
 
-def _data_version(app: Application, report: StepReport) -> str:
+def _data_version(app: Application, report: "StepReport") -> str:
     return hashlib.sha256(f"{app.name}:{report.state.batch}".encode()).hexdigest()[:16]
 
 
-def _describe_batches(app: Application, report: StepReport) -> str:
+def _describe_batches(app: Application, report: "StepReport") -> str:
     return f"{app.name}: {report.batches} batches, the last of all is {report.state.batch}"
 
 
@@ -167,12 +164,15 @@ def _run_batches(
     config: StepConfig,
     spark: SparkResource,
     report_datasets: Callable[[], None],
-    report_batches: Callable[[StepReport], None],
-) -> tuple[StepReport, ExecutionPlan]:
+    report_batches: "Callable[[StepReport], None]",
+) -> "tuple[StepReport, ExecutionPlan]":
     """Run the application's step under its run lease; return the report and the plan.
 
     A run that stays reports datasets and batches meanwhile.
     """
+    from dagster_adjunct.orchestration.planner.planner import systems_for
+    from dagster_adjunct.orchestration.step.following import validate_follow
+
     log = op.context.log
     work = StepWork(
         app,
@@ -204,7 +204,9 @@ class StepWork:
     take_over: bool
     adopt: bool
 
-    def __call__(self, host: Host) -> tuple[StepReport, ExecutionPlan]:
+    def __call__(self, host: Host) -> "tuple[StepReport, ExecutionPlan]":
+        from dagster_adjunct.orchestration.step.run import run_batches
+
         runtime, tell, app, lasts = host.runtime, host.tell, self.app, self.lasts
         warn = partial(tell, "warning")
         claim = Claim(
@@ -223,7 +225,9 @@ class StepWork:
             if lasts is not None:
                 versions.add(done)
 
-        def advance(plan: ExecutionPlan) -> None:
+        def advance(plan: "ExecutionPlan") -> None:
+            from dagster_adjunct.orchestration.step.run import advance_changed, advance_unit
+
             if lasts is not None:  # what came since their assets advanced them, and startpoints on their streams
                 advance_changed(runtime, app, plan, on_report=report_advance)
                 return
@@ -284,7 +288,7 @@ def _report_datasets(op: OpRun, app: Application, datasets: Mapping[str, dg.Asse
 
 def _describe_outputs(
     written: RunOutputs,
-    planned: ExecutionPlan,
+    planned: "ExecutionPlan",
     outputs: Mapping[LineageNode, dg.AssetSpec],
     read: Mapping[str, dg.AssetKey],
 ) -> dict[LineageNode, dict[str, Any]]:
@@ -307,6 +311,8 @@ def log_skipped_datasets(run: OpRun, app: Application) -> dict[str, str]:
 
     A version that is delivered but not built is logged as a warning.
     """
+    from dagster_adjunct.orchestration.step.progress import find_delivered_version
+
     log, waiting = run.context.log, {}
     for dataset in (declared for declared in app.datasets if declared.versions is not None):
         on_demand = is_advanced_by_partition(dataset)

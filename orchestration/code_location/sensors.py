@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cache, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import dagster as dg
@@ -19,8 +19,7 @@ from dagster import SkipReason as Skip
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, QuerySource
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.application.graph import to_dagster_name
-from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, BatchLog, application_state
-from dagster_adjunct.orchestration.batch_log.run_lease import ask_to_end, asked_key
+from dagster_adjunct.orchestration.batch_log.run_lease import LONGEST_STAY, ask_to_end, asked_key
 from dagster_adjunct.orchestration.code_location.dataset_assets import DatasetAsset, ensure_partitions
 from dagster_adjunct.orchestration.code_location.metadata import ACTIVE
 from dagster_adjunct.orchestration.code_location.sensor_ticks import (
@@ -37,19 +36,17 @@ from dagster_adjunct.orchestration.code_location.sensor_ticks import (
     scan_ages,
     scan_streams,
 )
-from dagster_adjunct.orchestration.planner.planner import open_dataset_systems, plan_application, systems_for
-from dagster_adjunct.orchestration.startpoints.coordinator import fan_out_requests
-from dagster_adjunct.orchestration.startpoints.fan_out import Requests, describe_dropped, describe_unapplied
-from dagster_adjunct.orchestration.startpoints.request import StartpointRequest
-from dagster_adjunct.orchestration.startpoints.store import iter_unapplied, open_startpoints
-from dagster_adjunct.orchestration.step import progress
-from dagster_adjunct.orchestration.step.following import LONGEST_STAY
 from dagster_adjunct.resources.common import check_whole_number, subtract_span
 from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.streams.startpoint import describe_startpoint
 from dagster_adjunct.resources.streams.system import StreamSystem, SystemStreamPartition
 from dagster_adjunct.resources.validation import validated
+
+if TYPE_CHECKING:
+    from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState
+    from dagster_adjunct.orchestration.startpoints.fan_out import Requests
+    from dagster_adjunct.orchestration.startpoints.request import StartpointRequest
 
 # Changes when the code location is loaded again, which starts a process anew.
 _LOADED_TAG, _LOADED = "adjunct/loaded", uuid4().hex
@@ -151,6 +148,10 @@ def new_records_launcher(
     """
 
     def evaluate(tick: Tick) -> dg.RunRequest | Skip:
+        from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog
+        from dagster_adjunct.orchestration.planner.planner import systems_for
+        from dagster_adjunct.orchestration.step import progress
+
         lake = tick.lake
         if active := tick.active_runs():
             running = [run for run in active if tick.is_of(run, outputs) and _selects(run, outputs)]
@@ -203,17 +204,21 @@ def _selects(run: dg.DagsterRun, assets: Collection[dg.AssetKey]) -> bool:
 def measure_backlog(
     systems: Mapping[str, StreamSystem],
     app: Application,
-    state: ApplicationState,
+    state: "ApplicationState",
     scan: StreamScan,
     rule: LaunchWhen,
     now: datetime,
     deadline: Deadline,
 ) -> Backlog:
     """Continue a scan of the application's streams until it is complete or the deadline has passed."""
+    from dagster_adjunct.orchestration.step import progress
+
     feeding = progress.list_dataset_streams(app)
     opened = cache(partial(progress.snapshot_system, systems))
 
     def visit(stream: str) -> StreamFinding:
+        from dagster_adjunct.orchestration.step import progress
+
         ends = digest(progress.read_stream_ends(opened(stream), stream)) if stream in feeding else ""
         if stream not in app.inputs:
             return StreamFinding(ends=ends)
@@ -228,6 +233,8 @@ def measure_backlog(
     before_ms = int(subtract_span(now, rule.age).timestamp() * 1000)
 
     def unread(stream: str) -> Mapping[SystemStreamPartition, str]:
+        from dagster_adjunct.orchestration.step import progress
+
         return progress.measure_stream_progress(opened(stream), app.inputs[stream], state).unread
 
     def is_old(ssp: SystemStreamPartition, start: str) -> bool:
@@ -253,7 +260,11 @@ class Restart:
 
 
 def decide_restart(
-    records: Sequence[dg.RunRecord], state: ApplicationState, permanent: str, now: float, busy: Callable[[], str] = str
+    records: Sequence[dg.RunRecord],
+    state: "ApplicationState",
+    permanent: str,
+    now: float,
+    busy: Callable[[], str] = str,
 ) -> Restart | Skip:
     """Decide whether to restart the newest of an application's runs; `records` are newest first.
 
@@ -286,7 +297,7 @@ def decide_restart(
     return Restart(newest, first, len(failed))
 
 
-def _failed_in_a_row(records: Sequence[dg.RunRecord], state: ApplicationState) -> list[dg.RunRecord]:
+def _failed_in_a_row(records: Sequence[dg.RunRecord], state: "ApplicationState") -> list[dg.RunRecord]:
     """Return the consecutive newest runs that failed before a commit, newest first."""
     failed: list[dg.RunRecord] = []
     last = state.last
@@ -313,6 +324,8 @@ def restart_launcher(
     own = frozenset(assets)
 
     def evaluate(tick: Tick) -> dg.RunRequest | Skip:
+        from dagster_adjunct.orchestration.batch_log.batch_log import application_state
+
         lake, instance = tick.lake, tick.instance
         now = lake.now()
         records = _application_runs(tick, outputs, now - _HORIZON)
@@ -389,16 +402,18 @@ def permanent_failure(instance: dg.DagsterInstance, run_id: str) -> str:
     return ""
 
 
-def unapplied_startpoints(handed: Mapping[str, Requests], state: ApplicationState) -> list[StartpointRequest]:
+def unapplied_startpoints(handed: "Mapping[str, Requests]", state: "ApplicationState") -> "list[StartpointRequest]":
     """Return the startpoints handed to tasks that no commit has applied, each once, ordered by partition.
 
     A run that died before removing applied ones leaves them here; the next run removes them.
     """
+    from dagster_adjunct.orchestration.startpoints.store import iter_unapplied
+
     requests = [held.request for held in iter_unapplied(handed, state)]
     return sorted({(one.ssp, one.id): one for one in requests}.values(), key=lambda one: (one.ssp, one.id))
 
 
-def describe_waiting(requests: Sequence[StartpointRequest]) -> str:
+def describe_waiting(requests: "Sequence[StartpointRequest]") -> str:
     """Describe how many startpoints wait, where, by whom and why."""
     texts = [f"{one.ssp} at {describe_startpoint(one.startpoint)}, {one.by}: {one.reason}" for one in requests]
     return f"{len(requests)} startpoint{'s wait' if len(requests) != 1 else ' waits'} ({join_shortened(texts, '; ')})"
@@ -414,6 +429,13 @@ def startpoints_launcher(
     """
 
     def evaluate(tick: Tick) -> dg.RunRequest | Skip:
+        from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog
+        from dagster_adjunct.orchestration.planner.planner import plan_application, systems_for
+        from dagster_adjunct.orchestration.startpoints.coordinator import fan_out_requests
+        from dagster_adjunct.orchestration.startpoints.fan_out import describe_dropped, describe_unapplied
+        from dagster_adjunct.orchestration.startpoints.store import open_startpoints
+        from dagster_adjunct.orchestration.step import progress
+
         lake = tick.lake
         startpoints = open_startpoints(lake, app)
         state = BatchLog(lake, app.name).read()[1]
@@ -563,5 +585,8 @@ def _group_name(unit: Sequence[DatasetAsset]) -> str:
 
 
 def _next_delivered(lake: Lake, unit: Sequence[DatasetAsset]) -> tuple[str | None, str]:
+    from dagster_adjunct.orchestration.planner.planner import open_dataset_systems
+    from dagster_adjunct.orchestration.step import progress
+
     datasets = [member.dataset for member in unit]
     return progress.find_version_delivered_to_all(lake, open_dataset_systems(datasets, lake), datasets)

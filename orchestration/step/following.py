@@ -26,6 +26,7 @@ from pathlib import Path
 from dagster_adjunct.assets.writing.generation import Runtime
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.application.graph import advances_between_batches, is_advanced_by_runs
+from dagster_adjunct.orchestration.batch_log.run_lease import LONGEST_STAY
 from dagster_adjunct.orchestration.startpoints.store import open_startpoints
 from dagster_adjunct.orchestration.step.context import StepContext
 from dagster_adjunct.orchestration.step.progress import StepReport
@@ -46,7 +47,6 @@ _BUSY_EVERY = 10.0
 _PATIENCE = 120.0
 MAX_MEMORY = 4 * 1024**3
 """The bytes of memory of the Python process at which a staying run ends, so that the next one begins afresh."""
-LONGEST_STAY = timedelta(days=10_000)
 _log = logging.getLogger("adjunct.run")
 
 # Returns a text that changes when there is something new.

@@ -35,7 +35,18 @@ from dagster_adjunct.resources.lazy_modules import pa
 from dagster_adjunct.resources.schemas.schema import arrow_type, to_exact_array
 from dagster_adjunct.resources.validation import validated
 
-_BACKENDS: ClassRegistry[Any] = ClassRegistry("backend of tables", "register_backend")
+_BACKENDS: ClassRegistry[Any] = ClassRegistry(
+    "backend of tables",
+    "register_backend",
+    dynamodb="resources.backends.dynamodb.DynamoDbTable",
+    http="resources.backends.http.HttpTable",
+    memory="resources.backends.memory.MemoryTable",
+    postgres="resources.backends.postgres.PostgresTable",
+    redis="resources.backends.redis.RedisTable",
+    sqlite="resources.backends.sqlite.SqliteTable",
+    dataset="assets.reading.dataset.DatasetTable",
+    **{"key-value": "resources.key_value_rows.rows.KeyValueRows"},
+)
 
 
 @validated

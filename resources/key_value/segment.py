@@ -361,7 +361,14 @@ class PrefetchingSegment(Protocol):
         ...
 
 
-_BACKENDS: ClassRegistry[SegmentBackend] = ClassRegistry("backend of key-value tables", "register_segment_backend")
+_BACKENDS: ClassRegistry[SegmentBackend] = ClassRegistry(
+    "backend of key-value tables",
+    "register_segment_backend",
+    dynamodb="resources.key_value_backends.dynamodb.DynamoDbSegments",
+    objects="resources.key_value_backends.objects.segment.ObjectSegments",
+    postgres="resources.key_value_backends.postgres.PostgresSegments",
+    sqlite="resources.key_value_backends.sqlite.SqliteSegments",
+)
 
 
 def register_segment_backend(name: str, backend: Callable[..., SegmentBackend]) -> None:

@@ -367,9 +367,6 @@ class KeyValueRows(StoreTable):
         return opened if opened is not None else await asyncio.to_thread(self._open_now, make=make and self.create)
 
     def _open_now(self, *, make: bool) -> Table:
-        # Registers the backends. Here, because declaring a table should not import what they need.
-        from dagster_adjunct.resources import key_value_backends  # noqa: F401
-
         with self._opening:
             opened = self._open
             if opened is None:

@@ -18,7 +18,7 @@ from dagster_adjunct.code_location import (
     SqliteTableResource,
 )
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.code_location.resources import TableResource
+from dagster_adjunct.orchestration.code_location.table_resources import TableResource
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.tables.rate import RateLimit
 from tests.servers.dynamodb import DynamoDbServer
