@@ -356,7 +356,7 @@ def _find_line_problem(line: bytes, schema: Schema) -> str:
         return ""
     try:
         record = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         return f"it is not JSON ({error})"
     if not isinstance(record, dict):
         return f"it is {'null' if record is None else f'a {type(record).__name__}'}, expected an object"

@@ -181,6 +181,7 @@ def test_a_json_lines_file_is_typed_by_the_schema_and_absent_fields_are_null(fol
         ('{"tailnum":"N1"}\n null', ["line 2", "is null, expected an object"]),
         ('{"tailnum":"N1"}\nnull\n{"tailnum":"N2"}\n', ["line 2", "is null, expected an object"]),
         ('null {"tailnum":"N1"} null\n', ["line 1", "not JSON"]),
+        (f'{{"tailnum":{"[" * 100_000}{"]" * 100_000}}}\n', ["line 1", "not JSON"]),
         ('{"tailnum":"N1"}\n{"tailnum":"N2",\n', ["line 2", "not JSON"]),
         ('{"tailnum":"N1","tailnum":"N2"}\n', ["line 1", "'tailnum'", "twice"]),
     ],
