@@ -336,6 +336,15 @@ def to_microseconds(moment: datetime) -> int:
     return (moment - _EPOCH) // timedelta(microseconds=1)
 
 
+def fits_utc(moment: datetime) -> bool:
+    """Whether a moment with a time zone is in the years 1 to 9999 of UTC, too."""
+    try:
+        moment.astimezone(UTC)
+    except OverflowError:
+        return False
+    return True
+
+
 def utc_now() -> datetime:
     """Return the time of this machine, the default clock of a lake."""
     return datetime.now(UTC)

@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 from dagster_adjunct.assets.declaration.change_formats import ChangeFormat, Upserts
 from dagster_adjunct.assets.declaration.change_values import STREAMED_FIRST, Order, describe_order
 from dagster_adjunct.assets.declaration.snapshots import InitialLoad
-from dagster_adjunct.resources.common import argument_error, check_name, split_stream_name
+from dagster_adjunct.resources.common import argument_error, check_name, fits_utc, split_stream_name
 from dagster_adjunct.resources.errors import ConfigurationError, MarkerConflictError
 from dagster_adjunct.resources.validation import validated
 
@@ -298,16 +298,20 @@ def check_valid_from(dataset: str, valid_from: str) -> None:
 def parse_valid_from(dataset: str, valid_from: str, version: str, marked: Collection[datetime]) -> datetime:
     """Return since when a version is valid, according to its name or its markers; times without a zone are in UTC.
 
-    Raises MarkerConflictError, which rejects the version, if the name has no time, or markers have none or several.
+    Raises MarkerConflictError, which rejects the version, if the name has no time, markers have none or several, or it
+    is outside the years 1 to 9999 of UTC.
     """
     what = f"dataset {dataset!r}, version {version!r}"
     if valid_from == MARKER:
-        if len(set(marked)) == 1:
-            return next(iter(marked))
-        times = ", ".join(f"{time:%Y-%m-%d %H:%M:%S %Z}" for time in sorted(set(marked)))
+        times = sorted(set(marked))
+        if len(times) == 1 and fits_utc(times[0]):
+            return times[0]
+        listed = ", ".join(f"{time:%Y-%m-%d %H:%M:%S %Z}" for time in times)
+        problem = f"its markers have different times ({listed})" if times else "no marker has a time"
+        if len(times) == 1:
+            problem = f"its markers have a time outside the years 1 to 9999 of UTC ({listed})"
         raise MarkerConflictError(
-            f"{what}: {f'its markers have different times ({times})' if times else 'no marker has a time'} since when "
-            'it is valid: expected one, because valid_from is "marker".',
+            f'{what}: {problem} since when it is valid: expected one, because valid_from is "marker".',
             'Deliver it under a new name, with one time: append_markers(…, valid_from=…), or "valid_from" in the '
             "completion object.",
             dataset=dataset,

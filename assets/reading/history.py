@@ -22,7 +22,7 @@ from dagster_adjunct.assets.reading.key_lookup import FileCache
 from dagster_adjunct.assets.reading.version_reader import Validity, VersionReader
 from dagster_adjunct.assets.versions.version import TOMBSTONE, SealedVersion, datetime_from_micros
 from dagster_adjunct.resources.bucketing.files import GENERATION_COLUMN, IS_FIRST, VALID_FROM, VALID_TO, bucketed_frame
-from dagster_adjunct.resources.common import to_microseconds
+from dagster_adjunct.resources.common import fits_utc, to_microseconds
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError
 from dagster_adjunct.resources.lazy_modules import F
 from dagster_adjunct.resources.objects.store import ObjectStore
@@ -261,9 +261,10 @@ class EntriesAt(_Entries):
 
 
 def validate_moment(reader: Reader, moment: datetime) -> None:
-    """Raise ConfigurationError for a time without its zone, and DatasetError for one before the history."""
-    if not isinstance(moment, datetime) or moment.tzinfo is None:
-        problem = f"dataset {reader.dataset!r}: argument 'moment' is {moment!r}, expected a time with its zone."
+    """Raise DatasetError for a time before the history, ConfigurationError for one without zone or outside UTC."""
+    if not isinstance(moment, datetime) or moment.tzinfo is None or not fits_utc(moment):
+        problem = f"dataset {reader.dataset!r}: argument 'moment' is {moment!r}, expected a time with its zone, of the "
+        problem += "years 1 to 9999 in UTC."
         step = "Give a datetime with its zone, such as tzinfo=UTC."
         raise ConfigurationError(problem, step, argument="moment", dataset=reader.dataset)
     edge = history_edge(reader)

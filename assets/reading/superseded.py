@@ -208,9 +208,17 @@ def digest_files(sealed: SealedVersion) -> str:
     return hashlib.sha256(folders.encode()).hexdigest()
 
 
+_MASK_NAME = "_mask-"  # Spark skips files whose names begin with "_"
+
+
 def mask_key(sealed: SealedVersion) -> str:
-    """Return the key of the object with a version's mask. Spark skips files whose names begin with "_"."""
-    return f"{_with_files(sealed)[-1].folder}/_mask-{digest_files(sealed)[:24]}"
+    """Return the key of the object with a version's mask."""
+    return f"{_with_files(sealed)[-1].folder}/{_MASK_NAME}{digest_files(sealed)[:24]}"
+
+
+def is_mask(key: str) -> bool:
+    """Whether the object of this key, in a folder of files, is a mask."""
+    return key.rpartition("/")[2].startswith(_MASK_NAME)
 
 
 def read_mask(store: ObjectStore, sealed: SealedVersion) -> Mask | None:

@@ -37,7 +37,12 @@ from dagster_adjunct.resources.bucketing.files import (
     bucketed_frame,
 )
 from dagster_adjunct.resources.bucketing.hashing import bucket_function
-from dagster_adjunct.resources.errors import DatasetError, ManifestMismatchError, SchemaMismatchError
+from dagster_adjunct.resources.errors import (
+    ConfigurationError,
+    DatasetError,
+    ManifestMismatchError,
+    SchemaMismatchError,
+)
 from dagster_adjunct.resources.lazy_modules import F
 from dagster_adjunct.resources.objects.store import ObjectStore
 from dagster_adjunct.resources.schemas.schema import Field, Plain, named_column, plain_converter, quote_name
@@ -478,6 +483,12 @@ class VersionReader:
     def get_all(self, keys: Iterable[K]) -> dict[K, Entry]:
         """Return the entries of these keys, under the keys as given; keys without an entry are absent."""
         wanted = [(key, self._stored_key(key)) for key in keys]
+        try:
+            {key for key, _ in wanted}
+        except TypeError as error:
+            problem = f"{self._what}: get_all has a key that its answer, a dict, can't have: {error}."
+            step = "Give a key of several columns as a tuple, and that of one column as its value."
+            raise ConfigurationError(problem, step, argument="keys", dataset=self.dataset) from error
         # In the order of the files, so that each row group is read once.
         placed = sorted(((self._bucket(values), values, index) for index, (_, values) in enumerate(wanted)))
         entries = {index: self._find(values) for _, values, index in placed}

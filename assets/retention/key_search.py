@@ -17,6 +17,7 @@ from functools import lru_cache, partial
 from typing import Any
 
 from dagster_adjunct.assets.reading.key_lookup import coerce_key, decode_key
+from dagster_adjunct.assets.reading.superseded import is_mask
 from dagster_adjunct.assets.retention.discard import RetentionDecision
 from dagster_adjunct.assets.versions.dataset_log import SETS, DatasetLog
 from dagster_adjunct.assets.versions.leases import list_attempts
@@ -155,9 +156,9 @@ def search_keys(log: DatasetLog, keys: KeySet) -> KeySearch:
 
 
 def search_files(store: ObjectStore, files: Iterable[ObjectInfo], keys: KeySet) -> KeySearch:
-    """Search Parquet objects for rows with one of these keys."""
+    """Search Parquet objects for rows with one of these keys. Masks, which hold no keys, are left out."""
     with ThreadPoolExecutor(_WORKERS) as pool:
-        seen = list(pool.map(partial(_search_file, store, keys), files))
+        seen = list(pool.map(partial(_search_file, store, keys), (file for file in files if not is_mask(file.key))))
     return KeySearch(
         objects=len(seen),
         rows=sum(rows for rows, _, _ in seen),

@@ -99,7 +99,7 @@ def parse_promise(data: bytes) -> Promise:
     """Parse a completion object: a JSON object, or empty; unknown fields are ignored."""
     try:
         promised = json.loads(data)
-    except ValueError:
+    except (ValueError, RecursionError):
         return Promise(problem="is neither empty nor JSON") if data.strip() else Promise()
     if not isinstance(promised, dict):
         return Promise(problem=f"holds a JSON {type(promised).__name__} where an object is expected")

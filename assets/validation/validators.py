@@ -237,7 +237,7 @@ def check_row_count_within(candidate: Candidate, fraction: float, minimum_rows: 
     change = (rows - served) / served
     facts["change"] = round(change, 6)
     change_in_rows = f"{_count_rows(rows)}, {change:+.1%} of the {served:,} of version {candidate.current.version}"
-    passed = abs(rows - served) <= fraction * served
+    passed = abs(change) <= fraction  # exact at the limit, unlike fraction * served
     return Finding(passed, change_in_rows if passed else f"{change_in_rows}: at most {fraction:.1%} is allowed", facts)
 
 
@@ -251,7 +251,9 @@ def check_values_in(candidate: Candidate, column: str, values: tuple[Any, ...]) 
 
     field = candidate.view.schema.field(column, f"dataset {candidate.view.dataset!r}")
     name = quote_name(column)
-    others = candidate.view.frame(candidate.spark()).where(~F.col(name).isin(*values))
+    # In SQL, no value is outside of a list with a null.
+    allowed = F.col(name).isin(*[value for value in values if value is not None])
+    others = candidate.view.frame(candidate.spark()).where(F.col(name).isNotNull() & ~allowed)
     try:
         counted = others.groupBy(F.col(name).alias("value")).count().orderBy(F.desc("count"), "value").collect()
     except (NumberFormatException, DateTimeException) as error:

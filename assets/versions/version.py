@@ -15,6 +15,7 @@ from dagster_adjunct.resources.bucketing.files import HAS_ENDS, IS_FIRST, VALID_
 from dagster_adjunct.resources.common import StoredDocument
 from dagster_adjunct.resources.errors import DatasetError
 from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.schemas.values import MICROS
 from dagster_adjunct.resources.validation import validated
 
 StoredSchema = Annotated[
@@ -73,10 +74,10 @@ class KeptHistory(ManifestPart):
     def edge(self, newest: int | None) -> int | None:
         """Return the earliest time with exact answers, in microseconds; None if there is no limit.
 
-        `newest` is the highest `__valid_from` of the version.
+        `newest` is the highest `__valid_from` of the version. Nothing is valid from before the year 1.
         """
         moving = None if self.kept is None or newest is None else newest - self.kept
-        return max((at for at in (moving, self.pruned) if at is not None), default=None)
+        return max((at for at in (moving, self.pruned) if at is not None and at >= MICROS[0]), default=None)
 
 
 def describe_history_length(history: KeptHistory | None) -> str:

@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 
 
 GenerationWriter = Callable[..., list[BucketFile]]
-"""Called as writer(rows, store, folder, layout, options, order_by=…, partitioned=…): writes the rows, sorted by
-never-null columns in each bucket, and returns one file for each bucket."""
+"""Called as writer(rows, store, folder, layout, options, order_by=…, partitioned=…): writes the rows, sorted by these
+columns in each bucket, and returns one file for each bucket."""
 
 
 def write_arrow_table(
@@ -62,10 +62,20 @@ def write_arrow_table(
     stored = rows.select([name for name in layout.columns if name in present])
     check_readable(stored, layout.schema, options.what, layout.key)
     if order_by:
-        rows = rows.sort_by([(name, "ascending") for name in order_by])
+        rows = _sort_as_spark(rows, order_by)
     if options.completion is None:
         rows = rows.append_column(DIGEST, row_digests(rows, layout.schema.names))
     return write_arrow_buckets(rows, store, folder, layout, options)
+
+
+def _sort_as_spark(rows: pa.Table, order_by: Sequence[str]) -> pa.Table:
+    """Return the rows in Spark's ascending order of these columns: nulls first, NaN last."""
+    columns = {}
+    for place, name in enumerate(order_by):
+        if (column := rows.column(name)).null_count:
+            columns[f"known{place}"] = column.is_valid()
+        columns[f"value{place}"] = column
+    return rows.take(pc.sort_indices(pa.table(columns), sort_keys=[(name, "ascending") for name in columns]))
 
 
 SPARK: GenerationWriter = write_buckets

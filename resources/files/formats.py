@@ -153,9 +153,9 @@ def _read_header(path: Path, name: str, schema: Schema, where: str) -> list[str]
     try:
         with open_decompressed(path, name) as source:
             text = bytes(source.read(_HEADER)).decode("utf-8-sig", errors="replace")
-    except OSError as error:
+        names = next((row for row in csv.reader(io.StringIO(text, newline="")) if row), None)
+    except (OSError, csv.Error) as error:
         raise unreadable_file_error(where, error) from error
-    names = next((row for row in csv.reader(io.StringIO(text)) if row), None)
     if names is None:
         problem = f"{where} is empty: expected a header line with {', '.join(schema.names)}."
         step = "Deliver the file again; a file without records needs a header line too."
@@ -300,6 +300,9 @@ def _blocks(source: Any, where: str) -> Iterator[bytes]:
 
 def _parse_block(block: bytes, line: int, schema: Schema, where: str) -> pa.Table:
     try:
+        # A null in the place of an object would be a record of nulls, or crash Arrow.
+        if not all(text[:1] == b"{" and text[-1:] == b"}" for text in map(bytes.strip, block.split(b"\n")) if text):
+            raise pa.ArrowInvalid("a line is not an object")
         table = _read_json(block, schema.fields)
     except pa.ArrowInvalid as error:
         raise _json_error(block, line, schema, where, error) from error
@@ -353,10 +356,10 @@ def _find_line_problem(line: bytes, schema: Schema) -> str:
         return ""
     try:
         record = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         return f"it is not JSON ({error})"
     if not isinstance(record, dict):
-        return f"it is a {type(record).__name__}, expected an object"
+        return f"it is {'null' if record is None else f'a {type(record).__name__}'}, expected an object"
     unknown = [name for name in record if name not in schema]
     return f"field {unknown[0]!r} is not declared" if unknown else ""
 

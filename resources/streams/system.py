@@ -23,6 +23,7 @@ from dagster_adjunct.resources.common import (
     check_name,
     check_whole_number,
     first_validation_problem,
+    fits_utc,
     split_stream_name,
     to_microseconds,
 )
@@ -113,16 +114,18 @@ def check_append(producer: str, sequence: int, version: str | None, valid_from: 
     """Return `valid_from` in microseconds, as markers store it.
 
     Raises ConfigurationError for a producer, a sequence or a version that can't be stored, and for `valid_from` without
-    zone or version.
+    zone or version, or outside the years 1 to 9999 of UTC.
     """
     check_producer(producer, sequence)
     if version is not None:
         check_name("version", version)
     if valid_from is None:
         return None
-    if not isinstance(valid_from, datetime) or valid_from.tzinfo is None or version is None:
+    zoned = isinstance(valid_from, datetime) and valid_from.tzinfo is not None
+    if version is None or not zoned or not fits_utc(valid_from):
         what = "without end_of_dataset" if version is None else f"of version {version!r}"
-        problem = f"valid_from={valid_from!r} {what}: expected end_of_dataset, and a datetime with a time zone."
+        problem = f"valid_from={valid_from!r} {what}: expected end_of_dataset, and a datetime with a time zone, of the "
+        problem += "years 1 to 9999 in UTC."
         step = "Pass end_of_dataset=…, and valid_from with tzinfo=UTC."
         raise errors.ConfigurationError(problem, step, argument="valid_from")
     return to_microseconds(valid_from)

@@ -14,8 +14,14 @@ from dagster_adjunct.assets.declaration.dataset import bounded_dataset
 from dagster_adjunct.assets.reading.dataset import open_dataset
 from dagster_adjunct.assets.reading.key_lookup import key_from_text
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
-from dagster_adjunct.resources.errors import ManifestMismatchError, NullKeyError, SchemaMismatchError
+from dagster_adjunct.resources.errors import (
+    ConfigurationError,
+    ManifestMismatchError,
+    NullKeyError,
+    SchemaMismatchError,
+)
 from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from tests.assets.conftest import World
 
 PLANES = bounded_dataset("planes", input="lake.planes", key="tailnum", partitions=2)
@@ -119,6 +125,16 @@ def test_a_key_of_another_type_is_an_error_and_never_a_miss(sparkling: World) ->
     assert caught.value.argument == "key"
     with pytest.raises(NullKeyError):
         view.get(None)
+
+
+@pytest.mark.parametrize("key", [{"tailnum": "N1"}, ["N1"]])
+def test_keys_that_an_answer_can_not_have_are_refused(world: World, key: object) -> None:
+    world.spark = IN_PROCESS
+    view = sealed(world).view(PLANES)
+    assert view.get(key) == {"tailnum": "N1", "seats": 1}
+    with pytest.raises(ConfigurationError, match="as a tuple") as caught:
+        view.get_all([key])
+    assert caught.value.argument == "keys"
 
 
 @pytest.mark.spark

@@ -479,6 +479,7 @@ def test_another_number_of_records_than_promised_refuses_the_version(place: Plac
     ("content", "problem"),
     [
         ("done", "neither empty nor JSON"),
+        ("[" * 100_000, "neither empty nor JSON"),
         ("[1]", "a JSON list"),
         ('{"rows": "2"}', "states rows '2'"),
         ('{"rows": -1}', "states rows -1"),

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import datetime as dt
+import math
 import re
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
 
 from dagster_adjunct.assets.advancing.advance_dataset import advance_dataset
@@ -23,6 +25,7 @@ from dagster_adjunct.resources.errors import ConfigurationError, DatasetError
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.objects.store import InMemoryStore
 from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from tests.assets.conftest import World, no_spark
 
 if TYPE_CHECKING:
@@ -96,6 +99,24 @@ def test_a_new_query_result_is_published_whatever_the_order_of_its_columns(spark
     assert sparkling.view(spec).get("N1") == {"tailnum": "N1", "seats": 2, "note": "of the query"}
     changed = dataset("SELECT 'N1' tailnum, 3 seats, {version} note")
     assert sparkling.advance(changed).action == "sealed"
+
+
+def test_of_rows_with_one_key_the_greatest_counts_and_nulls_are_least(either: World) -> None:
+    keys = ["a", "a", "b", "b", "b", "c", "c"]
+    numbers = [None, 5.0, math.nan, None, 3.0, None, None]
+    texts = [None, None, None, None, None, "x", None]
+    rows = pa.table({"key": keys, "number": numbers, "text": texts})
+
+    def query(spark: Any, asked: Computation) -> Any:
+        return rows if spark is IN_PROCESS else spark.createDataFrame(rows)
+
+    schema = Schema.of(key="string", number="double", text="string")
+    spec = bounded_dataset("rows", input=QuerySource(query, schema, name="rows"), key="key", broadcast=True)
+    assert either.advance(spec).rows == 3
+    found = [either.view(spec).get(key) for key in "abc"]
+    assert found[::2] == [{"key": "a", "number": 5.0, "text": None}, {"key": "c", "number": None, "text": "x"}]
+    assert found[1] is not None
+    assert math.isnan(found[1]["number"])
 
 
 @pytest.mark.parametrize(

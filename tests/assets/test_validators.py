@@ -168,6 +168,10 @@ def test_row_counts_may_change_by_a_fraction_of_what_is_served(served: int, new:
         assert "79 rows, -21.0% of the 100 of version v000001-attempt1: at most 20.0% is allowed" in verdict.message
 
 
+def test_a_change_of_exactly_the_allowed_fraction_passes() -> None:
+    assert row_count_within(0.29)(candidate(planes(71), planes(100))).passed, "although 0.29 * 100 is less than 29"
+
+
 def test_small_and_empty_versions_are_no_measure() -> None:
     assert not row_count_within(0.2, minimum_rows=10)(candidate(planes(20), planes(10))).passed
     assert row_count_within(0.2, minimum_rows=11)(candidate(planes(20), planes(10))).passed
@@ -457,6 +461,9 @@ def test_rules_in_sql_count_what_breaks_them_and_tell_some_keys(on_spark: Candid
     assert sorted(verdicts["with_names"].facts["sample"]) == [["N3"], ["N4"]]
     assert verdicts["numbers"].message.startswith("NumberFormatException: [CAST_INVALID_INPUT]")
     assert verdicts["values_in_maker"].message == "other values of 'maker' in 1 row: 'CESSNA' (1)"
+    with_null = {verdict.message for verdict in evaluate([values_in("maker", ["AIRBUS", "BOEING", None])], on_spark)}
+    assert with_null == {verdicts["values_in_maker"].message}
+    assert values_in("maker", [None])(on_spark).facts["violations"] == 3
     hidden = {verdict.name: verdict.message for verdict in evaluate(rules[2::3], on_spark, ["maker", "tailnum"])}
     assert hidden == {
         "none_lost": "broken by 1 row: values of sensitive columns are hidden",

@@ -151,6 +151,28 @@ def test_markers_of_different_times_or_of_none_reject_a_version(place: Place) ->
     assert caught.value.argument == "valid_from"
 
 
+AHEAD, BEHIND = (dt.timezone(dt.timedelta(hours=hours)) for hours in (1, -1))
+OUTSIDE = [dt.datetime.min.replace(tzinfo=AHEAD), dt.datetime.max.replace(tzinfo=BEHIND)]
+
+
+@pytest.mark.parametrize("time", OUTSIDE)
+def test_times_outside_the_years_of_utc_are_refused_or_reject_a_version(place: Place, time: dt.datetime) -> None:
+    with pytest.raises(ConfigurationError, match="of the years 1 to 9999 in UTC"):
+        place.send("v1", {"N1": 1}, at=time)
+    with pytest.raises(ConfigurationError, match="of the years 1 to 9999 in UTC"):
+        place.streams.append_markers("planes", "v1", producer="m", sequence=1, valid_from=time)
+    assert place.streams.markers("planes") == []
+    place.write("v1", {"N1": 1}, json.dumps({"valid_from": time.isoformat()}))
+    place.write("v2", {"N1": 2}, json.dumps({"valid_from": "2026-01-02"}))
+    assert len(place.advance(place.dataset("marker", files=True)).rejected) == 1
+    refused = [ref.reason for ref in StoredVersions(place.lake, "planes").versions() if ref.state == "rejected"]
+    assert "its markers have a time outside the years 1 to 9999 of UTC (" in refused[0]
+    assert place.spans() == [("v2", day(2), None)]
+    with open_dataset(place.lake, "planes") as opened, pytest.raises(ConfigurationError) as caught:
+        opened.valid_at(time)
+    assert caught.value.argument == "moment"
+
+
 def test_a_marker_repeated_with_another_time_is_rejected_and_with_the_same_ignored(place: Place) -> None:
     spec = place.dataset("marker")
     place.send("v1", {"N1": 1}, at=day(4))

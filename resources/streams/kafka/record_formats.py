@@ -279,14 +279,15 @@ def _headers_from_json(texts: pa.Array, name: str, stream: str) -> pa.Array:
     """Return the headers in JSON texts; the inverse of `_headers_json`."""
     kind = pa.list_(pa.struct([("name", pa.string()), ("value", pa.binary())]))
     made: list[Any] = []
-    for text in texts.to_pylist():
-        try:
+    try:
+        for text in texts.to_pylist():
             pairs = json.loads(text) if text is not None else []
-            made.append(
-                [{"name": n, "value": None if v is None else base64.b64decode(v, validate=True)} for n, v in pairs]
-            )
-        except (ValueError, TypeError) as error:
-            problem = f"{stream}: column {name!r} has a text that is not a list of headers."
-            step = 'Write it like [["name","base64"]].'
-            raise SchemaMismatchError(problem, step, column=name, stream=stream) from error
-    return pa.array(made, kind)
+            if any(n is None for n, _ in pairs):
+                raise TypeError("a header without a name")
+            values = [None if v is None else base64.b64decode(v, validate=True) for _, v in pairs]
+            made.append([{"name": n, "value": value} for (n, _), value in zip(pairs, values, strict=True)])
+        return pa.array(made, kind)
+    except (ValueError, TypeError) as error:
+        problem = f"{stream}: column {name!r} has a text that is not a list of headers."
+        step = 'Write it like [["name","base64"]].'
+        raise SchemaMismatchError(problem, step, column=name, stream=stream) from error

@@ -49,4 +49,5 @@ def test_a_history_is_exact_from_its_edge_on_and_never_before_what_was_pruned() 
     assert KeptHistory(kept=100).edge(newest) == 800
     assert KeptHistory(kept=500, pruned=700).edge(newest) == 700
     assert KeptHistory().edge(newest) is None
+    assert KeptHistory(kept=timedelta.max // timedelta(microseconds=1)).edge(newest) is None, "before the year 1"
     assert KeptHistory(kept=100).edge(find_newest_valid_from([])) is None

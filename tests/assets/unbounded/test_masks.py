@@ -11,6 +11,7 @@ from dagster_adjunct.assets.declaration.policies import DiscardPolicy
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.reading.superseded import read_mask
 from dagster_adjunct.assets.retention.discard import discard
+from dagster_adjunct.assets.retention.erasure import erase_keys, find_keys
 from dagster_adjunct.assets.unbounded.compaction import compact_dataset
 from dagster_adjunct.assets.versions.reports import StageEvent
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
@@ -121,3 +122,20 @@ def test_masks_go_with_the_versions_that_they_are_of(quick: World) -> None:
     discard(quick.lake, spec.name, DiscardPolicy(keep=1, grace=timedelta(0)), by="test")
     assert masks(quick) == set()
     assert entries(quick, spec) == {"a": 3, "b": 3}
+
+
+def test_an_erasure_takes_a_mask_for_no_file_that_may_hold_a_key(quick: World) -> None:
+    spec = table(quick, partitions=2)
+    send(quick, spec, {"a": 1, "b": 1})
+    send(quick, spec, {"b": 2})
+    send(quick, spec, {"c": 3})
+    assert len(masks(quick)) == 2
+    assert find_keys(quick.lake, "table", ["nobody"]).clean
+    report = erase_keys(quick.lake, "table", ["a"], reason="request 4711", by="test")
+    assert report.complete
+    assert entries(quick, spec) == {"b": 2, "c": 3}
+
+    earlier, _ = send(quick, spec, {"d": 4})
+    compact_dataset(quick.lake, "table", spark=IN_PROCESS, by="test", level="major")
+    assert erase_keys(quick.lake, "table", ["nobody"], reason="request 4712", by="test").complete
+    assert entries(quick, spec, earlier) == {"b": 2, "c": 3, "d": 4}, "replaced files with masks can still be read"

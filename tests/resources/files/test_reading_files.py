@@ -95,6 +95,7 @@ def test_the_byte_order_mark_and_carriage_returns_of_a_csv_file_are_no_content(f
         ('seats,tailnum\n1,N1\n2,"N2\n3,N3\n', ["ends within a quoted value", "N2"]),
         ('seats,tailnum\n1,N1\n2,"N2', ["ends within a quoted value"]),
         ('tailnum,seats\n"N1,1\nN2,2\n', ["line 2"]),
+        (f'tailnum,"seats\n{"N1,1" * 50_000}\n', ["field larger than field limit"]),
     ],
 )  # fmt: skip
 def test_a_csv_file_that_is_not_as_declared_is_refused_with_file_line_and_column(
@@ -105,6 +106,12 @@ def test_a_csv_file_that_is_not_as_declared_is_refused_with_file_line_and_column
     assert error.file == f"{folder}/bad one.csv"
     for line in re.findall(r", line (\d+):", error.problem):
         assert error.line == int(line)
+
+
+@pytest.mark.parametrize("ending", ["\r", "\n", "\r\n"])
+def test_the_lines_of_a_csv_file_may_end_in_any_way(folder: Path, ending: str) -> None:
+    (folder / "a.csv").write_text(ending.join(["tailnum,seats", "N1,2", "N2,3", ""]), newline="")
+    assert rows(folder, "a.csv", "csv") == [{"tailnum": "N1", "seats": 2}, {"tailnum": "N2", "seats": 3}]
 
 
 @pytest.mark.parametrize("last", ["N2", '"N2"', '""', "", 'N"2', '"N""2"', '"N\n2"'])
@@ -170,6 +177,11 @@ def test_a_json_lines_file_is_typed_by_the_schema_and_absent_fields_are_null(fol
         ('{"tailnum":"N1","seats":{"first":2}}\n', ["line 1", "'seats'"]),
         ('{"tailnum":"N1","maker":"B"}\n', ["line 1", "'maker' is not declared"]),
         ('{"tailnum":"N1"}\n[1]\n', ["line 2", "is a list, expected an object"]),
+        ("null\n", ["line 1", "is null, expected an object"]),
+        ('{"tailnum":"N1"}\n null', ["line 2", "is null, expected an object"]),
+        ('{"tailnum":"N1"}\nnull\n{"tailnum":"N2"}\n', ["line 2", "is null, expected an object"]),
+        ('null {"tailnum":"N1"} null\n', ["line 1", "not JSON"]),
+        (f'{{"tailnum":{"[" * 100_000}{"]" * 100_000}}}\n', ["line 1", "not JSON"]),
         ('{"tailnum":"N1"}\n{"tailnum":"N2",\n', ["line 2", "not JSON"]),
         ('{"tailnum":"N1","tailnum":"N2"}\n', ["line 1", "'tailnum'", "twice"]),
     ],

@@ -295,8 +295,13 @@ def test_headers_become_a_column_and_are_headers_again() -> None:
     assert [json.loads(row["said"]) for row in rows] == [[["a", "AA=="], ["a", None], ["é", ""]], []]
     again = [[(h["name"], h["value"]) for h in message["__headers"]] for message in written(topic, *rows)]
     assert again == headers
-    with pytest.raises(SchemaMismatchError) as failure:
-        written(topic, {"seats": 1, "said": "[1]"})
+
+
+@pytest.mark.parametrize("text", ["[1]", '[[5, "AA=="]]', '[[null, "AA=="]]', '[["a", 5]]', '[["\\ud800", null]]'])
+def test_a_text_that_is_no_list_of_headers_is_refused_with_its_column(text: str) -> None:
+    topic = KafkaTopic(value=Json("seats INT"), headers="said")
+    with pytest.raises(SchemaMismatchError, match="not a list of headers") as failure:
+        written(topic, {"seats": 1, "said": text})
     assert failure.value.facts == {"stream": "kafka.flights", "column": "said"}
 
 
