@@ -12,5 +12,6 @@ from dagster_adjunct.orchestration.code_location.resources import PostgresTableR
 from dagster_adjunct.orchestration.code_location.resources import RedisTableResource as RedisTableResource
 from dagster_adjunct.orchestration.code_location.resources import SqliteTableResource as SqliteTableResource
 from dagster_adjunct.orchestration.code_location.sensors import LaunchWhen as LaunchWhen
+from dagster_adjunct.orchestration.code_location.services import EmrCluster as EmrCluster
 from dagster_adjunct.orchestration.code_location.services import EmrServerless as EmrServerless
 from dagster_adjunct.orchestration.code_location.services import Kubernetes as Kubernetes
