@@ -298,6 +298,14 @@ def test_a_step_that_can_not_begin_fails_its_run_for_good(
     assert left(lake) == []
 
 
+def test_a_step_that_somebody_cancels_before_it_begins_is_tried_again(lake: Lake, cluster: EmrStandIn) -> None:
+    cluster.stopped.add("00f0")
+    done = run(lake, submitted.app, on_cluster(lake.url, python="/opt/missing/bin/python"))
+    assert f"step 00f0 of EMR cluster {CLUSTER} is CANCELLED: EMR gives no reason." in done.log
+    assert f"step 00f1 of EMR cluster {CLUSTER} is FAILED" in done.failure.description
+    assert len(cluster.requests) == 2
+
+
 def test_references_to_secrets_are_no_secrets_and_executors_are_pods_of_the_image() -> None:
     references = {"spark.hadoop.javax.jdo.option.ConnectionPassword": "EMR.secret@metastore"}
     references |= {"spark.kubernetes.executor.secretKeyRef.DSN": "dsn:url"}
