@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.code_location.nodes import AdjunctTranslator as AdjunctTranslator
     from dagster_adjunct.orchestration.code_location.nodes import AssetSubject as AssetSubject
     from dagster_adjunct.orchestration.code_location.sensors import LaunchWhen as LaunchWhen
+    from dagster_adjunct.orchestration.code_location.services import EmrCluster as EmrCluster
     from dagster_adjunct.orchestration.code_location.services import EmrServerless as EmrServerless
     from dagster_adjunct.orchestration.code_location.services import Kubernetes as Kubernetes
     from dagster_adjunct.orchestration.code_location.table_resources import (

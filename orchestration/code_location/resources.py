@@ -14,8 +14,10 @@ import dagster as dg
 from pydantic import Field, PrivateAttr
 
 from dagster_adjunct.orchestration.code_location.services import (
+    EmrCluster,
     EmrServerless,
     Kubernetes,
+    RemoteService,
     SparkSubmit,
     check_no_secrets,
 )
@@ -55,6 +57,9 @@ class LakeResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         return lake
 
 
+_SERVICES = ("submit", "emr_serverless", "emr_cluster", "kubernetes")
+
+
 @validated
 class SparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     """A Spark session for each run, built on dagster-pyspark's resource.
@@ -65,8 +70,8 @@ class SparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     own process, and whatever needs Spark raises ConfigurationError. "sc://HOST:PORT" is a running Spark Connect server.
 
     With `submit`, datasets and batches are computed by an application that spark-submit starts, whose driver is a
-    process of its own on the machine of the run (client mode), with all settings above. With `emr_serverless` or
-    `kubernetes` the driver runs there. An application ends with the run.
+    process of its own on the machine of the run (client mode), with all settings above. With `emr_serverless`,
+    `emr_cluster` or `kubernetes` the driver runs there. An application ends with the run.
     """
 
     master: str | None = Field(
@@ -76,6 +81,7 @@ class SparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     lake: str | None = Field(default=None, description="Lake URL; an s3:// lake brings the S3A packages along.")
     submit: str | None = Field(default=None, description='Path of spark-submit, or "spark-submit" if it is installed.')
     emr_serverless: EmrServerless | None = None
+    emr_cluster: EmrCluster | None = None
     kubernetes: Kubernetes | None = None
 
     _session: Any = PrivateAttr(default=None)
@@ -112,52 +118,54 @@ class SparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         return session_config(self.spark_config, master=self.master, lake_url=self._lake_url)
 
     @property
-    def services(self) -> list[str | EmrServerless | Kubernetes]:
+    def services(self) -> list[str | RemoteService]:
         """Return what is to start applications: nothing, or one of these."""
-        return [one for one in (self.submit, self.emr_serverless, self.kubernetes) if one is not None]
+        return [getattr(self, name) for name in _SERVICES if getattr(self, name) is not None]
 
-    def submission(self, lake_url: str) -> tuple[SparkSubmit | EmrServerless | Kubernetes, dict[str, str]]:
+    def submission(self, lake_url: str) -> tuple[SparkSubmit | RemoteService, dict[str, str]]:
         """Return what starts the application for a lake, and the application's settings.
 
         Raises ConfigurationError for a spark-submit that is not found and for settings that can't be submitted.
         """
         service, *others = self.services
         if others:
-            problem = "SparkResource has several of submit, emr_serverless and kubernetes: expected one."
+            problem = f"SparkResource has several of {', '.join(_SERVICES)}: expected one."
             raise ConfigurationError(problem, "Leave out the others.", argument="submit")
         if is_in_process(self.master) or is_connect(self.master):
             problem = "the master is none or a Spark Connect server, but an application is to be started."
-            step = "Leave out submit, emr_serverless and kubernetes, or give another master."
+            step = f"Leave out {', '.join(_SERVICES)}, or give another master."
             raise ConfigurationError(problem, step, setting="spark.master")
-        if not isinstance(service, str):
-            return service, self._remote_settings(service, lake_url)
-        here = os.pathsep.join([os.environ.get("PATH", ""), str(Path(sys.executable).parent)])
-        command = shutil.which(service, path=here)
-        if command is None:
-            problem = f"submit is {service!r}, which is no program on the PATH or beside this Python."
-            raise ConfigurationError(problem, "Give the path of your Spark's bin/spark-submit.", setting="submit")
-        prepare_environment()
-        settings = self._settings()
+        starter, settings = self._local(service) if isinstance(service, str) else self._remote(service, lake_url)
         mode = settings.get("spark.submit.deployMode", "client")
         if mode != "client":
             problem = f"spark.submit.deployMode is {mode!r}: expected client. The driver of spark-submit exchanges "
-            problem += "files with the run, so that it has to be on the same machine."
-            step = "Leave out the setting, or let the driver run elsewhere with emr_serverless or kubernetes."
+            problem += "files with the run, and services start the driver themselves."
+            step = f"Leave out the setting; {', '.join(_SERVICES[1:])} let the driver run elsewhere."
             raise ConfigurationError(problem, step, setting="spark.submit.deployMode")
-        return SparkSubmit(command), settings
+        return starter, settings
 
-    def _remote_settings(self, service: EmrServerless | Kubernetes, lake_url: str) -> dict[str, str]:
+    def _local(self, submit: str) -> tuple[SparkSubmit, dict[str, str]]:
+        here = os.pathsep.join([os.environ.get("PATH", ""), str(Path(sys.executable).parent)])
+        command = shutil.which(submit, path=here)
+        if command is None:
+            problem = f"submit is {submit!r}, which is no program on the PATH or beside this Python."
+            raise ConfigurationError(problem, "Give the path of your Spark's bin/spark-submit.", setting="submit")
+        prepare_environment()
+        return SparkSubmit(command), self._settings()
+
+    def _remote(self, service: RemoteService, lake_url: str) -> tuple[RemoteService, dict[str, str]]:
         if not lake_url.startswith("s3://"):
             problem = f"the lake {lake_url} is a folder, which the driver on another machine can't access."
             raise ConfigurationError(problem, "Use an s3:// lake, or submit instead.", setting="lake")
-        settings = session_config(self.spark_config, master=self.master, lake_url=lake_url, is_elsewhere=True)
+        master = self.master or ("yarn" if isinstance(service, EmrCluster) else None)
+        settings = session_config(self.spark_config, master=master, lake_url=lake_url, is_elsewhere=True)
         if isinstance(service, EmrServerless) and self.master:
             problem = f"the master is {self.master!r}, but EMR Serverless has a master of its own."
             raise ConfigurationError(problem, "Leave out the master.", setting="spark.master")
         if isinstance(service, Kubernetes) and settings["spark.master"].startswith("k8s://"):
             settings = service.for_executors() | settings
         check_no_secrets(settings, "the setting")
-        return settings
+        return service, settings
 
     def teardown_after_execution(self, context: dg.InitResourceContext) -> None:
         """Stop the session if the run started one, so that no executors are left behind."""

@@ -11,8 +11,9 @@ import os
 import re
 import signal
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -23,16 +24,19 @@ from dagster._core.errors import DagsterPipesExecutionError
 from pydantic import Field
 
 from dagster_adjunct.orchestration.code_location.exchange import SETTINGS, Exchange, Inbox
-from dagster_adjunct.resources.errors import ConfigurationError, TransientError
+from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, TransientError
 from dagster_adjunct.resources.spark.tasks import lost_process_error
 from dagster_adjunct.resources.validation import validated
 
 STOP_SECONDS = 60.0
 _DRIVER = Path(__file__).with_name("driver.py")
+_MODULE = f"{__package__}.{_DRIVER.stem}"
 _BY_SIGNAL = 128  # what a shell adds to the number
 _EMR_POLL_SECONDS = 5.0
 # As Spark redacts, but for references to the secrets of Kubernetes.
 _SECRET = re.compile(r"(?i)(?!spark\.kubernetes\.(driver|executor)\.secret).*(secret|password|token|access[._]?key)")
+# Executors connect to the driver by the name of its node, unless the declared variables say otherwise.
+_ON_NODE = 'export SPARK_LOCAL_HOSTNAME=$(hostname -f) SPARK_LOCAL_IP=$(hostname -f); exec env "$@"'
 _UNANSWERED = {"HTTPClientError", "ConnectionError", "HTTPError"}  # of botocore and urllib3
 _OF_EMR = "EMR.secret@"  # what follows names a secret of AWS Secrets Manager, which the service reads
 
@@ -135,6 +139,62 @@ class EmrServerless(dg.Config):
 
 
 @validated
+class EmrCluster(dg.Config):
+    """A running cluster of EMR on EC2: each driver is a step on the primary node, and its executors are on YARN.
+
+    Dagster's own client starts a cluster for each run. The nodes have the modules that the driver imports, and Java.
+    """
+
+    cluster_id: str
+    python: str = Field(description="Path of the nodes' Python, such as /opt/adjunct/bin/python.")
+    environment: dict[str, str] = Field(default_factory=dict, description="Variables of the driver, without secrets.")
+    region: str | None = Field(default=None, description="By default that of boto3's own chain.")
+
+    is_remote: ClassVar[bool] = True
+
+    def run(self, context: Any, inbox: Inbox, exchange: Exchange, settings: Mapping[str, str]) -> None:
+        import boto3
+
+        check_no_secrets(self.environment, "the variable")
+        with dg.open_pipes_session(context, dg.PipesEnvContextInjector(), inbox) as session:
+            variables = {"HADOOP_CONF_DIR": "/etc/hadoop/conf", **self.environment, **session.get_bootstrap_env_vars()}
+            command = [*(f"{name}={value}" for name, value in variables.items()), self.python, "-m", _MODULE]
+            step = {
+                "Name": f"{context.job_name} {context.run.run_id}",
+                "ActionOnFailure": "CONTINUE",
+                "HadoopJarStep": {"Jar": "command-runner.jar", "Args": ["bash", "-c", _ON_NODE, "driver", *command]},
+            }
+            with _translated_errors("EMR"):
+                service = boto3.client("emr", region_name=self.region)
+                (step_id,) = service.add_job_flow_steps(JobFlowId=self.cluster_id, Steps=[step])["StepIds"]
+            context.log.info(f"The driver is step {step_id} of EMR cluster {self.cluster_id}")
+            try:
+                status = self._wait(service, step_id)
+            except BaseException:
+                with suppress(AdjunctError), _translated_errors("EMR"):  # else the driver misses the op's heartbeat
+                    service.cancel_steps(ClusterId=self.cluster_id, StepIds=[step_id])
+                raise
+        if (state := status["State"]) == "COMPLETED":
+            return
+        facts = {**status.get("StateChangeReason", {}), **status.get("FailureDetails", {})}
+        reason = " ".join(facts[name] for name in ("Reason", "Message", "LogFile") if name in facts)
+        problem = f"step {step_id} of EMR cluster {self.cluster_id} is {state}: {reason or 'EMR gives no reason'}."
+        if state != "FAILED":
+            raise TransientError(problem, "Run it again.")
+        advice = "Check that all nodes have this Python, with Spark and the modules that the driver imports."
+        raise ConfigurationError(problem, advice, argument="python")
+
+    def _wait(self, service: Any, step_id: str) -> Any:
+        """Return the status of the step when it has ended."""
+        while True:
+            time.sleep(_EMR_POLL_SECONDS)
+            with suppress(TransientError), _translated_errors("EMR"):
+                status = service.describe_step(ClusterId=self.cluster_id, StepId=step_id)["Step"]["Status"]
+                if status["State"] not in ("PENDING", "RUNNING", "CANCEL_PENDING"):
+                    return status
+
+
+@validated
 class Kubernetes(dg.Config):
     """A pod for each driver, by `PipesK8sClient`. The image has the modules that it imports, and Java.
 
@@ -166,8 +226,7 @@ class Kubernetes(dg.Config):
             env = container.get("env", [])
             written = {one["name"]: one["value"] for one in env if "value" in one}
             check_no_secrets(written | self.environment, "the variable")
-            module = _DRIVER.with_suffix("").name
-            container |= {"image": self.image, "command": [self.python, "-m", f"{__package__}.{module}"]}
+            container |= {"image": self.image, "command": [self.python, "-m", _MODULE]}
             container["env"] = [*env, address]
             import_module("dagster_k8s.pipes").build_pod_body("driver", None, None, {}, None, copy.deepcopy(spec))
         except ConfigurationError:
@@ -186,6 +245,9 @@ class Kubernetes(dg.Config):
         ours = {f"{prefix}.container.image": self.image, f"{prefix}.namespace": self.namespace}
         ours[f"{prefix}.authenticate.executor.serviceAccountName"] = self.service_account
         return {name: value for name, value in ours.items() if value}
+
+
+RemoteService = EmrServerless | EmrCluster | Kubernetes
 
 
 def _check_not_given(given: Mapping[str, Any], ours: Sequence[str], argument: str) -> None:
@@ -221,7 +283,8 @@ def _translated_errors(service: str) -> Iterator[None]:
         response: Any = getattr(error, "response", None) or {}
         status = response.get("ResponseMetadata", {}).get("HTTPStatusCode") or getattr(error, "status", None) or 0
         problem = f"{service} could not be asked to run a Spark application: {str(error).strip().rstrip('.')}."
-        if status == 429 or status >= 500 or kinds & _UNANSWERED:
+        is_throttled = status == 429 or "Throttling" in response.get("Error", {}).get("Code", "")
+        if is_throttled or status >= 500 or kinds & _UNANSWERED:
             raise TransientError(problem, "Run it again.") from error
         step = "Correct the declaration, or what the run's role may do."
         raise ConfigurationError(problem, step, setting=service) from error

@@ -44,6 +44,7 @@ from dagster_adjunct.orchestration.code_location.exchange import (
 )
 from dagster_adjunct.orchestration.code_location.resources import SparkResource
 from dagster_adjunct.orchestration.code_location.services import STOP_SECONDS
+from dagster_adjunct.resources.errors import AdjunctError
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.objects.store import StoreDescriptor
 from dagster_adjunct.resources.spark.in_process import session_factory
@@ -114,7 +115,8 @@ def run_work(
         except Exception as error:
             inbox.raise_error(error)
             if inbox.is_open:
-                problem = f"the driver of the Spark application ended early: {str(error).rstrip('.')}."
+                found = error.problem if isinstance(error, AdjunctError) else str(error)
+                problem = f"the driver of the Spark application ended early: {found.rstrip('.')}."
                 raise lost_process_error(problem) from error
             if not inbox.results:
                 raise

@@ -209,7 +209,7 @@ def session_config(
     """
     user = {key: str(value) for key, value in (config or {}).items()}
     master = master or user.get("spark.master") or os.environ.get("ADJUNCT_SPARK_MASTER") or "local[*]"
-    _check_master(master)
+    _check_master(master, is_elsewhere=is_elsewhere)
     _check_reach(master, lake_url or os.environ.get("ADJUNCT_LAKE"))
     settings = {**_PLANS, "spark.master": master, "spark.app.name": "adjunct"}
     # Spark walks plans recursively, with dozens of stack frames per operator.
@@ -418,7 +418,7 @@ def prepare_environment() -> None:
     os.environ.setdefault("SPARK_LAUNCHER_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
 
-def _check_master(master: str) -> None:
+def _check_master(master: str, *, is_elsewhere: bool = False) -> None:
     """Raise ConfigurationError for an unknown master or a missing YARN configuration, which crash Spark's launcher.
 
     What spark-submit has accepted is not checked again: services have masters of their own.
@@ -427,7 +427,7 @@ def _check_master(master: str) -> None:
         return
     problem, step = "Spark has no such master", _MASTER_STEP
     if _MASTER.fullmatch(master):
-        if master != "yarn" or {"HADOOP_CONF_DIR", "YARN_CONF_DIR"} & os.environ.keys():
+        if master != "yarn" or is_elsewhere or {"HADOOP_CONF_DIR", "YARN_CONF_DIR"} & os.environ.keys():
             return
         problem = "neither HADOOP_CONF_DIR nor YARN_CONF_DIR is set"
         step = "Set one of them to the folder with the configuration of your YARN cluster."

@@ -1,4 +1,4 @@
-"""Stand-ins for the APIs of EMR Serverless and Kubernetes: what they are asked to start runs here, as a process.
+"""Stand-ins for the APIs of EMR Serverless, EMR and Kubernetes: what they are asked to start runs here, as a process.
 
 A process gets a clean working directory, and the environment that its image, its role and the request give it.
 Requests are checked against what the services publish: the models of botocore and of the Kubernetes client.
@@ -27,11 +27,19 @@ from botocore.model import Shape
 
 from tests.servers.s3 import ROOT, S3Server
 
+CLUSTER = "j-2AXXXXXXGAPLF"
 APPLICATION, ROLE = "00fexample123", "arn:aws:iam::111122223333:role/orders-runs"
 
 
+class Throttled(ValueError):
+    """A request too many, for now."""
+
+
 class StandIn(ABC):
-    """An API on loopback that answers requests by `answer(method, path, body)`, and the processes that it started."""
+    """An API on loopback that answers requests by `answer(method, path, body)`, and the processes that it started.
+
+    An API that has one path has the name of the operation in its place.
+    """
 
     def __init__(self, folder: Path, s3: S3Server, modules: Sequence[Path]) -> None:
         self.folder, self.s3, self.modules = folder, s3, modules
@@ -50,10 +58,12 @@ class StandIn(ABC):
         class Handler(BaseHTTPRequestHandler):
             def _answer(self) -> None:
                 data = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+                path = self.headers.get("X-Amz-Target") or self.path
                 try:
-                    status, found = 200, stand_in.answer(self.command, self.path, json.loads(data) if data else None)
+                    status, found = 200, stand_in.answer(self.command, path, json.loads(data) if data else None)
                 except ValueError as error:
-                    status, found = 400, {"message": str(error), "code": "ValidationException"}
+                    code = "ThrottlingException" if isinstance(error, Throttled) else "ValidationException"
+                    status, found = 400, {"message": str(error), "code": code, "__type": code}
                 reply = json.dumps(found).encode()
                 self.send_response(status)
                 self.send_header("Content-Type", "application/json")
@@ -158,6 +168,47 @@ class EmrServerlessStandIn(StandIn):
         )
 
 
+class EmrStandIn(StandIn):
+    """Steps of one cluster, which has one node. `operations` has those that it was asked for."""
+
+    def __init__(self, folder: Path, s3: S3Server, modules: Sequence[Path]) -> None:
+        super().__init__(folder, s3, modules)
+        self.operations: list[str] = []
+        self.failing = 0
+        """How many of the next questions for a step fail, as where a cluster is asked too often."""
+
+    def answer(self, method: str, path: str, body: Any) -> Any:
+        operation = path.removeprefix("ElasticMapReduce.")
+        self.operations.append(operation)
+        check_aws_request("emr", operation, body)
+        assert body.get("ClusterId", CLUSTER) == CLUSTER
+        if operation == "AddJobFlowSteps":
+            if body["JobFlowId"] != CLUSTER:
+                raise ValueError("Cluster id is not valid.")
+            (step,) = body["Steps"]
+            jar = step["HadoopJarStep"]
+            assert jar["Jar"] == "command-runner.jar"
+            if (size := sum(map(len, [jar["Jar"], *jar["Args"]]))) > 10_240:
+                raise ValueError(f"the strings of a step have {size} characters: at most 10240 are allowed")
+            self.requests.append(step)
+            return {"StepIds": [self.start(jar["Args"], {})]}
+        if operation == "CancelSteps":
+            (step,) = body["StepIds"]
+            self.stopped.add(step)
+            self.stop(step, signal.SIGTERM)
+            return {"CancelStepsInfoList": [{"StepId": step, "Status": "SUBMITTED"}]}
+        if self.failing:
+            self.failing -= 1
+            raise Throttled("Rate exceeded")
+        ended = self.processes[body["StepId"]].poll()
+        if ended is None:
+            return {"Step": {"Status": {"State": "RUNNING"}}}
+        if not ended or body["StepId"] in self.stopped:
+            return {"Step": {"Status": {"State": "CANCELLED" if ended else "COMPLETED"}}}
+        details = {"Reason": "Unknown Error.", "LogFile": f"s3://company-logs/{CLUSTER}/steps/stderr.gz"}
+        return {"Step": {"Status": {"State": "FAILED", "FailureDetails": details}}}
+
+
 class KubernetesStandIn(StandIn):
     """Pods of a namespace; the command of the first container runs."""
 
@@ -209,6 +260,10 @@ def check_aws_request(service: str, operation: str, request: Mapping[str, Any]) 
         raise ValueError("; ".join(problems))
 
 
+_BEYOND_JAVAS = r"\uD800\uDC00-\uDBFF\uDFFF"
+"""Characters of more than 16 bits, as a pattern of Java names them."""
+
+
 def _differences(shape: Shape | Any, value: Any, at: str) -> Iterator[str]:
     types: dict[str, Any] = {"structure": dict, "map": dict, "list": list, "string": str, "boolean": bool}
     if not isinstance(value, types.get(shape.type_name, int)):
@@ -217,8 +272,9 @@ def _differences(shape: Shape | Any, value: Any, at: str) -> Iterator[str]:
     size, of = (value if isinstance(value, int) else len(value)), shape.metadata
     if not of.get("min", size) <= size <= of.get("max", size):
         yield f"{at} has {size}: expected {of.get('min')} to {of.get('max')}"
-    if isinstance(value, str) and "pattern" in of and not re.fullmatch(of["pattern"], value, re.DOTALL):
-        yield f"{at} is {value!r}: expected {of['pattern']}"
+    pattern = of.get("pattern", ".*").replace(_BEYOND_JAVAS, "\U00010000-\U0010ffff")
+    if isinstance(value, str) and not re.fullmatch(pattern, value, re.DOTALL):
+        yield f"{at} is {value!r}: expected {pattern}"
     if isinstance(value, str) and value not in of.get("enum", [value]):
         yield f"{at} is {value!r}: expected one of {of['enum']}"
     if shape.type_name == "structure":

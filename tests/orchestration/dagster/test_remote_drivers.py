@@ -1,4 +1,4 @@
-"""Runs whose drivers are job runs of EMR Serverless or pods: what comes back, and what their deaths leave behind."""
+"""Runs whose drivers are on EMR Serverless, EMR clusters or in pods: what comes back, and what their deaths leave."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import pytest
 from dagster._core.pipes.context import PipesMessageHandler
 
 from dagster_adjunct import Application, Lake, SparkResource, open_lake
-from dagster_adjunct.code_location import EmrServerless, Kubernetes
+from dagster_adjunct.code_location import EmrCluster, EmrServerless, Kubernetes
 from dagster_adjunct.errors import ConfigurationError
 from dagster_adjunct.orchestration.code_location import services
 from dagster_adjunct.orchestration.code_location.exchange import Exchange, Inbox, pack
@@ -31,7 +31,15 @@ from tests.kept_processes import without_kept_processes
 from tests.orchestration.dagster import small, submitted
 from tests.orchestration.dagster.test_submission import run, until, when_begun
 from tests.servers.s3 import SECRET_KEY, S3Server
-from tests.servers.spark_services import APPLICATION, ROLE, EmrServerlessStandIn, KubernetesStandIn
+from tests.servers.spark_services import (
+    APPLICATION,
+    CLUSTER,
+    ROLE,
+    EmrServerlessStandIn,
+    EmrStandIn,
+    KubernetesStandIn,
+    StandIn,
+)
 
 QUICK = {"spark.jars.ivy": str(Path.home() / ".cache/dagster-adjunct/ivy"), "spark.ui.enabled": "false"}
 
@@ -61,9 +69,27 @@ def emr(tmp_path: Path, versitygw: S3Server, monkeypatch: pytest.MonkeyPatch) ->
         yield stand_in
 
 
+@pytest.fixture
+def cluster(tmp_path: Path, versitygw: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[EmrStandIn]:
+    stand_in = EmrStandIn(tmp_path / "steps", versitygw, [tmp_path / "image"])
+    with stand_in.serving() as url:
+        monkeypatch.setenv("AWS_ENDPOINT_URL_EMR", url)
+        monkeypatch.setenv("EMR_CLUSTER", CLUSTER)
+        yield stand_in
+
+
 def on_emr(lake: str, **settings: Any) -> SparkResource:
     service = EmrServerless(application_id=dg.EnvVar("EMR_APPLICATION"), execution_role=ROLE, **settings)
     return SparkResource(lake=lake, emr_serverless=service, spark_config=QUICK)
+
+
+def on_cluster(lake: str, **settings: Any) -> SparkResource:
+    declared = {"cluster_id": dg.EnvVar("EMR_CLUSTER"), "python": sys.executable, **settings}
+    service = EmrCluster(**declared)
+    return SparkResource(lake=lake, emr_cluster=service, master="local[2]", spark_config=QUICK)
+
+
+RESOURCES = {"emr": on_emr, "cluster": on_cluster}
 
 
 def left(lake: Lake) -> list[str]:
@@ -101,17 +127,47 @@ def test_a_job_run_computes_and_reports_what_a_run_in_process_does(
     assert sent["tags"]["dagster/run-id"]
 
 
+@pytest.mark.server
+@pytest.mark.parametrize("engine", ["auto", pytest.param("spark", marks=[pytest.mark.spark, pytest.mark.long])])
+def test_a_step_computes_and_reports_what_a_run_in_process_does(
+    lake: Lake, tmp_path: Path, cluster: EmrStandIn, engine: str
+) -> None:
+    """The step has only what its request, its role and its node give it. Too many questions for it do no harm."""
+    for name in ("begun", "go"):
+        (tmp_path / name).touch()
+    cluster.failing = 6  # botocore itself asks five times
+    app = submitted.charge_calls(Application("charges", engine=engine))
+    done = run(lake, app, on_cluster(lake.url, environment={"ORDERS_STAGE": "test"}))
+    assert done.success, done.log + cluster.logs()
+    assert submitted.charges(lake) == submitted.expected(range(40))
+    assert done.made["charges"]["adjunct/last_batch"] == 1
+    assert done.made["charges"]["adjunct/rows"] == 40
+    assert "batch 1: committed; 40 records so far" in done.log
+    assert bool(re.search(r"Spark application \S+ on local\[2\]", done.log)) == (engine == "spark")
+    (sent,) = cluster.requests
+    assert sent["ActionOnFailure"] == "CONTINUE", "the cluster outlives it"
+    assert {"ORDERS_STAGE=test", "HADOOP_CONF_DIR=/etc/hadoop/conf"} < set(sent["HadoopJarStep"]["Args"])
+    assert SECRET_KEY not in json.dumps(sent)
+    assert str(ROOT) not in json.dumps(sent).replace(sys.executable, ""), "paths of this machine"
+    assert left(lake) == []
+    policy = json.loads((ROOT / "deploy/iam/emr-cluster.json").read_text("utf-8"))
+    allowed = {action.removeprefix("elasticmapreduce:") for action in policy["Statement"][0]["Action"]}
+    assert allowed == {*cluster.operations, "CancelSteps"}
+
+
 @pytest.mark.spark
 @pytest.mark.server
 @pytest.mark.long
-def test_a_batch_whose_job_run_was_killed_is_ended_when_its_op_is_tried_again(
-    lake: Lake, tmp_path: Path, emr: EmrServerlessStandIn
+@pytest.mark.parametrize(("service", "reason"), [("emr", "EMR Serverless job failed"), ("cluster", "step 00f0 of EMR")])
+def test_a_batch_whose_driver_was_killed_is_ended_when_its_op_is_tried_again(
+    lake: Lake, tmp_path: Path, service: str, reason: str, request: pytest.FixtureRequest
 ) -> None:
-    with when_begun(tmp_path, lambda: emr.stop("00f0", signal.SIGKILL)):
-        done = run(lake, submitted.app, on_emr(lake.url))
-    assert done.success, done.log + emr.logs()
-    assert "the driver of the Spark application ended early: EMR Serverless job failed" in done.log
-    assert len(emr.requests) == 2
+    stand_in: StandIn = request.getfixturevalue(service)
+    with when_begun(tmp_path, lambda: stand_in.stop("00f0", signal.SIGKILL)):
+        done = run(lake, submitted.app, RESOURCES[service](lake.url))
+    assert done.success, done.log + stand_in.logs()
+    assert f"the driver of the Spark application ended early: {reason}" in done.log
+    assert len(stand_in.requests) == 2
     assert submitted.charges(lake) == submitted.expected(range(40))
     assert left(lake) == []
 
@@ -121,24 +177,26 @@ from dagster_adjunct import Application, build_definitions
 from dagster_adjunct.orchestration.batch_log.run_lease import Process
 from dagster_adjunct.orchestration.code_location import exchange, submission
 from tests.orchestration.dagster.submitted import app
-from tests.orchestration.dagster.test_remote_drivers import on_emr
+from tests.orchestration.dagster.test_remote_drivers import RESOURCES
 
 submission.this_process = lambda: Process(host="elsewhere", pid=1)
 exchange._TTL *= 0.1
-defs = build_definitions(app, lake={url!r}, spark=on_emr({url!r}))
+defs = build_definitions(app, lake={url!r}, spark=RESOURCES[{service!r}]({url!r}))
 """
 
 
 @pytest.mark.spark
 @pytest.mark.server
 @pytest.mark.long
+@pytest.mark.parametrize("service", ["emr", "cluster"])
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGKILL], ids=["is cancelled", "is killed"])
-def test_a_job_run_ends_with_its_run_and_the_next_one_takes_over(
-    lake: Lake, tmp_path: Path, emr: EmrServerlessStandIn, sent: signal.Signals
+def test_a_driver_ends_with_its_run_and_the_next_one_takes_over(
+    lake: Lake, tmp_path: Path, service: str, request: pytest.FixtureRequest, sent: signal.Signals
 ) -> None:
-    """A run that is cancelled cancels the job run. One that is killed is missed by its heartbeat, in S3."""
+    """A run that is cancelled cancels the job run or the step. One that is killed is missed by its heartbeat, in S3."""
+    stand_in: StandIn = request.getfixturevalue(service)
     (tmp_path / "home").mkdir()
-    (tmp_path / "location.py").write_text(LOCATION.format(url=lake.url))
+    (tmp_path / "location.py").write_text(LOCATION.format(url=lake.url, service=service))
     environment = {**os.environ, "DAGSTER_HOME": str(tmp_path / "home"), "PYTHONPATH": str(ROOT)}
     command = [str(Path(sys.executable).with_name("dagster")), "job", "execute", "-m", "location", "-j", "charges"]
     with (tmp_path / "run.log").open("w") as log:
@@ -147,13 +205,13 @@ def test_a_job_run_ends_with_its_run_and_the_next_one_takes_over(
     assert not [key for key in left(lake) if key.endswith("order")]
     op.send_signal(sent)
     assert op.wait(60) != 0
-    until(lambda: emr.processes["00f0"].poll() is not None, 30)
-    assert emr.stopped == ({"00f0"} if sent == signal.SIGINT else set())
+    until(lambda: stand_in.processes["00f0"].poll() is not None, 30)
+    assert stand_in.stopped == ({"00f0"} if sent == signal.SIGINT else set())
     assert left(lake) == []
     assert submitted.charges(lake) == []
     (tmp_path / "go").touch()
-    done = run(lake, submitted.app, on_emr(lake.url))
-    assert done.success, done.log + emr.logs()
+    done = run(lake, submitted.app, RESOURCES[service](lake.url))
+    assert done.success, done.log + stand_in.logs()
     assert submitted.charges(lake) == submitted.expected(range(40))
 
 
@@ -202,6 +260,7 @@ def test_a_pod_computes_and_reports_what_a_run_in_process_does(
         ({"master": "local[2]"}, "spark.master"),
         ({"spark_config": {"spark.hadoop.fs.s3a.secret.key": "shown-to-nobody"}}, "spark.hadoop.fs.s3a.secret.key"),
         ({"spark_config": {"spark.executorEnv.AWS_ACCESS_KEY_ID": "x"}}, "spark.executorEnv.AWS_ACCESS_KEY_ID"),
+        ({"spark_config": {"spark.submit.deployMode": "cluster"}}, "spark.submit.deployMode"),
         ({"submit": "spark-submit"}, None),
     ],
 )
@@ -212,6 +271,40 @@ def test_what_can_not_run_elsewhere_is_refused(settings: dict[str, Any], setting
         resource.submission(lake)
     assert refused.value.setting == setting
     assert "shown-to-nobody" not in str(refused.value)
+
+
+def test_steps_of_a_cluster_have_yarn_for_their_master_unless_another_is_declared() -> None:
+    service = EmrCluster(cluster_id=CLUSTER, python="/opt/adjunct/bin/python")
+    for declared, used in ((None, "yarn"), ("local[*]", "local[*]")):
+        _, settings = SparkResource(emr_cluster=service, master=declared).submission("s3://bucket/lake")
+        assert settings["spark.master"] == used
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"environment": {"DB_PASSWORD": "shown-to-nobody"}}, "DB_PASSWORD"),
+        ({"cluster_id": "j-0"}, "Cluster id is not valid"),
+        ({"python": "/opt/missing/bin/python"}, f"step 00f0 of EMR cluster {CLUSTER} is FAILED: Unknown Error. s3://"),
+    ],
+)
+def test_a_step_that_can_not_begin_fails_its_run_for_good(
+    lake: Lake, cluster: EmrStandIn, settings: dict[str, Any], named: str
+) -> None:
+    done = run(lake, submitted.app, on_cluster(lake.url, **settings))
+    assert done.failure.metadata["error"].value == "ConfigurationError"
+    assert named in done.failure.description
+    assert "shown-to-nobody" not in done.failure.description
+    assert "CancelSteps" not in cluster.operations
+    assert left(lake) == []
+
+
+def test_a_step_that_somebody_cancels_before_it_begins_is_tried_again(lake: Lake, cluster: EmrStandIn) -> None:
+    cluster.stopped.add("00f0")
+    done = run(lake, submitted.app, on_cluster(lake.url, python="/opt/missing/bin/python"))
+    assert f"step 00f0 of EMR cluster {CLUSTER} is CANCELLED: EMR gives no reason." in done.log
+    assert f"step 00f1 of EMR cluster {CLUSTER} is FAILED" in done.failure.description
+    assert len(cluster.requests) == 2
 
 
 def test_references_to_secrets_are_no_secrets_and_executors_are_pods_of_the_image() -> None:
