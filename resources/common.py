@@ -199,7 +199,7 @@ class ClassRegistry(Generic[T]):
 
     def register(self, name: str, factory: Callable[..., T]) -> None:
         """Register a class under `name`. It accepts the items of its objects' `to_dict()` as keywords."""
-        known = self._ours.get(name) or self._classes.setdefault(check_name("backend", name), factory)
+        known = self._find(check_name("backend", name)) or self._classes.setdefault(name, factory)
         if known is not factory:
             problem = f"the {self._kind} {name!r} is already registered, as {known!r}."
             raise ConfigurationError(problem, "Register it under another name.", backend=name)
@@ -217,13 +217,12 @@ class ClassRegistry(Generic[T]):
         """Return the object that `describe` has described so."""
         settings = dict(description)
         name = settings.pop("backend", None)
-        if name not in self._ours and name not in self._classes:
+        make = self._find(str(name))
+        if make is None:
             problem = f"a stored document names the {self._kind} {name!r}, which is not registered; registered are "
             problem += f"{self._names()}."
             step = f"Import the module that registers it, or call {self._call}(name, class) before reading it."
             raise ConfigurationError(problem, step, backend=str(name))
-        module, _, ours = self._ours.get(name, "").rpartition(".")
-        make = getattr(import_module(module), ours) if ours else self._classes[name]
         signature = inspect.signature(make)
         try:
             signature.bind(**settings)
@@ -232,6 +231,10 @@ class ClassRegistry(Generic[T]):
             step = f"It accepts {', '.join(signature.parameters)}."
             raise ConfigurationError(problem, step, argument="backend", backend=str(name)) from None
         return make(**settings)
+
+    def _find(self, name: str) -> Callable[..., T] | None:
+        module, _, ours = self._ours.get(name, "").rpartition(".")
+        return getattr(import_module(module), ours) if ours else self._classes.get(name)
 
     def _names(self) -> str:
         return ", ".join(sorted({*self._ours, *self._classes}))
