@@ -110,7 +110,10 @@ def marker_from_message(message: Message, ssp: SystemStreamPartition) -> Marker:
     except ValidationError as error:
         problem = f"{ssp}: the end-of-dataset marker at offset {message.offset()} is {(header or b'')[:200]!r}: "
         problem += f"{first_validation_problem(error)}."
-        step = 'Write markers as {"version": "v7"}, optionally with "rows", "checksum", "valid_from" and "partitions".'
+        step = 'Write markers as {"version": "v7"}, optionally with "rows", "checksum", "valid_from" and "partitions". '
+        step += f"If no records follow this one, the right marker replaces it: append_markers({ssp.stream!r}, VERSION, "
+        step += f"partitions=[{ssp.partition}], …). Otherwise remove the records up to and including this one with "
+        step += "kafka-delete-records, and deliver the version again."
         raise MalformedDocumentError(problem, step, stream=ssp.qualified_stream) from error
     return Marker(ssp, str(message.offset()), **dict(body))
 

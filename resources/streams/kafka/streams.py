@@ -262,7 +262,8 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
     def markers(self, stream: str, since: Mapping[SystemStreamPartition, str] | None = None) -> list[Marker]:
         """Return the markers at or after these offsets (of all partitions when None), in order.
 
-        Reads all records from there on. An offset that retention has passed counts as the oldest.
+        Reads all records from there on. An offset that retention has passed counts as the oldest. A malformed marker
+        is replaced by one that follows it without records in between; otherwise raises MalformedDocumentError.
         """
         facts = self.topic(stream)
         name = f"{self.name}.{stream}"
@@ -271,12 +272,20 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
             starts = {s.partition: parse_offset(o, str(s)) for s, o in since.items() if s.qualified_stream == name}
         oldest, upcoming = self.admin.oldest(facts.topic, starts), self.admin.upcoming(facts.topic, starts)
         ranges = [self._topic_range(facts, p, max(at, oldest[p]), upcoming[p]) for p, at in sorted(starts.items())]
-        found = [
-            consume.marker_from_message(message, SystemStreamPartition(self.name, stream, wanted.partition))
-            for wanted, got in consume.read_ranges(self.settings, ranges)
-            for message in got
-            if consume.is_marker(message.headers())
-        ]
+        found: list[Marker] = []
+        malformed: dict[int, errors.MalformedDocumentError] = {}
+        for wanted, got in consume.read_ranges(self.settings, ranges):
+            ssp = SystemStreamPartition(self.name, stream, wanted.partition)
+            for message in got:
+                if consume.is_marker(message.headers()):
+                    try:
+                        found.append(consume.marker_from_message(message, ssp))
+                        malformed.pop(wanted.partition, None)
+                    except errors.MalformedDocumentError as error:
+                        malformed.setdefault(wanted.partition, error)
+                elif wanted.partition in malformed:
+                    raise malformed[wanted.partition]
+        errors.raise_first(list(malformed.values()))
         return sorted(found, key=lambda marker: (marker.ssp.partition, int(marker.offset)))
 
     def _task_append(

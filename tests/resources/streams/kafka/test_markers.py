@@ -129,6 +129,35 @@ def test_markers_of_other_producers_count_and_bad_ones_are_named(
         system.markers("s")
 
 
+def test_a_marker_behind_a_malformed_one_without_records_between_replaces_it(
+    kafka: KafkaServer, system: KafkaStreams, topic: str
+) -> None:
+    theirs = kafka.producer()
+
+    def produce(partition: int, header: str | None = None) -> None:
+        headers = None if header is None else {"adjunct-end-of-dataset": header}
+        theirs.produce(topic, partition=partition, headers=headers, key="k")
+        theirs.flush()
+
+    for partition, headers in ((0, ["v1", "again"]), (1, [None, "v1"])):
+        for header in headers:
+            produce(partition, header)
+    with pytest.raises(MalformedDocumentError):
+        system.markers("s")
+    system.append_markers("s", "v1", partitions=[0, 1], producer="p", sequence=0)
+    assert [(m.ssp.partition, m.offset, m.version) for m in system.markers("s")] == [(0, "2", "v1"), (1, "2", "v1")]
+
+    produce(1, "v2")
+    produce(1)
+    system.append_markers("s", "v2", partitions=[1], producer="p", sequence=1)
+    with pytest.raises(MalformedDocumentError, match="at offset 3") as caught:
+        system.markers("s")
+    assert "kafka-delete-records" in caught.value.next_step
+    admin = kafka.admin()
+    next(iter(admin.delete_records([TopicPartition(topic, 1, 4)]).values())).result(30)
+    assert [(m.offset, m.version) for m in system.markers("s") if m.ssp.partition == 1] == [("5", "v2")]
+
+
 def test_a_compacted_topic_takes_no_markers(kafka: KafkaServer, tmp_path: Path) -> None:
     topic = kafka.new_topic(1, cleanup_policy="compact")
     system = system_with(kafka, tmp_path, c=KafkaTopic(topic))
