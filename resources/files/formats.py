@@ -117,12 +117,16 @@ def read_csv(tree: FileTree, file: ListedFile, schema: Schema, where: str) -> It
     with tree.on_disk(file) as path:
         names = _read_header(path, file.path, schema, where)
         number, last = 0, None  # the last value, if the last column is a string
+        numbers = {field.name for field in schema.fields if field.type in ("float", "double")}
         source = TailReader(open_decompressed(path, file.path))
         try:
             for batch in _csv_reader(source, schema):
                 table = pa.Table.from_batches([batch])
                 if table.num_rows and schema.field(names[-1]).type == "string":
                     last = table.column(names[-1])[-1].as_py()
+                for name in [name for name in numbers if pc.any(pc.is_inf(table.column(name))).as_py()]:
+                    numbers.remove(name)
+                    _check_infinities(path, file.path, schema.field(name), schema, where)
                 yield number, table.select(list(schema.names))
                 number += table.num_rows
         except pa.ArrowInvalid as error:
@@ -130,6 +134,22 @@ def read_csv(tree: FileTree, file: ListedFile, schema: Schema, where: str) -> It
         except OSError as error:
             raise unreadable_file_error(where, error) from error
         _check_closed(source.tail, names[-1], last, where)
+
+
+def _check_infinities(path: Path, name: str, field: Field, schema: Schema, where: str) -> None:
+    """Raise SchemaMismatchError for the first number of a column that Arrow has read as infinite: it is too large."""
+    number = 0
+    texts = Schema(tuple(Field(each.name, "string") if each is field else each for each in schema.fields))
+    for batch in _csv_reader(open_decompressed(path, name), texts):
+        column = pc.utf8_trim_whitespace(batch.column(field.name))
+        numbers = pc.if_else(pc.match_substring_regex(column, r"\d"), column, None)  # an infinity of the file is a word
+        row = pc.index(pc.is_inf(numbers.cast(arrow_type(field.type))), True).as_py()
+        if row >= 0:
+            place, about = record_label("csv", number, row)
+            problem = f"{where}, {place}: {describe_column(field)}: {column[row]} is too large."
+            step = "Correct the value, or the column's declared type."
+            raise SchemaMismatchError(problem, step, column=field.name, line=about["line"])
+        number += batch.num_rows
 
 
 def _csv_reader(source: Any, schema: Schema) -> Any:
@@ -319,7 +339,11 @@ def _parse_block(block: bytes, line: int, schema: Schema, where: str) -> pa.Tabl
 
 def _read_json(block: bytes, fields: tuple[Field, ...], *, others: str = "error") -> pa.Table:
     kinds = [(field.name, pa.string() if field.type in _TEXTS else arrow_type(field.type)) for field in fields]
-    return read_json_lines(block, pa.schema(kinds), others=others)
+    table = read_json_lines(block, pa.schema(kinds), others=others)
+    for column in table.columns:
+        if pa.types.is_floating(column.type) and pc.any(pc.is_inf(column)).as_py():  # JSON has no infinity
+            raise pa.ArrowInvalid("a number is too large")
+    return table
 
 
 def _convert_column(column: pa.ChunkedArray, field: Field) -> pa.ChunkedArray:

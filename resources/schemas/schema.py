@@ -17,7 +17,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from dagster_adjunct.resources.errors import MalformedDocumentError, SchemaMismatchError
-from dagster_adjunct.resources.lazy_modules import F, pa, pt
+from dagster_adjunct.resources.lazy_modules import F, pa, pc, pt
 from dagster_adjunct.resources.schemas.values import YEARS, first_unreadable, unreadable_values
 from dagster_adjunct.resources.validation import validated, validated_methods
 
@@ -319,11 +319,21 @@ def cast_column(
 ) -> pa.ChunkedArray:
     """Return a column cast to the declared type. Raises SchemaMismatchError for the first value that would change."""
     try:
-        return column.cast(arrow_type(kind), safe=True)
+        return _cast_safely(column, kind)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise _misfit_error(column, name, kind, what, place, error, sensitive=sensitive) from (
             None if sensitive else error
         )
+
+
+def _cast_safely(column: pa.ChunkedArray, kind: str) -> pa.ChunkedArray:
+    """Return a column cast to a type. Raises ArrowInvalid for a value that would change, except in rounding."""
+    fitted = column.cast(arrow_type(kind), safe=True)
+    if kind == "float" and pt.is_float64(column.type):
+        beyond = pc.and_(pc.is_inf(fitted), pc.is_finite(column))
+        if pc.any(beyond).as_py():
+            raise pa.ArrowInvalid(f"{column.filter(beyond)[0]} is too large for 32 bits")
+    return fitted
 
 
 def _misfit_error(
@@ -337,7 +347,7 @@ def _misfit_error(
     while count > 1:  # the first half that does not fit, and so on
         half = count // 2
         try:
-            column.slice(start, half).cast(arrow_type(kind), safe=True)
+            _cast_safely(column.slice(start, half), kind)
             start, count = start + half, count - half
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
             count = half

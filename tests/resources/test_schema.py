@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import math
 from decimal import Decimal
 
 import pyarrow as pa
@@ -111,6 +112,7 @@ def test_conform_widens_and_decodes_without_loss() -> None:
         (pa.array([Decimal("1.234")]), "decimal(10,2)"),
         (pa.array([b"\xff"]), "string"),
         (pa.array([1]), "boolean"),
+        (pa.array([-1e39]), "float"),
     ],
 )
 def test_conform_refuses_what_would_lose_or_invent_a_value(values: pa.Array, kind: str) -> None:
@@ -128,6 +130,7 @@ def test_conform_refuses_what_would_lose_or_invent_a_value(values: pa.Array, kin
         (pa.array([1, None, 300, 301]), "tinyint"),
         (pa.array([Decimal("1.00"), None, Decimal("1.23"), Decimal("1.24")]), "decimal(10,1)"),
         (pa.array([0, None, 1, 86_400_000], pa.date64()), "date"),
+        (pa.array([math.inf, None, 1e39, 2e39]), "float"),
     ],
 )
 def test_a_value_that_does_not_fit_is_told_by_its_row(values: pa.Array, kind: str) -> None:

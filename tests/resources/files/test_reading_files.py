@@ -5,6 +5,7 @@ from __future__ import annotations
 import bz2
 import datetime as dt
 import gzip
+import math
 import re
 from collections.abc import Iterator
 from decimal import Decimal
@@ -106,6 +107,32 @@ def test_a_csv_file_that_is_not_as_declared_is_refused_with_file_line_and_column
     assert error.file == f"{folder}/bad one.csv"
     for line in re.findall(r", line (\d+):", error.problem):
         assert error.line == int(line)
+
+
+RATIOS = Schema.of(id="bigint", small="float", large="double")
+
+
+@pytest.mark.parametrize(
+    ("small", "large", "column"),
+    [("1e39", "1", "small"), ("1", "-1.7976931348623159e308", "large"), (" 3.5e38", "1", "small")],
+)
+@pytest.mark.parametrize("format", ["csv", "jsonl"])
+def test_a_number_too_large_for_its_column_is_not_read_as_infinity(
+    folder: Path, small: str, large: str, column: str, format: FileFormat
+) -> None:
+    if format == "csv":
+        (folder / "a").write_text(f"large,small,id\ninf,-inf,1\n{large},{small},2\n")
+    else:
+        (folder / "a").write_text(f'{{"id": 1}}\n{{"id": 2, "small": {small}, "large": {large}}}\n')
+    error = refused(folder, "a", format, "too large", schema=RATIOS)
+    assert (error.column, error.line) == (column, 3 if format == "csv" else 2)
+
+
+def test_an_infinity_that_a_csv_file_writes_as_a_word_is_read(folder: Path) -> None:
+    (folder / "a.csv").write_text("id,small,large\n1,inf,-inf\n2,3.4e38,1.7e308\n")
+    first, second = rows(folder, "a.csv", "csv", RATIOS)
+    assert (first["small"], first["large"]) == (math.inf, -math.inf)
+    assert (second["small"], second["large"]) == (pytest.approx(3.4e38), 1.7e308)
 
 
 @pytest.mark.parametrize("ending", ["\r", "\n", "\r\n"])
