@@ -116,7 +116,9 @@ def bind_condition(
         launcher = launchers.get(ready_made.kind)
         if launcher is None:
             purpose, step = _FOR[ready_made.kind]
-            raise _refusal(owner, f"has the automation condition {ready_made.kind}(), which is for {purpose}.", step)
+            raise condition_error(
+                owner, f"has the automation condition {ready_made.kind}(), which is for {purpose}.", step
+            )
         bound = bound.replace(ready_made, _Asking(ready_made.kind, launcher, resource))
     return bound
 
@@ -126,10 +128,11 @@ def check_condition(condition: object, owner: tuple[str, str]) -> Condition | No
     if condition is None or isinstance(condition, dg.AutomationCondition):
         return condition
     problem = f"has automation_condition={condition!r}: expected an AutomationCondition."
-    raise _refusal(owner, problem, "Give a public condition or one of Dagster's, and call it: new_records().")
+    raise condition_error(owner, problem, "Give a public condition or one of Dagster's, and call it: new_records().")
 
 
-def _refusal(owner: tuple[str, str], problem: str, next_step: str) -> ConfigurationError:
+def condition_error(owner: tuple[str, str], problem: str, next_step: str) -> ConfigurationError:
+    """Return the error for the condition of `owner`, such as ("dataset", "planes")."""
     kind, name = owner
     where = {"dataset": name} if kind == "dataset" else {"application": name}
     return ConfigurationError(f"{kind} {name!r} {problem}", next_step, argument="automation_condition", **where)

@@ -29,6 +29,7 @@ from dagster_adjunct.orchestration.code_location.automation import (
     Steps,
     bind_condition,
     check_condition,
+    condition_error,
 )
 from dagster_adjunct.orchestration.code_location.dataset_assets import (
     DatasetAsset,
@@ -139,6 +140,11 @@ def _launched_jobs(graph: AssetGraph, app: Application, rule: sensors.LaunchWhen
     there is no main job.
     """
     own = graph.made[app.name]
+    outputs = [key for key, writer in graph.writers.items() if writer == app.name]
+    if app.automation_condition is not None and not outputs:
+        problem = "has an automation condition and no outputs: nothing would ask it."
+        step = "Give conditions to its datasets, such as new_version()."
+        raise condition_error(("application", app.name), problem, step)
     if not own:
         return
     description = "\n\n".join(filter(None, [app.description, *map(describe_partitions, app.datasets)]))
@@ -150,8 +156,8 @@ def _launched_jobs(graph: AssetGraph, app: Application, rule: sensors.LaunchWhen
         tags={"adjunct/application": app.name},
     )
     yield job
-    outputs = [key for key, writer in graph.writers.items() if writer == app.name]
-    yield sensors.new_records_launcher(app, job, own, outputs, rule)
+    if outputs:
+        yield sensors.new_records_launcher(app, job, own, outputs, rule)
     yield sensors.restart_launcher(app, job, own, outputs)
     yield from sensors.delivered_launchers(app.name, graph.delivered_groups(app.name), job)
     if app.inputs or any(member.dataset.follows_changes for member in graph.stored_datasets(app.name)):

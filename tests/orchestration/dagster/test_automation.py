@@ -318,11 +318,19 @@ def test_a_table_that_fails_its_freshness_policy_is_checked(lab: Lab) -> None:
 QUERY = QuerySource("SELECT 1", Schema.of(item="string"))
 
 
+def only_datasets(condition: Condition | None) -> Application:
+    app = Application("shop", automation_condition=condition)
+    app.table(items())
+    return app
+
+
 @pytest.mark.parametrize(
     "app",
     [
         shop(new_version()),
         shop(stale() | new_records()),
+        only_datasets(new_records()),
+        only_datasets(dg.AutomationCondition.eager()),
         shop(None, items(new_records())),
         shop(None, items(stale())),
         shop(None, rates(new_version())),
@@ -340,6 +348,11 @@ def test_a_condition_that_nothing_answers_is_refused_with_the_next_step(app: App
         build_definitions(app)
     assert caught.value.argument == "automation_condition"
     assert caught.value.next_step
+
+
+def test_an_application_of_datasets_alone_has_no_sensor_for_records() -> None:
+    sensors = [sensor.name for sensor in build_definitions(only_datasets(None)).sensors or ()]
+    assert sensors == ["shop_restart", "items_delivered"]
 
 
 def test_startpoints_that_are_switched_off_have_no_condition() -> None:
