@@ -368,8 +368,9 @@ class FileVersions(VersionSource):
     def _find_completed_again(self, manifest: BoundedManifest, named: list[Folder]) -> set[str]:
         """Return the rejected versions that were completed again since, to be tried again in their order.
 
-        This includes dropped ones, whose names are free, even if later versions have arrived. Each is tried once for
-        each opened source: with a store whose clock is ahead, the same files would be rejected endlessly.
+        This includes dropped ones, whose names are free, even if later versions have arrived. Times of completion are
+        compared with that of the refused delivery, both by the clock of the store; only a delivery of long ago, whose
+        markers are no longer recorded, with the time when its name became free.
         """
         newest = {done.name: done for done in manifest.delivered}
         again = set()
@@ -378,9 +379,12 @@ class FileVersions(VersionSource):
             if done is None or folder.complete is None:
                 continue
             ref = manifest.ref(done.version)
-            refused = done.freed or (ref.sealed_at if ref is not None and ref.state == "rejected" else None)
+            refused = done.freed is not None or (ref is not None and ref.state == "rejected")
             last = done is manifest.delivered[-1] or done.freed is not None or self.spec.versions is not None
-            if refused and last and (folder.complete.modified > refused or self._differs(done.markers, folder)):
+            before = done.markers.get(folder.marker.path)
+            at = folder.complete.modified
+            anew = before.completed != at if before is not None else done.freed is not None and done.freed < at
+            if refused and last and (anew or self._differs(done.markers, folder)):
                 again.add(folder.path)
         return again - self._given - {ended.name for ended in manifest.abandoned}
 

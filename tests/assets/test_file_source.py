@@ -736,6 +736,22 @@ def test_a_store_whose_clock_is_ahead_does_not_have_a_refused_version_tried_for_
     assert isinstance(source.next(refused(source.first_manifest(), first, now)), Awaiting)
 
 
+@pytest.mark.parametrize("dropped", [False, True])
+def test_a_lake_whose_clock_is_ahead_takes_a_refused_folder_that_is_completed_again(
+    place: Place, dropped: bool
+) -> None:
+    ahead = dt.datetime.now(dt.UTC) + dt.timedelta(hours=1)
+    place.csv("v1", {"N1": 1})
+    source, first = delivered(dataset(place))
+    manifest = refused(source.first_manifest(), first, ahead)
+    if dropped:
+        done = manifest.delivered[0].model_copy(update={"freed": ahead})
+        manifest = manifest.after(versions=(), delivered=(done,))
+    assert delivered_next(dataset(place), manifest) is None
+    place.put("v1/_SUCCESS", modified=(ahead - dt.timedelta(minutes=30)).timestamp())
+    assert delivered_next(dataset(place), manifest) == "v1"
+
+
 def delivered_next(spec: AdjunctDataset, manifest: DatasetManifest) -> str | None:
     answer = versions(spec).next(manifest)
     return answer.version if isinstance(answer, Delivery) else None
