@@ -285,7 +285,9 @@ class CommitLog:
             raise errors.ConfigurationError(f"a commit to {self.prefix} has no author.", "Pass by=….", argument="by")
         mine: Any = {"kind": self.kind, "number": number, "commit": new_id}
         parent_id = None if parent is None else parent.id
-        manifest = Manifest(**mine, parent=parent_id, created_at=self.now(), by=by, body=body)
+        at = self.now()
+        at = at if parent is None else max(at, parent.created_at)  # `as_of` finds a commit by its time, by bisection
+        manifest = Manifest(**mine, parent=parent_id, created_at=at, by=by, body=body)
         pointer = Pointer(**mine, manifest=key, nonce=uuid.uuid4().hex)
         data = encode_document(manifest)
         try:

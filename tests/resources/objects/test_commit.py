@@ -9,6 +9,7 @@ import pytest
 from dagster_adjunct.resources.errors import CommitConflictError, ConfigurationError, MalformedDocumentError
 from dagster_adjunct.resources.objects.commit_log import Commit, CommitLog
 from dagster_adjunct.resources.objects.store import InMemoryStore
+from tests.clocks import Clock
 from tests.faulty_store import FaultyStore
 
 if TYPE_CHECKING:
@@ -34,6 +35,18 @@ def test_a_commit_is_read_back_as_it_was_made(store: ObjectStore) -> None:
     assert (made.number, made.id, made.parent, made.by, made.created_at) == (1, "abc", None, "tests", now)
     assert made.manifest_key == "datasets/planes/manifests/000000000001-abc.json"
     assert made.body == body
+
+
+def test_a_commit_is_not_dated_before_its_parent_whatever_the_clock_says(store: ObjectStore) -> None:
+    clock = Clock()
+    log = CommitLog(store, "datasets/planes", "dataset", clock=clock)
+    first = log.commit(None, {"n": 1}, by="me")
+    clock.forward(hours=-1)
+    second = log.commit(first, {"n": 2}, by="me")
+    clock.forward(hours=2)
+    third = log.commit(log.head(), {"n": 3}, by="me")
+    assert [commit.created_at for commit in log.history()] == [clock.now, first.created_at, first.created_at]
+    assert (second.created_at, third.created_at) == (first.created_at, clock.now)
 
 
 def test_history_walks_from_the_newest_to_the_first(log: CommitLog) -> None:
