@@ -18,7 +18,7 @@ from pydantic import Field
 from dagster_adjunct.resources.common import StoredDocument, check_name, check_whole_number, unqualify_stream_name
 from dagster_adjunct.resources.errors import CommitConflictError, OffsetOutOfRangeError
 from dagster_adjunct.resources.lazy_modules import pa
-from dagster_adjunct.resources.objects.commit_log import Commit, CommitLog, decode_body
+from dagster_adjunct.resources.objects.commit_log import Commit, CommitLog, commit_number, decode_body
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.streams.lake.lineage import Lineage, lineage_lookup, translate_coverage
 from dagster_adjunct.resources.streams.lake.manifest import (
@@ -217,8 +217,10 @@ def remove_reader(lake: Lake, stream: str, reader: str) -> bool:
     stream = unqualify_stream_name(LAKE, stream)
     log = _reader_log(lake, stream, reader)
     there = lake.store.head(log.pointer_key) is not None
-    lake.store.delete(log.pointer_key)  # first: without a pointer there is no reader
-    lake.store.delete_many([item.key for item in lake.store.list(f"{log.prefix}/")])
+    # Listed first, and without first manifests: what a new reader of this name writes meanwhile stays.
+    old = [item.key for item in lake.store.list(f"{log.prefix}/manifests/") if commit_number(item.key) > 1]
+    lake.store.delete(log.pointer_key)  # without a pointer there is no reader
+    lake.store.delete_many(old)
     return there
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 
 import pyarrow as pa
@@ -11,16 +12,18 @@ import pytest
 
 from dagster_adjunct.resources.errors import (
     CommitConflictError,
+    CommitStateUnknownError,
     ConfigurationError,
     InvalidNameError,
     OffsetOutOfRangeError,
 )
-from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.objects.lake import Lake, lake_in
 from dagster_adjunct.resources.streams.lake.manifest import CompactionPolicy, Retention
 from dagster_adjunct.resources.streams.lake.readers import NewRecords, list_readers, read_new, remove_reader
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams
 from dagster_adjunct.resources.streams.system import SourceRange, Sources
 from tests.clocks import Clock, on_clock
+from tests.faulty_store import Fault, FaultyStore
 from tests.resources.streams.stream_helpers import SCHEMA
 
 Records = Callable[..., pa.Table]
@@ -150,6 +153,35 @@ def test_a_batch_of_a_reader_that_was_forgotten_can_t_commit(lake: Lake, s: Lake
     with pytest.raises(CommitConflictError, match="the reader was removed") as caught:
         batch.commit()
     assert caught.value.stream == "lake.s"
+
+
+@pytest.mark.parametrize("outer", ["remove", "commit"])
+def test_a_reader_that_commits_first_while_it_is_removed_can_be_read(lake: Lake, s: LakeStreams, outer: str) -> None:
+    """At any request of either, the other one runs in between."""
+    for nth in range(1, 6):
+        name = f"r{nth}"
+        plan: list[Fault] = []
+        faulty = lake_in(FaultyStore(lake.store, plan))
+        first = read_new(faulty if outer == "commit" else lake, "s", reader=name)
+        read_new(lake, "s", reader=name, max_records=2).commit()
+        read_new(lake, "s", reader=name, max_records=2).commit()
+        store = faulty.store
+        assert isinstance(store, FaultyStore)
+        store.requests.clear()
+        if outer == "commit":
+            store.plan = (Fault("*", nth, "meanwhile", lambda name=name: remove_reader(lake, "s", name)),)
+            with suppress(CommitConflictError, CommitStateUnknownError):
+                first.commit()
+        else:
+
+            def commit(first: NewRecords = first) -> None:
+                with suppress(CommitConflictError, CommitStateUnknownError):
+                    first.commit()
+
+            store.plan = (Fault("*", nth, "meanwhile", commit),)
+            remove_reader(faulty, "s", name)
+        number = read_new(lake, "s", reader=name).number
+        assert number == (2 if first.committed else 1)
 
 
 def test_nonsense_is_refused(lake: Lake, s: LakeStreams) -> None:
