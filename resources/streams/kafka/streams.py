@@ -317,21 +317,26 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
     def _await_result(self, append: TaskAppend, sent: SendResult, before: Mapping[int, int]) -> AppendResult:
         """Return the result of an append, once readers see it; partitions without records have empty ranges.
 
-        `before` are the partitions' previous ends, for offsets that a broker did not return.
+        `before` are the partitions' previous ends, for offsets that a broker did not return. Partitions that were added
+        since have none, and may have records already.
         """
         spans, duplicate = sent
         if duplicate:
             return produce.result_from_spans(spans, duplicate=True)
         target, deadline = append.target, time.monotonic() + _VISIBLE_SECONDS
-        ends = {p: max((s.next or 0 for s in spans if s.partition == p), default=0) for p in range(target.partitions)}
-        after = self.admin.upcoming(target.topic, range(target.partitions))
+        ends = dict.fromkeys(range(target.partitions), 0)
+        for span in spans:
+            ends[span.partition] = max(span.next or 0, ends.get(span.partition, 0))
+        after = self.admin.upcoming(target.topic, ends)
         # Another producer's open transaction may hide our records for longer.
         while any(after[p] < end for p, end in ends.items()) and time.monotonic() < deadline:
             time.sleep(_LOOK_SECONDS)
-            after = self.admin.upcoming(target.topic, range(target.partitions))
+            after = self.admin.upcoming(target.topic, ends)
         unknown = {span.partition for span in spans if span.first is None or span.next is None}
         known = [
-            SentSpan(s.partition, before[s.partition], after[s.partition], s.rows) if s.partition in unknown else s
+            SentSpan(s.partition, before.get(s.partition, 0), after[s.partition], s.rows)
+            if s.partition in unknown
+            else s
             for s in spans
         ]
         result = produce.result_from_spans(known, duplicate=False)

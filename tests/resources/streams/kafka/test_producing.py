@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,10 +16,13 @@ from dagster_adjunct.resources.errors import (
     StreamNotFoundError,
     StreamUnavailableError,
 )
+from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.streams.kafka.client import KafkaSettings
-from dagster_adjunct.resources.streams.kafka.produce import Target, TaskAppend, send_without_transaction
+from dagster_adjunct.resources.streams.kafka import produce
+from dagster_adjunct.resources.streams.kafka.client import KafkaAdmin, KafkaSettings
+from dagster_adjunct.resources.streams.kafka.produce import SentSpan, Target, TaskAppend, send_without_transaction
 from dagster_adjunct.resources.streams.kafka.record_formats import KafkaTopic
+from dagster_adjunct.resources.streams.kafka.streams import KafkaStreams
 from dagster_adjunct.resources.streams.system import OffsetRange, SystemStreamPartition
 from tests.resources.streams.kafka.producing import raw, seen, system_with
 from tests.servers.kafka import KafkaServer
@@ -197,6 +201,30 @@ def test_a_broker_that_is_not_there_is_a_passing_failure(tmp_path: Path) -> None
     with pytest.raises(StreamUnavailableError) as caught:
         send_without_transaction(TaskAppend(Target(nowhere, "s", "t", "id", 1, 1_000_000), "p", 0), [batch])
     assert (caught.value.stream, caught.value.system) == ("kafka.s", "kafka")
+
+
+def test_an_append_whose_partitions_grow_meanwhile_has_its_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client, which chooses the partitions, knows of the new ones before we do, and may get no offsets."""
+
+    class Admin(KafkaAdmin):
+        def describe(self, topic: str) -> tuple[str, int] | None:
+            return "id", 1
+
+        def config(self, topic: str) -> Mapping[str, str]:
+            return {}
+
+        def upcoming(self, topic: str, partitions: Iterable[int]) -> dict[int, int]:
+            return dict.fromkeys(partitions, 5)
+
+    settings = KafkaSettings("kafka", "none", topics={"s": KafkaTopic("s")})
+    system = KafkaStreams(open_lake(tmp_path / "lake"), settings)
+    system.admin = Admin(settings)
+    spans = [SentSpan(0, 2, 5, 3), SentSpan(1, None, None, 4), SentSpan(2, 1, 3, 2)]
+    monkeypatch.setattr(produce, "produce_batches", lambda *_: (spans, False))
+    result = system.append("s", raw(("k", "v")), producer="p", sequence=0)
+    assert (result.first, result.next, result.rows) == ({0: "2", 1: "0", 2: "1"}, {0: "5", 1: "5", 2: "3"}, 9)
 
 
 def test_what_kafka_cannot_keep_is_refused(kafka: KafkaServer, tmp_path: Path) -> None:
