@@ -195,6 +195,10 @@ def check_identifier(what: str, name: str) -> str:
     )
 
 
+class OutOfRangeError(TypeError):
+    """A value of the right type that the column can't hold, so no stored record has it."""
+
+
 def make_checker(column: Column, bits: int | None = None) -> Callable[[Any], Any]:
     """Return the function that checks a value other than None for the column and normalizes it.
 
@@ -267,7 +271,7 @@ def _integer_checker(bits: int) -> Callable[[Any], Any]:
             raise TypeError("expected an int")
         if least <= value <= most:
             return value
-        raise TypeError(f"out of range, expected an int of {bits} bits")
+        raise OutOfRangeError(f"out of range, expected an int of {bits} bits")
 
     return check
 
@@ -315,7 +319,9 @@ def _decimal_checker(precision: int, scale: int) -> Callable[[Any], Any]:
             shortest = number.normalize(Context(prec=max(digits, 1)))
             exponent = _exponent_of(shortest)
             if -exponent > scale or len(shortest.as_tuple().digits) + exponent > precision - scale:
-                raise TypeError(f"out of range, expected a Decimal of {precision} digits, {scale} behind the point")
+                raise OutOfRangeError(
+                    f"out of range, expected a Decimal of {precision} digits, {scale} behind the point"
+                )
         return number
 
     return check
@@ -334,7 +340,7 @@ def _timestamp(value: Any) -> datetime:
         try:
             return value.astimezone(UTC)
         except OverflowError:
-            raise TypeError("out of range, expected years 1 to 9999 in UTC") from None
+            raise OutOfRangeError("out of range, expected years 1 to 9999 in UTC") from None
     raise TypeError("expected a datetime with a time zone, or None")
 
 

@@ -33,6 +33,7 @@ from dagster_adjunct.resources.backends.columns import (
     OWN_PREFIX,
     Column,
     Kind,
+    OutOfRangeError,
     check_encodable,
     integer_bits,
     make_checker,
@@ -164,7 +165,7 @@ def _number(value: float | Decimal) -> AttributeValue:
         if not math.isfinite(value):
             raise TypeError("expected a finite number, or None for NaN and infinity")
         if value and not 1e-130 <= abs(value) < 1e126:
-            raise TypeError("out of range: DynamoDB stores numbers of 1E-130 to 9.9E+125")
+            raise OutOfRangeError("out of range: DynamoDB stores numbers of 1E-130 to 9.9E+125")
         return {"N": repr(value)}
     if isinstance(value, int) and -(10**38) < value < 10**38:
         return {"N": str(int(value))}
@@ -173,9 +174,9 @@ def _number(value: float | Decimal) -> AttributeValue:
     try:
         exact = _EXACT.create_decimal(value)
     except DecimalException:
-        raise TypeError("expected at most 38 digits, DynamoDB's limit") from None
+        raise OutOfRangeError("expected at most 38 digits, DynamoDB's limit") from None
     if exact and not _LEAST <= abs(exact) <= _GREATEST:
-        raise TypeError("out of range: DynamoDB stores numbers of 1E-130 to 9.9E+125")
+        raise OutOfRangeError("out of range: DynamoDB stores numbers of 1E-130 to 9.9E+125")
     return {"N": str(exact)}
 
 
@@ -309,10 +310,11 @@ class ItemCodec(RowCodec):
             tag = self._tags[name]
             if tag not in stored:
                 what = f"{self.table}: its key {name!r} is stored as {tag}, but got {stored}."
-                raise SchemaMismatchError(what, "Convert it before it is written.", column=name)
+                raise SchemaMismatchError(what, "Convert it to the type of the key.", column=name)
             if tag != "N" and not 0 < attribute_bytes(stored) <= largest:
                 text = f"{self.table}: key {name!r} has {attribute_bytes(stored)} bytes; expected 1 to {largest}."
-                raise SchemaMismatchError(text, "Shorten the key, for example to a hash of it.", column=name)
+                step = "Shorten the key, for example to a hash of it."
+                raise SchemaMismatchError(text, step, column=name) from OutOfRangeError(text)
         return row
 
     def key_item(self, key: Row) -> KeyItem:

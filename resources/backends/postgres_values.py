@@ -15,7 +15,7 @@ from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Any
 
-from dagster_adjunct.resources.backends.columns import Column, Kind, declared_digits, make_checker
+from dagster_adjunct.resources.backends.columns import Column, Kind, OutOfRangeError, declared_digits, make_checker
 from dagster_adjunct.resources.backends.write_plan import RowCodec
 from dagster_adjunct.resources.lazy_modules import np, pa, pc
 from dagster_adjunct.resources.tables.arrow import ArrowEntries
@@ -287,7 +287,7 @@ def postgres_checker(column: Column) -> Callable[[Any], Any]:
     def checked(value: Any) -> Any:
         text = check(value)
         if len(text) > most:
-            raise TypeError(f"too long, expected at most {most} characters")
+            raise OutOfRangeError(f"too long, expected at most {most} characters")
         return text
 
     return checked

@@ -21,7 +21,7 @@ from datetime import date, datetime
 from decimal import Context, Decimal
 from typing import Any, NamedTuple
 
-from dagster_adjunct.resources.backends.columns import Column, Kind, make_checker
+from dagster_adjunct.resources.backends.columns import Column, Kind, OutOfRangeError, make_checker
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError, TableAccessError
 from dagster_adjunct.resources.tables.arrow import ArrowEntries
 from dagster_adjunct.resources.tables.functions import record_not_found_error
@@ -161,10 +161,14 @@ class RowCodec:
         return column
 
     def checked(self, name: str, value: Any) -> Any:
-        """The normalized value; SchemaMismatchError if it does not fit the column."""
+        """The normalized value; SchemaMismatchError if it does not fit the column, caused by OutOfRangeError if it is
+        of the column's type.
+        """
         self.column(name)
         try:
             return None if value is None else self._check[name](value)
+        except OutOfRangeError as error:
+            raise self.misfit_error(name, value, str(error)) from error
         except (TypeError, ValueError, ArithmeticError) as error:
             raise self.misfit_error(name, value, str(error)) from None
 
@@ -248,7 +252,7 @@ class RowCodec:
             f"{self.table}: column {name!r} is {column.type}{column.size}, but got {value!r:.100} "
             f"({type(value).__name__}); {why}."
         )
-        return SchemaMismatchError(problem, "Convert the value before it is written.", column=name)
+        return SchemaMismatchError(problem, "Convert the value to the type of the column.", column=name)
 
 
 COLUMNS = ("newest_of", "newest", "tie", "applied")
@@ -406,7 +410,10 @@ class WritePlan:
 
 
 def validate_entries(codec: RowCodec, operation: Operation[Any]) -> ValidEntries:
-    """Check all entries; an invalid one gets a problem of its own."""
+    """Check all entries; an invalid one gets a problem of its own.
+
+    The key of a get that no stored record can have is left out, without a problem.
+    """
     entries, kind = operation.entries, operation.kind
     to_key = codec.keys_by(entries.key_names if isinstance(entries, ArrowEntries) else operation.key)
     value_of: Callable[[Row, Any], Any] = codec.changes if kind is OperationKind.UPDATE else codec.whole
@@ -424,7 +431,8 @@ def validate_entries(codec: RowCodec, operation: Operation[Any]) -> ValidEntries
             time = None if newest_by is None else codec.time(newest_by, operation, place)
             fit.append(Entry(place, row, new, time))
         except SchemaMismatchError as error:
-            problems[place] = Problem(State.REFUSED, error)
+            if kind is not OperationKind.GET or not isinstance(error.__cause__, OutOfRangeError):
+                problems[place] = Problem(State.REFUSED, error)
     return ValidEntries(fit, problems)
 
 

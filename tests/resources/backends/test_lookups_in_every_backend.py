@@ -49,3 +49,10 @@ def test_records_come_as_their_declared_types_and_no_key_is_asked_twice(new_stor
         if name != "id":
             expected = {**RECORD, "doc": '{"x": 1}'}[name]
             assert column.to_pylist() == [expected if record else None for record in first.records]
+
+
+def test_a_key_that_no_record_can_have_is_looked_up_without_an_error(new_store) -> None:  # noqa: F811
+    store = new_store()
+    with BlockingTable(RemoteTable("t", key="id", read_function=store, write_function=store)) as table:
+        table.put("a", {"id": "a", **RECORD})
+        assert list(table.get_all(["k" * 3000, "a"])) == ["a"]

@@ -82,6 +82,21 @@ def test_keys_of_several_columns_are_matched_by_name_in_whatever_order(table_of)
 
 
 @pytest.mark.parametrize(
+    ("kind", "key", "outside", "wrong"),
+    [("bigint", 1, 2**63, "1"), ("decimal(5,2)", Decimal(1), Decimal("0.001"), "1")],
+)
+def test_a_key_that_its_column_can_not_hold_has_no_record(table_of, kind, key, outside, wrong):
+    store = table_of("ranges", "id", {"id": kind, "n": "int"})
+    with BlockingTable(RemoteTable("t", key="id", read_function=store, write_function=store)) as table:
+        table.put(key, {"n": 1})
+        assert table.get_all([outside, key]) == {key: {"id": key, "n": 1}}
+        for refused in (lambda: table.get(wrong), lambda: table.put(outside, {"n": 1})):
+            with pytest.raises(SchemaMismatchError) as caught:
+                refused()
+            assert caught.value.column == "id"
+
+
+@pytest.mark.parametrize(
     ("fields", "message"),
     [
         ({"n": True}, "expected an int"),
