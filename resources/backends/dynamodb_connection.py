@@ -41,6 +41,8 @@ _NO_ACCESS = {
     "ExpiredToken",
 }
 _OF_THE_ENTRY = {"ValidationException", "ItemCollectionSizeLimitExceededException"}
+# What is a ValidationException too, of each entry, where the table was replaced by one with another key.
+_OTHER_KEY = re.compile("required keys was not given|[Mm]issing the key|mismatch for key|does not match the schema")
 _ENDPOINT = re.compile(r"https?://[^@/?#]+/?")
 
 
@@ -161,6 +163,9 @@ def problem_from_boto_error(error: BaseException, label: str, *, sent: bool = Tr
             state, kind = State.FAILED if code in _NO_EFFECT else State.UNKNOWN, errors.TableUnavailableError
             pause, what = _retry_after(error), f"DynamoDB answered {code} ({text})"
             step = "The request is retried; if it keeps failing, contact AWS."
+        elif code == "ValidationException" and _OTHER_KEY.search(text):
+            kind, what = errors.TableAccessError, f"its key is another one than when it was opened ({text})"
+            step = "Declare the key that the table has now, or use another table; then run again."
         elif code in _NO_ACCESS:
             kind, what, step = errors.TableAccessError, f"it can't be accessed ({code}: {text})", access
     elif isinstance(error, boto.NoCredentialsError | boto.PartialCredentialsError | boto.TokenRetrievalError):
@@ -174,7 +179,8 @@ def problem_from_boto_error(error: BaseException, label: str, *, sent: bool = Tr
         step = "The request is retried; if it keeps failing, check the network and DynamoDB's status."
     known = kind(f"{label}: {what}.", step, table=label)
     known.__cause__ = error
-    return Problem(state, known, pause, of_request=error_code(error) not in _OF_THE_ENTRY)
+    is_of_request = kind is errors.TableAccessError or error_code(error) not in _OF_THE_ENTRY
+    return Problem(state, known, pause, of_request=is_of_request)
 
 
 def throttled_problem(label: str, what: str, retry_after: float | None = None) -> Problem:

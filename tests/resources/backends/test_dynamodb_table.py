@@ -251,6 +251,37 @@ def test_another_key_than_the_tables_is_refused(new_table, key, columns):
         do(function_like(store, key=key, columns=columns), get("k"))
 
 
+@pytest.mark.parametrize(("name", "tag"), [("id", "N"), ("other", "S")])
+def test_a_table_replaced_by_one_with_another_key_refuses_the_request_not_the_record(
+    new_table, dynamodb_server, name, tag
+):
+    store = new_table("id", {"id": "string", "n": "int"})
+    one, conditions = {"n": 1}, Conditions(None, True)
+
+    async def replaced():
+        await store.open()
+        await store.send(put(("k", one)))
+        client = dynamodb_server.client()
+        client.delete_table(TableName=store.table)
+        client.create_table(
+            TableName=store.table,
+            AttributeDefinitions=[{"AttributeName": name, "AttributeType": tag}],
+            KeySchema=[{"AttributeName": name, "KeyType": "HASH"}],
+            BillingMode="PAY_PER_REQUEST",
+        )
+        requests = (put(("k", one)), get("k"), update(("k", one)), marked(PUT, (("k", one),), conditions=conditions))
+        try:
+            return [await store.send(request) for request in requests]
+        finally:
+            await store.close()
+
+    for outcomes in asyncio.run(replaced()):
+        problem = outcomes.problems[0]
+        assert type(problem.error) is TableAccessError
+        assert "another one than when it was opened" in problem.error.problem
+        assert not is_record_rejected(problem)
+
+
 def test_a_table_that_is_not_there_is_refused_without_create(new_table):
     with pytest.raises(TableNotFoundError):
         do(new_table(create=False), get("k"))
