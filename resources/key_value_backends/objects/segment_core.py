@@ -375,7 +375,7 @@ class SegmentUpkeep:
         self._alive = False
 
     def after_commit(self, before: SegmentState, after: SegmentState) -> None:
-        """Start the upkeep that a commit of ours made due."""
+        """Start the upkeep that a commit of ours made due. Raises nothing: the commit is done."""
         grown = len(after.log) // FLUSHED_BYTES > len(before.log) // FLUSHED_BYTES
         spilled = after.levels.flushed == after.number
         if len(after.levels.runs) >= _MANY_RUNS:
@@ -402,7 +402,12 @@ class SegmentUpkeep:
             if self._alive:
                 return
             self._alive = True
-        threading.Thread(target=self._run, name="adjunct-key-values", daemon=True).start()
+        try:
+            threading.Thread(target=self._run, name="adjunct-key-values", daemon=True).start()
+        except RuntimeError as error:  # no more threads
+            with self._lock:
+                self._mark_stopped()
+            self._warn(error)
 
     def _run(self) -> None:
         try:
@@ -429,9 +434,12 @@ class SegmentUpkeep:
         with self._work:
             try:
                 work()
-            except (errors.AdjunctError, OSError) as error:  # including a full disk
-                # Others, or later commits, do it; nothing refers to unfinished work.
-                _log.warning("upkeep of %s failed: %s", self._core.pointer.key, error)
+            except Exception as error:  # noqa: BLE001 - a full disk, too little memory, a damaged run
+                self._warn(error)
+
+    def _warn(self, error: Exception) -> None:
+        # Others, or later commits, do it; nothing refers to unfinished work.
+        _log.warning("upkeep of %s failed: %s: %s", self._core.pointer.key, type(error).__name__, error)
 
     def _flush_and_merge(self) -> None:
         self._flush()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -400,9 +401,42 @@ def test_a_write_is_done_though_there_is_no_room_to_merge_runs_after_it(inner, t
     monkeypatch.setattr(segment_upkeep, "_IN_MEMORY", 0)
     monkeypatch.setattr(segment_upkeep, "_MANY_RUNS", 8)
     handle = Handle(over(WithoutRoom(inner)).open(table, 0), run)
-    flushed(handle, 12)
+    for number in range(12):
+        flushed(handle, prefix=b"%d" % number)
     assert "/nowhere" in caplog.text
-    assert handle.value(of(b"filler-47")) == LARGE
+    assert handle.value(of(b"11-3")) == LARGE
+
+
+class WithoutMemory(FaultyStore):
+    """A store on a machine that has no more memory for temporary files."""
+
+    def staging_dir(self) -> Path:
+        raise MemoryError("no memory")
+
+
+def test_a_write_is_done_whatever_its_upkeep_raises(inner, table, run, monkeypatch, caplog):
+    monkeypatch.setattr(segment_upkeep, "_IN_MEMORY", 0)
+    monkeypatch.setattr(segment_upkeep, "_MANY_RUNS", 8)
+    handle = Handle(over(WithoutMemory(inner)).open(table, 0), run)
+    for number in range(12):
+        flushed(handle, prefix=b"%d" % number)
+    assert "MemoryError: no memory" in caplog.text
+    assert handle.value(of(b"11-3")) == LARGE
+
+
+def test_a_write_is_done_where_no_thread_for_upkeep_can_be_started(inner, table, run, monkeypatch, caplog):
+    start = threading.Thread.start
+
+    def start_others(thread: threading.Thread) -> None:
+        if thread.name == "adjunct-key-values":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_others)
+    handle = Handle(over(inner).open(table, 0), run)
+    flushed(handle)
+    assert "can't start new thread" in caplog.text
+    assert handle.value(of(b"filler-3")) == LARGE
 
 
 def test_an_option_that_s3_does_not_have_is_refused():
