@@ -314,7 +314,7 @@ _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks
 def read_duration(text: str) -> timedelta | None:
     """Return the duration that is written as 30s, 90m, 2h, 7d or 1w; None if it is none."""
     written = _DURATION.fullmatch(text.strip())
-    with suppress(OverflowError):
+    with suppress(OverflowError, ValueError):  # int() rejects thousands of digits
         return timedelta(**{_UNITS[written[2]]: int(written[1])}) if written else None
     return None
 
