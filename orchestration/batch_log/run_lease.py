@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
-from typing import Self
+from typing import Literal, Self
 
 from pydantic import ValidationError
 
@@ -343,10 +343,12 @@ def _parse(data: bytes) -> Holder | None:
     return None
 
 
-def validate_wait(wait: timedelta | float) -> timedelta:
-    """Return how long to wait, given as a timedelta or in seconds."""
-    seconds = wait.total_seconds() if isinstance(wait, timedelta) else wait
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < 1e9:
-        problem = f"wait={wait!r} is not a valid time to wait for another run."
-        raise errors.ConfigurationError(problem, "Pass seconds or a timedelta; 0 does not wait.", argument="wait")
+def validate_span(argument: Literal["wait", "follow"], span: timedelta | float) -> timedelta:
+    """Return how long to wait for another run, or to stay, given as a timedelta or in seconds."""
+    seconds = span.total_seconds() if isinstance(span, timedelta) else span
+    is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+    if not is_number or not 0 <= seconds <= LONGEST_STAY.total_seconds() or (argument == "follow" and not seconds):
+        least = "from 0, which does not wait," if argument == "wait" else "of more than 0"
+        problem = f"{argument}={span!r} is not a valid time: expected a time {least} to {LONGEST_STAY}."
+        raise errors.ConfigurationError(problem, "Pass a timedelta or seconds.", argument=argument)
     return timedelta(seconds=seconds)

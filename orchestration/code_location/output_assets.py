@@ -18,7 +18,7 @@ from dagster_adjunct.orchestration.application.graph import (
     is_advanced_by_partition,
     to_dagster_name,
 )
-from dagster_adjunct.orchestration.batch_log.run_lease import Claim, validate_wait
+from dagster_adjunct.orchestration.batch_log.run_lease import Claim, validate_span
 from dagster_adjunct.orchestration.code_location import metadata
 from dagster_adjunct.orchestration.code_location.checks import (
     OpRun,
@@ -100,14 +100,14 @@ def outputs_asset(
     def step(
         context: dg.AssetExecutionContext, config: StepConfig, adjunct_lake: LakeResource, adjunct_spark: SparkResource
     ) -> Iterator[AssetEvent | dg.AssetCheckResult]:
-        from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog
+        from dagster_adjunct.orchestration.batch_log.batch_log import application_state
         from dagster_adjunct.orchestration.planner.planner import systems_for
         from dagster_adjunct.orchestration.step.progress import measure_input_times
 
         if not context.selected_asset_keys:  # checks of the last batch; none is run
             with metadata.translate_errors(context):
                 lake = adjunct_lake.open()
-                state = BatchLog(lake, app.name).read().state
+                state = application_state(lake, app.name)
                 times = measure_input_times(app, state.times, lake.now())
             yield from report_checks(context, state.last.counters if state.last is not None else {}, times)
             return
@@ -171,13 +171,12 @@ def _run_batches(
     A run that stays reports datasets and batches meanwhile.
     """
     from dagster_adjunct.orchestration.planner.planner import systems_for
-    from dagster_adjunct.orchestration.step.following import validate_follow
 
     log = op.context.log
     work = StepWork(
         app,
-        validate_follow(config.follow_seconds or None),
-        validate_wait(config.wait_seconds),
+        validate_span("follow", config.follow_seconds) if config.follow_seconds else None,
+        validate_span("wait", config.wait_seconds),
         take_over=config.take_over,
         adopt=config.adopt,
     )

@@ -429,7 +429,7 @@ def startpoints_launcher(
     """
 
     def evaluate(tick: Tick) -> dg.RunRequest | Skip:
-        from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog
+        from dagster_adjunct.orchestration.batch_log.batch_log import application_state
         from dagster_adjunct.orchestration.planner.planner import plan_application, systems_for
         from dagster_adjunct.orchestration.startpoints.coordinator import fan_out_requests
         from dagster_adjunct.orchestration.startpoints.fan_out import describe_dropped, describe_unapplied
@@ -438,7 +438,7 @@ def startpoints_launcher(
 
         lake = tick.lake
         startpoints = open_startpoints(lake, app)
-        state = BatchLog(lake, app.name).read()[1]
+        state = application_state(lake, app.name)
         stored = startpoints.read()
         requested = stored.waiting
         pending = unapplied_startpoints(stored.handed, state)

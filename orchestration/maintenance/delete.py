@@ -12,7 +12,7 @@ from dagster_adjunct.assets.retention import discard
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.leases import RUNNING_WITHIN, list_attempts, list_live_leases, read_lake_clock
 from dagster_adjunct.assets.versions.manifest import DatasetManifest
-from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, BatchLog, list_applications
+from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, application_state, list_applications
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.common import Report, require_reason
 from dagster_adjunct.resources.objects.commit_log import (
@@ -107,7 +107,7 @@ def find_followers(lake: Lake, stream: str) -> tuple[dict[str, DatasetManifest],
 
 def list_application_states(lake: Lake) -> list[tuple[str, ApplicationState]]:
     """Return the applications that have run in the lake, with their states."""
-    return [(application, BatchLog(lake, application).read()[1]) for application in list_applications(lake)]
+    return [(application, application_state(lake, application)) for application in list_applications(lake)]
 
 
 _TRIES = 5

@@ -15,7 +15,7 @@ from dagster_adjunct.assets.retention.discard import discard as discard_unneeded
 from dagster_adjunct.assets.retention.erasure import ErasureReport
 from dagster_adjunct.assets.unbounded.transient import is_transient
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
-from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog, list_applications
+from dagster_adjunct.orchestration.batch_log.batch_log import application_state, list_applications
 from dagster_adjunct.orchestration.startpoints.recorded_replay import find_held_versions, purge_plans
 from dagster_adjunct.resources.errors import AdjunctError, raise_first
 from dagster_adjunct.resources.metadata import MetadataStore
@@ -88,7 +88,7 @@ def versions_in_open_batches(lake: Lake) -> dict[str, dict[str, str]]:
     run removes from the application's local tables."""
     needed: dict[str, dict[str, str]] = defaultdict(dict)
     for application in list_applications(lake):
-        state = BatchLog(lake, application).read()[1]
+        state = application_state(lake, application)
         if state.given_up is not None:
             why = f"batch {state.given_up} of application {application}, which was abandoned; its next run removes it"
             for dataset in list_datasets(lake):

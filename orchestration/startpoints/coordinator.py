@@ -429,7 +429,7 @@ def check_first_run(lake: Lake, app: Application, *, adopt: bool = False) -> Non
 
 def _read_other_states(lake: Lake, app: Application) -> dict[str, ApplicationState]:
     names = [name for name in list_applications(lake) if name != app.name]
-    return {name: BatchLog(lake, name).read().state for name in names}
+    return {name: application_state(lake, name) for name in names}
 
 
 def _find_writers(

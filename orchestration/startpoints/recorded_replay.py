@@ -30,7 +30,13 @@ from dagster_adjunct.assets.unbounded.transient import is_transient
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.manifest import DatasetManifest
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, BatchLog, Intent, Partition
+from dagster_adjunct.orchestration.batch_log.batch_log import (
+    ApplicationState,
+    BatchLog,
+    Intent,
+    Partition,
+    application_state,
+)
 from dagster_adjunct.orchestration.operators.stream_facts import RECORDED
 from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
 from dagster_adjunct.orchestration.startpoints.fan_out import FanOut
@@ -214,7 +220,7 @@ def _live_plans(lake: Lake, application: str) -> list[RecordedPlan]:
     now = read_store_clock(lake.store, f"{lake.application_prefix(application)}/clock")
     # In the order in which a request moves, so that one that moves meanwhile is found later.
     startpoints = StartpointManager(MetadataStore(lake), application).read()
-    replays = BatchLog(lake, application).read().state.offsets.replays.values()
+    replays = application_state(lake, application).offsets.replays.values()
     waiting = {request.recorded for request in (*startpoints.waiting, *startpoints.expired)}
     used = {request.recorded for held in startpoints.handed.values() for request in held.values()}
     used |= {replay.recorded for replay in replays}

@@ -26,13 +26,12 @@ from pathlib import Path
 from dagster_adjunct.assets.writing.generation import Runtime
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.application.graph import advances_between_batches, is_advanced_by_runs
-from dagster_adjunct.orchestration.batch_log.run_lease import LONGEST_STAY
 from dagster_adjunct.orchestration.startpoints.store import open_startpoints
 from dagster_adjunct.orchestration.step.context import StepContext
 from dagster_adjunct.orchestration.step.progress import StepReport
 from dagster_adjunct.orchestration.step.step import run_step
 from dagster_adjunct.resources.common import split_stream_name
-from dagster_adjunct.resources.errors import ConfigurationError, RunLeaseLostError, TransientError
+from dagster_adjunct.resources.errors import RunLeaseLostError, TransientError
 
 # Seconds between two requests of a run that waits, and for how long they are half of that after something new.
 _PAUSE = 0.5
@@ -261,18 +260,3 @@ def memory_in_use() -> int:
     with suppress(OSError, ValueError, IndexError):
         return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
     return 0
-
-
-def validate_follow(follow: timedelta | float | None) -> timedelta | None:
-    """Return how long to stay, given as a timedelta or in seconds; None for a run that ends when it has caught up."""
-    if follow is None:
-        return None
-    seconds = follow.total_seconds() if isinstance(follow, timedelta) else follow
-    if (
-        isinstance(seconds, bool)
-        or not isinstance(seconds, int | float)
-        or not 0 < seconds <= LONGEST_STAY.total_seconds()
-    ):
-        problem = f"follow={follow!r} is not a valid time to stay: expected more than 0 and at most {LONGEST_STAY}."
-        raise ConfigurationError(problem, "Pass a timedelta or seconds.", argument="follow")
-    return timedelta(seconds=seconds)

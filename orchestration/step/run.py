@@ -27,7 +27,7 @@ from dagster_adjunct.orchestration.application.graph import (
     is_advanced_by_runs,
 )
 from dagster_adjunct.orchestration.application.table_registry import register_tables
-from dagster_adjunct.orchestration.batch_log.run_lease import DEFAULT_WAIT, Claim, RunLease, validate_wait
+from dagster_adjunct.orchestration.batch_log.run_lease import DEFAULT_WAIT, Claim, RunLease, validate_span
 from dagster_adjunct.orchestration.maintenance.discard import expire_all_versions
 from dagster_adjunct.orchestration.planner.notes import note_table_order
 from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
@@ -43,7 +43,7 @@ from dagster_adjunct.orchestration.startpoints.request import list_rewindable_da
 from dagster_adjunct.orchestration.startpoints.store import open_startpoints
 from dagster_adjunct.orchestration.step.context import StepContext
 from dagster_adjunct.orchestration.step.engines import check_session
-from dagster_adjunct.orchestration.step.following import follow_application, run_steps, validate_follow
+from dagster_adjunct.orchestration.step.following import follow_application, run_steps
 from dagster_adjunct.orchestration.step.progress import StepEvent, StepReport, new_planned_event
 from dagster_adjunct.resources.common import Report, split_stream_name, subtract_span
 from dagster_adjunct.resources.errors import CommitConflictError, raise_first
@@ -345,7 +345,7 @@ def run_application(
     run = f"run-{uuid4().hex[:12]}" if run is None else run
     lake = open_lake() if lake is None else lake
     systems = systems_for(app, lake=lake) if systems is None else systems
-    lasts = validate_follow(follow)
+    lasts = None if follow is None else validate_span("follow", follow)
     if not lake.exists():  # the lease would make it, also where there is nothing to run: at a mistyped URL
         plan_application(app, systems=systems)
 
@@ -360,7 +360,7 @@ def run_application(
         on_event(report)
         datasets.append(report)
 
-    claim = Claim(wait=validate_wait(wait), take_over=take_over, stays=lasts is not None, say=report_lease)
+    claim = Claim(wait=validate_span("wait", wait), take_over=take_over, stays=lasts is not None, say=report_lease)
     datasets: list[AdvanceReport] = []
     with open_runtime((), lake=lake, systems=systems, spark=spark, by=run) as opened:
         runtime = replace(opened, few_in_process=app.engine == "auto")

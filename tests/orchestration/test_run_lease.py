@@ -290,5 +290,5 @@ def test_of_many_that_want_to_run_one_runs_at_a_time(lake: Lake) -> None:
 @pytest.mark.parametrize("wait", [-1, True, float("nan")])
 def test_a_wait_that_is_no_time_is_refused(wait: float) -> None:
     with pytest.raises(ConfigurationError) as failure:
-        module.validate_wait(wait)
+        module.validate_span("wait", wait)
     assert failure.value.argument == "wait"
