@@ -150,7 +150,8 @@ def find_adjunct_error(error: BaseException) -> AdjunctError | None:
     if isinstance(error, AdjunctError):
         return error
     if isinstance(error, OSError) and error.errno in (*DISK_FULL_ERRNOS, errno.EROFS):
-        return file_error(error, error.filename or tempfile.gettempdir(), "a temporary file")
+        what = "a temporary file" if error.filename else "a temporary file, or the output of this command"
+        return file_error(error, error.filename or tempfile.gettempdir(), what)
     if type(error).__module__.partition(".")[0] not in ("pyspark", "py4j"):
         return None
     text = str(error)

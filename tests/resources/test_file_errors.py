@@ -209,6 +209,8 @@ def test_a_full_disk_of_sparks_own_is_told(said: str) -> None:
     assert isinstance(told, StoreUnavailableError)
     assert "spark.local.dir" in told.next_step
     assert told.url == ("/tmp/blockmgr-1/0e" if "blockmgr" in said else None)
-    assert isinstance(find_adjunct_error(OSError(errno.ENOSPC, "No space left on device")), StoreUnavailableError)
+    unnamed = find_adjunct_error(OSError(errno.ENOSPC, "No space left on device"))  # also of a full standard output
+    assert isinstance(unnamed, StoreUnavailableError)
+    assert "or the output of this command" in unnamed.problem
     other: AdjunctError | None = find_adjunct_error(FileNotFoundError(errno.ENOENT, "of a user's function"))
     assert other is None
