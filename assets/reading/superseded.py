@@ -13,9 +13,12 @@ so that the scan of the files needs no join.
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+from cachetools import LRUCache
 
 from dagster_adjunct.assets.reading.stored_file import StoredFile, list_stored_files
 from dagster_adjunct.assets.versions.version import POSITION, TOMBSTONE, SealedVersion
@@ -34,6 +37,8 @@ FEWEST_ROWS = 200_000
 MOST_ROWS = 64_000_000
 """Versions with more have none either: every task would get a copy of more than 8 MB."""
 _SECONDS_A_ROW = 0.2e-6
+_MAX_SESSIONS = 4  # with a frame of a mask
+_making = threading.Lock()
 _CODES = 2**62
 _DIGEST = hashlib.sha256().digest_size
 
@@ -109,11 +114,13 @@ def is_mask_due(sealed: SealedVersion, seconds: float) -> bool:
 class Mask:
     """The stored rows of a version that are no entries: packed bits by generation and bucket, the first row lowest.
 
-    Files without such rows are left out. `frames` has the words as a frame, by session.
+    Files without such rows are left out. `frames` has the words as a frame, of the last sessions that have read it.
     """
 
     bits: Mapping[tuple[int, int], bytes]
-    frames: dict[str, tuple[DataFrame, dict[int, int]]] = field(default_factory=dict, compare=False, repr=False)
+    frames: LRUCache[str, tuple[DataFrame, dict[int, int]]] = field(
+        default_factory=lambda: LRUCache(_MAX_SESSIONS), compare=False, repr=False
+    )
 
     def drop_superseded(self, rows: DataFrame, sealed: SealedVersion) -> DataFrame:
         """Return the entries of a scan of all stored rows, which must come from the files, row by row.
@@ -134,13 +141,15 @@ class Mask:
         return rows.where(F.coalesce((start < 0) | (bit == 0), F.lit(True)))
 
     def _words_in(self, spark: SparkSession, sealed: SealedVersion) -> tuple[DataFrame, dict[int, int]]:
-        """Return the words as a frame of one row, made once for each session, and where each generation begins."""
+        """Return the words as a frame of one row, kept for the session, and where each generation begins."""
         session = identify_session(spark)
-        if session not in self.frames:
-            words, starts = self._words(sealed)
-            table = pa.table({"words": pa.array([words], pa.list_(pa.int64()))})
-            self.frames[session] = spark.createDataFrame(table).coalesce(1), starts
-        return self.frames[session]
+        with _making:
+            found = self.frames.get(session)
+            if found is None:
+                words, starts = self._words(sealed)
+                table = pa.table({"words": pa.array([words], pa.list_(pa.int64()))})
+                self.frames[session] = found = spark.createDataFrame(table).coalesce(1), starts
+        return found
 
     def _words(self, sealed: SealedVersion) -> tuple[Any, dict[int, int]]:
         """Return one array, and where in it the part of each generation begins.

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
+from cachetools import LRUCache
+
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.lazy_modules import np, pa, pc
 from dagster_adjunct.resources.objects.store import ObjectStore
@@ -178,7 +180,8 @@ def _malformed_error(what: str, found: str, reason: str) -> errors.MalformedDocu
 
 GENERATION_COLUMN = "__gen"
 _MAX_TABLES = 64
-_tables: dict[str, dict[str, None]] = {}
+_MAX_SESSIONS = 16
+_tables: LRUCache[str, dict[str, None]] = LRUCache(_MAX_SESSIONS)  # the tables of each session, the latest at the end
 _tables_lock = threading.Lock()
 
 

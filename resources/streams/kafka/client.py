@@ -18,6 +18,7 @@ from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from cachetools import TTLCache
 from pydantic import SkipValidation
 
 from dagster_adjunct.resources import errors
@@ -191,7 +192,8 @@ class BrokerRefusals:
 
 _log = logging.getLogger("adjunct.kafka")
 _LOG_INTERVAL = 600.0  # seconds
-_logged_at: dict[tuple[str, str, str], float] = {}
+_logged: TTLCache[tuple[str, str, str], None] = TTLCache(1000, _LOG_INTERVAL)
+_logging = threading.Lock()
 _THREAD = re.compile(r"^\[thrd:[^]]*\]: ")
 # The parts that differ between lines of one cause: durations, addresses, client names.
 _VARYING_PARTS = re.compile(r"\s*\([^()]*\)|ipv[46]#\S+|\b\d+\b")
@@ -211,9 +213,10 @@ class ClientLog:
         text = _THREAD.sub("", line)
         broker = text.partition(": ")[0]
         cause = (self._system, facility, broker + _VARYING_PARTS.sub("", text.removeprefix(broker)))
-        now = time.monotonic()
-        if now - _logged_at.get(cause, -_LOG_INTERVAL) >= _LOG_INTERVAL:
-            _logged_at[cause] = now
+        with _logging:
+            is_new = cause not in _logged
+            _logged.setdefault(cause, None)
+        if is_new:
             _log.log(level, "Kafka system %r: %s", self._system, text)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import logging
 import os
 import pickle
 import subprocess
@@ -18,8 +19,10 @@ from dagster_adjunct.resources.errors import ConfigurationError, StreamUnavailab
 from dagster_adjunct.resources.objects.lake import lake_in
 from dagster_adjunct.resources.objects.store import InMemoryStore
 from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.streams.kafka import client as kafka_client
 from dagster_adjunct.resources.streams.kafka.client import (
     BrokerRefusals,
+    ClientLog,
     KafkaSettings,
     new_client,
     resolve_client_settings,
@@ -255,3 +258,11 @@ def test_what_librdkafka_says_is_logged_once_for_each_broker_and_cause(
     ]
     assert {(record.name, record.levelname) for record in caplog.records} == {("adjunct.kafka", "ERROR")}
     assert "rdkafka" not in capfd.readouterr().err
+
+
+def test_causes_that_were_logged_are_kept_within_a_bound(caplog: pytest.LogCaptureFixture) -> None:
+    for turn in range(1_500):
+        ClientLog("many").log(logging.ERROR, "", "FAIL", "", f"host{turn}.example:9092: Connect failed")
+    ClientLog("many").log(logging.ERROR, "", "FAIL", "", "host1499.example:9092: Connect failed")
+    assert len(caplog.records) == 1_500
+    assert len(kafka_client._logged) <= 1_000
