@@ -247,7 +247,8 @@ def measure_backlog(
 MAX_RESTARTS = 5
 # Older failures are ignored when the sensor is switched on.
 _HORIZON = timedelta(days=1)
-_ASSET_JOB = "__ASSET_JOB"
+_ASSET_JOB = "__ASSET_JOB"  # of all assets of a code location, when a user selects some
+_PAGE = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -379,13 +380,23 @@ def _application_runs(tick: Tick, outputs: Collection[dg.AssetKey], since: datet
 
     A selection of datasets alone commits no batch.
     """
-    records = []
+    records: list[dg.RunRecord] = []
     for name in (tick.job, _ASSET_JOB):
-        for record in tick.instance.get_run_records(dg.RunsFilter(job_name=name, updated_after=since), limit=200):
-            selected = record.dagster_run.asset_selection
-            is_theirs = any(key in outputs for key in selected) if selected else name == tick.job
-            if is_theirs and tick.is_here(record.dagster_run):
-                records.append(record)
+        # A run that has not failed ends the row of failures: no run before it matters.
+        over = [one.create_timestamp for one in records if one.dagster_run.status is not dg.DagsterRunStatus.FAILURE]
+        wanted = dg.RunsFilter(job_name=name, updated_after=since, created_after=max(over, default=None))
+        own, page = list[dg.RunRecord](), list[dg.RunRecord]()
+        while len(own) <= MAX_RESTARTS + 1:
+            after = page[-1].dagster_run.run_id if page else None
+            page = list(tick.instance.get_run_records(wanted, limit=_PAGE, cursor=after))
+            for record in page:
+                selected = record.dagster_run.asset_selection
+                is_theirs = any(key in outputs for key in selected) if selected else name == tick.job
+                if is_theirs and tick.is_here(record.dagster_run):
+                    own.append(record)
+            if len(page) < _PAGE:
+                break
+        records += own
     return sorted(records, key=lambda record: (record.create_timestamp, record.storage_id), reverse=True)
 
 

@@ -217,6 +217,20 @@ def test_a_killed_run_is_launched_again_after_a_minute_with_what_it_was_for(
     assert tags == {"adjunct/restart_of": run_id, "adjunct/attempt": "1"}
 
 
+def test_a_failed_run_is_found_behind_any_number_of_other_runs_of_assets(
+    lake: Lake, instance: DagsterInstance, pass_time: Callable[[timedelta], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dagster_adjunct.orchestration.code_location.sensors._PAGE", 4)
+    run_id = kill(instance, {AssetKey(["lake", "copy"])}, "__ASSET_JOB").run_id
+    for _ in range(9):
+        kill(instance, {AssetKey("other")}, "__ASSET_JOB")
+    pass_time(timedelta(minutes=2))
+    sensor = Ticker(lake, copying(), instance, "copy_restart")
+    assert sensor.asked().tags["adjunct/restart_of"] == run_id
+    instance.add_run(DagsterRun("copy", status=DagsterRunStatus.SUCCESS))
+    assert "ended as success" in sensor.skipped()
+
+
 def test_a_restart_keeps_the_tags_that_say_which_startpoints_it_is_for(
     lake: Lake, instance: DagsterInstance, pass_time: Callable[[timedelta], None]
 ) -> None:
