@@ -13,9 +13,10 @@ from __future__ import annotations
 import json
 import uuid
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
 from typing import NamedTuple
 
 from dagster_adjunct.resources import errors
@@ -178,24 +179,40 @@ def check_row_count(prefix: str, what: str, written: int, expected: int) -> None
         raise errors.ManifestMismatchError(problem, step, key=prefix)
 
 
-def count_expired(segments: Sequence[Segment], retention: Retention | None, now_ms: int) -> int:
+def count_expired(
+    segments: Sequence[Segment], retention: Retention | None, now_ms: int, stored: Callable[[Segment], int | None]
+) -> int:
     """Return how many of the oldest segments retention drops.
 
-    A segment's age begins with its append's commit, so that old records loaded today stay as long as new ones.
+    A segment's age begins with its append's commit, so that old records loaded today stay as long as new ones. Once a
+    writer's clock was ahead, its commit and all that follow are dated in the future: these have the age of their files,
+    by the clock of the store. `stored` returns when a file of a segment was stored, None for one without files, which
+    goes with the next one.
     """
     if retention is None:
         return 0
     drop = 0
     if retention.max_age is not None:
         limit = now_ms - int(retention.max_age.total_seconds() * 1000)
-        while drop < len(segments) and segments[drop].appended <= limit:
-            drop += 1
+        for count, segment in enumerate(segments, 1):
+            at = segment.appended if segment.appended <= now_ms else stored(segment)
+            if at is not None and at > limit:
+                break
+            drop = drop if at is None else count
     if retention.max_bytes is not None:
         size = sum(segment.size for segment in segments[drop:])
         while size > retention.max_bytes:
             size -= segments[drop].size
             drop += 1
     return drop
+
+
+def _stored_ms(stored: StreamFiles, segment: Segment) -> int | None:
+    """Return when a segment's files were stored, in ms since the epoch by the store's clock; None without a file."""
+    for file in segment.files:
+        info = stored.store.head(segment.key_of(stored.prefix, file))
+        return None if info is None else int(info.modified.timestamp() * 1000)
+    return None
 
 
 def plan_merges(segments: Sequence[Segment], policy: CompactionPolicy | None) -> list[tuple[Segment, ...]]:
@@ -298,7 +315,7 @@ def _write_merges(
 ) -> tuple[_Merge, ...]:
     declaration = state.declaration
     segments = list_segments(state, pages)
-    alive = segments[count_expired(segments, declaration.retention, now_ms) :]
+    alive = segments[count_expired(segments, declaration.retention, now_ms, partial(_stored_ms, pages)) :]
     merges = []
     for run in plan_merges(alive, declaration.compaction):
         attempt = f"{now_ms:013d}-{uuid.uuid4().hex[:12]}"
@@ -313,7 +330,7 @@ def _plan_maintenance(
     leaves = list_leaves(state, pages)
     segments = [segment for _, inside in leaves for segment in inside]
     position = {segment.id: at for at, segment in enumerate(segments)}
-    drop = count_expired(segments, state.declaration.retention, now_ms)
+    drop = count_expired(segments, state.declaration.retention, now_ms, partial(_stored_ms, pages))
     number = state.next_segment
     replaced: dict[int, Segment | None] = {segment.id: None for segment in segments[:drop]}
     used = []

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import pyarrow as pa
 import pytest
@@ -44,13 +44,38 @@ def rows(streams: LakeStreams) -> list[tuple[object, ...]]:
     return [tuple(row.values()) for row in streams.read_arrow(streams.all_ranges("s")).to_pylist()]
 
 
+def unasked(segment: Segment) -> int | None:
+    raise AssertionError(f"the store was asked about {segment}")
+
+
 def test_age_and_size_drop_from_the_front() -> None:
     segments = [segment(i, 100, appended=i * 1000) for i in range(10)]
-    assert count_expired(segments, None, 10**9) == 0
-    assert count_expired(segments, Retention(max_age=timedelta(seconds=3)), 9000) == 7
-    assert count_expired(segments, Retention(max_bytes=250), 9000) == 8
-    assert count_expired(segments, Retention(max_age=timedelta(seconds=3), max_bytes=100), 9000) == 9
-    assert count_expired(segments, Retention(max_age=timedelta(seconds=3)), 10**9) == 10
+    assert count_expired(segments, None, 10**9, unasked) == 0
+    assert count_expired(segments, Retention(max_age=timedelta(seconds=3)), 9000, unasked) == 7
+    assert count_expired(segments, Retention(max_bytes=250), 9000, unasked) == 8
+    assert count_expired(segments, Retention(max_age=timedelta(seconds=3), max_bytes=100), 9000, unasked) == 9
+    assert count_expired(segments, Retention(max_age=timedelta(seconds=3)), 10**9, unasked) == 10
+
+
+def test_what_a_clock_that_is_ahead_dates_in_the_future_has_the_age_of_its_files() -> None:
+    future = [segment(at, 100).model_copy(update={"appended": 10**12}) for at in range(3, 8)]
+    segments = [*(segment(at, 100, at * 1000) for at in range(3)), *future]
+    ages = {3: 3000, 4: None, 5: 5000, 6: None, 7: 8000}
+    for now_ms, dropped in ((3500, 1), (5500, 3), (6500, 4), (8500, 6), (12_000, 8)):
+        retention = Retention(max_age=timedelta(seconds=3))
+        assert count_expired(segments, retention, now_ms, lambda one: ages[one.id]) == dropped, now_ms
+
+
+def test_retention_goes_on_after_an_append_by_a_clock_that_is_years_ahead(lake: Lake, records: Records) -> None:
+    streams, ahead, later = (
+        LakeStreams(on_clock(lake, lambda by=by: datetime.now(UTC) + by))
+        for by in (timedelta(0), timedelta(days=3650), timedelta(hours=2))
+    )
+    streams.create("s", schema=SCHEMA, partitions=1, retention=Retention(max_age=timedelta(hours=1)))
+    for sequence, writer in enumerate((streams, ahead, streams)):
+        writer.append("s", records(("k", sequence)), producer="p", sequence=sequence)
+    assert streams.maintain("s").dropped_segments == 0
+    assert later.maintain("s").dropped_segments == 3
 
 
 def test_only_runs_of_small_neighbours_are_merged() -> None:
