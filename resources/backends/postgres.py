@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dagster_adjunct.resources.backends import postgres_connection, write_plan
+from dagster_adjunct.resources.backends import postgres_connection, store, write_plan
 from dagster_adjunct.resources.backends.columns import check_identifier
 from dagster_adjunct.resources.backends.postgres_values import (
     StagedBatch,
@@ -24,7 +24,7 @@ from dagster_adjunct.resources.backends.postgres_values import (
     split_repeated_keys,
     stage_batch,
 )
-from dagster_adjunct.resources.backends.store import StoreTable, check_variable_name, is_purge_due
+from dagster_adjunct.resources.backends.store import StoreTable, check_variable_name, continue_purge, is_purge_due
 from dagster_adjunct.resources.backends.write_plan import (
     COLUMNS,
     Applied,
@@ -149,16 +149,18 @@ class PostgresRequests:
         problems |= dict.fromkeys(skipped, Problem(State.SKIPPED))
         return Outcomes(len(operation), problems=problems, defaults_put=begun)
 
-    async def forget(self, older_than: float) -> int:
-        """Purge what was applied to keys more than `older_than` seconds ago; return the number of keys."""
+    async def forget(self, older_than: float, most: int | None = None) -> int:
+        """Purge what was applied to keys more than `older_than` seconds ago, of at most so many keys; return their
+        number.
+        """
         await self._open_idempotency_table()
-        return (await self.connection.execute(self._statements.forget, (older_than,))).rowcount
+        return (await self.connection.execute(self._statements.forget, (older_than, most))).rowcount
 
     async def _prepare_conditions(self) -> None:
         """Check the idempotency table, and purge it if that is due."""
         await self._open_idempotency_table()
-        if is_purge_due(f"{self.codec.table} {self._place}", self._forget_after):
-            await self.forget(self._forget_after or 0)
+        if is_purge_due(place := f"{self.codec.table} {self._place}", self._forget_after):
+            continue_purge(place, await self.forget(self._forget_after or 0, store.PURGED_AT_ONCE))
 
     async def _open_idempotency_table(self) -> None:
         """Check the idempotency table once, after creating it if the table is declared with `create`.

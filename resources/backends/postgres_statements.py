@@ -134,7 +134,7 @@ class Statements:
         )
         self.forget = self._compose(
             "DELETE FROM {idempotency} AS t "
-            "USING (SELECT {keys} FROM {idempotency} WHERE at < now() - make_interval(secs => %s) "
+            "USING (SELECT {keys} FROM {idempotency} WHERE at < now() - make_interval(secs => %s) LIMIT %s "
             "FOR UPDATE SKIP LOCKED) AS s WHERE {same}"
         )
         self.lock = cache(self._lock)

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from dagster_adjunct.resources import errors
-from dagster_adjunct.resources.backends import write_plan
+from dagster_adjunct.resources.backends import store, write_plan
 from dagster_adjunct.resources.backends.columns import (
     Column,
     Kind,
@@ -38,7 +38,7 @@ from dagster_adjunct.resources.backends.columns import (
     not_unique_error,
     parse_column,
 )
-from dagster_adjunct.resources.backends.store import StoreTable, is_purge_due
+from dagster_adjunct.resources.backends.store import StoreTable, continue_purge, is_purge_due
 from dagster_adjunct.resources.backends.write_plan import (
     Applied,
     BisectRejected,
@@ -174,7 +174,7 @@ class SqliteRequests:
         if operation.conditions:
             self._open_idempotency_table()
             if is_purge_due(codec.table, self._forget_after):
-                self.forget(self._forget_after or 0)
+                continue_purge(codec.table, self.forget(self._forget_after or 0, store.PURGED_AT_ONCE))
         with sqlite_transaction(self.connection, "IMMEDIATE"):
             # The write lock is held from here on, so what is read stays true until the commit.
             stored = self._read_state(operation, valid) if write_plan.needs_read(operation) else StoredState()
@@ -182,13 +182,19 @@ class SqliteRequests:
             self._write(plan, operation.conditions.newest_by)
         return plan
 
-    def forget(self, older_than: float) -> int:
-        """Purge what was applied to keys more than `older_than` seconds ago; return the number of keys."""
+    def forget(self, older_than: float, most: int = -1) -> int:
+        """Purge what was applied to keys more than `older_than` seconds ago, of at most so many keys; return their
+        number.
+        """
         self._open_idempotency_table()
         assert self._idempotency is not None
         with sqlite_transaction(self.connection, "IMMEDIATE"):
             horizon = time.time() - older_than
-            return self.connection.execute(f"DELETE FROM {self._idempotency} WHERE at < ?", (horizon,)).rowcount
+            key = quote_sqlite_names(self.codec.key)
+            old = f"SELECT {key} FROM {self._idempotency} WHERE at < ? LIMIT ?"
+            return self.connection.execute(
+                f"DELETE FROM {self._idempotency} WHERE ({key}) IN ({old})", (horizon, most)
+            ).rowcount
 
     def _record(self, names: Sequence[str], key: Sequence[Any]) -> dict[str, Any] | None:
         query = f"SELECT {quote_sqlite_names(names) if names else 1} FROM {self._table} WHERE {self._is_key}"

@@ -75,6 +75,7 @@ def read_variable(label: str, name: str, what: str) -> str:
 
 
 _PURGE_SECONDS = 3600.0
+PURGED_AT_ONCE = 200_000  # by one write, within its time
 _last_purges: dict[str, float] = {}  # by table: this process's last purge
 _purge_lock = threading.Lock()
 
@@ -94,3 +95,10 @@ def is_purge_due(table: str, forget_after: float | None) -> bool:
             return False
         _last_purges[table] = now
     return True
+
+
+def continue_purge(table: str, purged: int) -> None:
+    """Have the next write purge more if this one has purged as many keys as one may."""
+    if purged >= PURGED_AT_ONCE:
+        with _purge_lock:
+            _last_purges.pop(table, None)

@@ -12,6 +12,7 @@ import pytest
 
 from dagster_adjunct.resources.backends.postgres import PostgresRequests, PostgresTable
 from dagster_adjunct.resources.backends.sqlite import SqliteRequests, SqliteTable
+from dagster_adjunct.resources.backends.store import continue_purge, is_purge_due
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError, TableAccessError
 from dagster_adjunct.resources.tables.operation import (
     Changes,
@@ -215,7 +216,7 @@ def test_tasks_that_write_one_after_another_do_not_all_purge(table_of, monkeypat
     forgot = []
     requests = SqliteRequests if isinstance(table_of("counted"), SqliteTable) else PostgresRequests
     forget, message = requests.forget, update(["k"], [{"n": 1}], default={})
-    monkeypatch.setattr(requests, "forget", lambda self, older_than: forgot.append(1) or forget(self, older_than))
+    monkeypatch.setattr(requests, "forget", lambda self, *given: forgot.append(1) or forget(self, *given))
     for _ in range(3):
         used(table_of("counted", forget_after=7200.0), lambda store: store.send(message))
     assert len(forgot) == 1
@@ -223,6 +224,24 @@ def test_tasks_that_write_one_after_another_do_not_all_purge(table_of, monkeypat
         used(table_of("counted", forget_after=0.001), lambda store: store.send(message))
         time.sleep(0.01)
     assert len(forgot) == 4, "as often as it has to be"
+
+
+def test_a_write_purges_a_part_and_the_next_write_goes_on(table_of, monkeypatch):
+    monkeypatch.setattr("dagster_adjunct.resources.backends.store.PURGED_AT_ONCE", 3)
+    used(table_of("parts"), lambda store: store.send(update("abcdefg", [{}] * 7, default={})))
+    time.sleep(0.02)
+
+    async def written(store):
+        await store.send(update(["t"], [{}], default={}))
+        return await store.forget(older_than=-1)
+
+    assert used(table_of("parts", forget_after=0.01), written) == 7 - 3 + 1
+    place = repr(table_of)
+    due = [is_purge_due(place, 7200.0)]
+    for purged in (3, 2):
+        continue_purge(place, purged)
+        due.append(is_purge_due(place, 7200.0))
+    assert due == [True, True, False]
 
 
 def test_what_needs_no_conditions_neither_makes_nor_needs_what_they_store(table_of):
