@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar
+from uuid import uuid4
 
 import dagster as dg
 from dagster._core.errors import DagsterPipesExecutionError
@@ -33,6 +34,7 @@ _DRIVER = Path(__file__).with_name("driver.py")
 _MODULE = f"{__package__}.{_DRIVER.stem}"
 _BY_SIGNAL = 128  # what a shell adds to the number
 _EMR_POLL_SECONDS = 5.0
+_EMR_ADDITIONS = 5  # requests to add one step
 # As Spark redacts, but for references to the secrets of Kubernetes.
 _SECRET = re.compile(r"(?i)(?!spark\.kubernetes\.(driver|executor)\.secret).*(secret|password|token|access[._]?key)")
 # Executors connect to the driver by the name of its node, unless the declared variables say otherwise.
@@ -160,13 +162,13 @@ class EmrCluster(dg.Config):
             variables = {"HADOOP_CONF_DIR": "/etc/hadoop/conf", **self.environment, **session.get_bootstrap_env_vars()}
             command = [*(f"{name}={value}" for name, value in variables.items()), self.python, "-m", _MODULE]
             step = {
-                "Name": f"{context.job_name} {context.run.run_id}",
+                "Name": f"{context.job_name} {context.run.run_id} {uuid4().hex[:8]}",
                 "ActionOnFailure": "CONTINUE",
                 "HadoopJarStep": {"Jar": "command-runner.jar", "Args": ["bash", "-c", _ON_NODE, "driver", *command]},
             }
             with _translated_errors("EMR"):
                 service = boto3.client("emr", region_name=self.region)
-                (step_id,) = service.add_job_flow_steps(JobFlowId=self.cluster_id, Steps=[step])["StepIds"]
+                step_id = self._add(service, step)
             context.log.info(f"The driver is step {step_id} of EMR cluster {self.cluster_id}")
             try:
                 status = self._wait(service, step_id)
@@ -183,6 +185,31 @@ class EmrCluster(dg.Config):
             raise TransientError(problem, "Run it again.")
         advice = "Check that all nodes have this Python, with Spark and the modules that the driver imports."
         raise ConfigurationError(problem, advice, argument="python")
+
+    def _add(self, service: Any, step: Mapping[str, Any]) -> str:
+        """Add a step and return its id.
+
+        A second request would add a second step: after one without an answer the step is looked for by its name, which
+        no other has.
+        """
+        import boto3
+        from botocore.config import Config
+
+        once = boto3.client("emr", region_name=self.region, config=Config(retries={"total_max_attempts": 1}))
+        requests = 0
+        while True:
+            requests += 1
+            try:
+                with _translated_errors("EMR"):
+                    (added,) = once.add_job_flow_steps(JobFlowId=self.cluster_id, Steps=[step])["StepIds"]
+                    return str(added)
+            except TransientError:
+                time.sleep(_EMR_POLL_SECONDS)
+                newest = service.list_steps(ClusterId=self.cluster_id)["Steps"]
+                if (found := next((one["Id"] for one in newest if one["Name"] == step["Name"]), None)) is not None:
+                    return str(found)
+                if requests == _EMR_ADDITIONS:
+                    raise
 
     def _wait(self, service: Any, step_id: str) -> Any:
         """Return the status of the step when it has ended."""

@@ -35,6 +35,10 @@ class Throttled(ValueError):
     """A request too many, for now."""
 
 
+class ReplyLostError(Exception):
+    """The request is done, and its reply does not arrive."""
+
+
 class StandIn(ABC):
     """An API on loopback that answers requests by `answer(method, path, body)`, and the processes that it started.
 
@@ -61,6 +65,9 @@ class StandIn(ABC):
                 path = self.headers.get("X-Amz-Target") or self.path
                 try:
                     status, found = 200, stand_in.answer(self.command, path, json.loads(data) if data else None)
+                except ReplyLostError:
+                    self.close_connection = True
+                    return
                 except ValueError as error:
                     code = "ThrottlingException" if isinstance(error, Throttled) else "ValidationException"
                     status, found = 400, {"message": str(error), "code": code, "__type": code}
@@ -176,6 +183,8 @@ class EmrStandIn(StandIn):
         self.operations: list[str] = []
         self.failing = 0
         """How many of the next questions for a step fail, as where a cluster is asked too often."""
+        self.losing = 0
+        """Of how many of the next steps that are added the reply is lost."""
 
     def answer(self, method: str, path: str, body: Any) -> Any:
         operation = path.removeprefix("ElasticMapReduce.")
@@ -191,7 +200,14 @@ class EmrStandIn(StandIn):
             if (size := sum(map(len, [jar["Jar"], *jar["Args"]]))) > 10_240:
                 raise ValueError(f"the strings of a step have {size} characters: at most 10240 are allowed")
             self.requests.append(step)
-            return {"StepIds": [self.start(jar["Args"], {})]}
+            started = self.start(jar["Args"], {})
+            if self.losing:
+                self.losing -= 1
+                raise ReplyLostError
+            return {"StepIds": [started]}
+        if operation == "ListSteps":
+            steps = zip(self.processes, self.requests, strict=True)
+            return {"Steps": [{"Id": name, "Name": step["Name"]} for name, step in steps][::-1]}
         if operation == "CancelSteps":
             (step,) = body["StepIds"]
             self.stopped.add(step)

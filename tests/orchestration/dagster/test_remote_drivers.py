@@ -132,10 +132,13 @@ def test_a_job_run_computes_and_reports_what_a_run_in_process_does(
 def test_a_step_computes_and_reports_what_a_run_in_process_does(
     lake: Lake, tmp_path: Path, cluster: EmrStandIn, engine: str
 ) -> None:
-    """The step has only what its request, its role and its node give it. Too many questions for it do no harm."""
+    """The step has only what its request, its role and its node give it.
+
+    Neither too many questions for it nor a lost reply do any harm: it is not added twice.
+    """
     for name in ("begun", "go"):
         (tmp_path / name).touch()
-    cluster.failing = 6  # botocore itself asks five times
+    cluster.failing, cluster.losing = 6, 1  # botocore itself asks five times
     app = submitted.charge_calls(Application("charges", engine=engine))
     done = run(lake, app, on_cluster(lake.url, environment={"ORDERS_STAGE": "test"}))
     assert done.success, done.log + cluster.logs()
