@@ -15,7 +15,7 @@ from weakref import WeakMethod
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.reading.diff import VersionDiff
 from dagster_adjunct.assets.reading.history import EntriesAt, EntriesOverTime
-from dagster_adjunct.assets.reading.key_lookup import FileCache, coerce_key
+from dagster_adjunct.assets.reading.key_lookup import FileCache, coerce_key, is_out_of_range
 from dagster_adjunct.assets.reading.served_version import OnDamage, ServedVersion, Watch
 from dagster_adjunct.assets.reading.stored_file import VerifyReport, verify_version
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions, VersionOperations, current_readers
@@ -359,26 +359,27 @@ class DatasetTable(TableReadFunction[Any, dict[str, Any]]):
             keys = operation.entries.keys
             if ordered := key_reorderer(f"dataset {self.dataset!r}", used.dataset.sealed.key, operation.key):
                 keys = list(map(ordered, keys))
-            misfits: dict[int, Problem] = {}
+            misfits: dict[int, Problem | None] = {}
             try:
                 entries = used.dataset.get_all(keys)
             except (errors.SchemaMismatchError, errors.NullKeyError):
                 misfits = self._invalid_keys(used.dataset, keys)
                 entries = used.dataset.get_all([key for place, key in enumerate(keys) if place not in misfits])
             values = [None if place in misfits else entries.get(key) for place, key in enumerate(keys)]
-            return Outcomes(len(keys), values, misfits)
+            problems = {place: problem for place, problem in misfits.items() if problem is not None}
+            return Outcomes(len(keys), values, problems)
         finally:
             self._leave(used)
 
-    def _invalid_keys(self, opened: Dataset, keys: Sequence[Any]) -> dict[int, Problem]:
-        """Return the problems of keys that do not fit the dataset's key, by index."""
+    def _invalid_keys(self, opened: Dataset, keys: Sequence[Any]) -> dict[int, Problem | None]:
+        """Return the problems of keys that do not fit the dataset's key, by index; None for one that no entry has."""
         fields = [opened.schema.field(name) for name in opened.sealed.key]
-        misfits: dict[int, Problem] = {}
+        misfits: dict[int, Problem | None] = {}
         for place, key in enumerate(keys):
             try:
                 coerce_key(f"dataset {self.dataset!r}", fields, key)
             except (errors.SchemaMismatchError, errors.NullKeyError) as error:
-                misfits[place] = Problem(State.REFUSED, error)
+                misfits[place] = None if is_out_of_range(error) else Problem(State.REFUSED, error)
         return misfits
 
     def _enter(self) -> _OpenDataset:

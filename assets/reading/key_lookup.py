@@ -17,7 +17,7 @@ from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from decimal import Decimal, InvalidOperation
+from decimal import Context, Decimal, InvalidOperation
 from functools import partial
 from typing import Any, TypeVar
 
@@ -120,8 +120,19 @@ def _coerce(what: str, field: Field, value: object) -> Any:
         raise _wrong_type_error(what, field, value) from error
 
 
+def is_out_of_range(error: BaseException) -> bool:
+    """Whether this error of `coerce_key` is of a value that the key's type does not have, so that no row has it."""
+    return isinstance(error.__cause__, OverflowError | InvalidOperation)
+
+
+_EXACT = Context(prec=76)  # of twice the digits that a column may have
+
+
 def _convert(kind: str, value: object) -> Any:
-    """Return the value in this type. Raises TypeError or ValueError, as Python does, where it does not fit."""
+    """Return the value in this type. Raises TypeError or ValueError, as Python does, where it does not fit.
+
+    For a value of this type that is too large or has too many digits, raises OverflowError or InvalidOperation.
+    """
     if kind == "string" and isinstance(value, str):
         value.encode()  # half of a surrogate pair can't be stored, so it is no key
         return str(value)
@@ -129,15 +140,18 @@ def _convert(kind: str, value: object) -> Any:
         number = operator.index(value)  # type: ignore[arg-type]
         if -(2 ** (_BITS[kind] - 1)) <= number < 2 ** (_BITS[kind] - 1):
             return number
+        raise OverflowError
     elif kind == "date" and isinstance(value, dt.date) and not isinstance(value, dt.datetime):
         return value
     elif kind == "timestamp" and isinstance(value, dt.datetime) and value.tzinfo is not None:
         return value.astimezone(dt.UTC)
     elif kind.startswith("decimal") and isinstance(value, Decimal | int) and not isinstance(value, bool):
         precision, scale = (int(part) for part in kind[8:-1].split(","))
-        exact = Decimal(value).quantize(Decimal(1).scaleb(-scale))
+        exact = Decimal(value).quantize(Decimal(1).scaleb(-scale), context=_EXACT)
         if exact == Decimal(value) and len(exact.as_tuple().digits) <= precision:
             return exact
+        if exact.is_finite():
+            raise OverflowError
     elif kind == "binary" and isinstance(value, bytes | bytearray):
         return bytes(value)
     raise TypeError

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
@@ -135,7 +136,11 @@ def test_a_report_is_plain_json(world: World) -> None:
     assert "nothing new was delivered" in report.summary()
 
 
-KEYS = [("bigint", 2**40, str(2**40)), ("tinyint", -128, "-128"), ("string", "a b", "a b")]
+LARGE = Decimal("123456789012345678901234567890.12")
+KEYS = [
+    ("bigint", 2**40, str(2**40)), ("tinyint", -128, "-128"), ("string", "a b", "a b"),
+    ("decimal(38,2)", LARGE, str(LARGE)),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("kind", "value", "text"), KEYS)

@@ -119,6 +119,8 @@ def test_keys_of_several_columns_come_in_the_order_that_the_request_names(world:
     turned = Operation(OperationKind.GET, RowEntries([(3, "JFK")]), key=("number", "origin"))
     leg = {"origin": "JFK", "number": 3, "miles": 300}
     assert asyncio.run(function.send(legs)).records == [leg, None]
+    beyond = asyncio.run(function.send(Operation(OperationKind.GET, RowEntries([("JFK", 2**63), ("JFK", 3)]))))
+    assert (beyond.records, beyond.problems) == ([None, leg], {}), "a number that the column can't hold"
     assert asyncio.run(function.send(turned)).records == [leg]
     assert function.column_types() == {"origin": "string", "number": "bigint", "miles": "int"}
     with pytest.raises(ConfigurationError) as caught:
