@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.code_location.sensors import LaunchWhen as LaunchWhen
     from dagster_adjunct.orchestration.code_location.services import EmrCluster as EmrCluster
     from dagster_adjunct.orchestration.code_location.services import EmrServerless as EmrServerless
+    from dagster_adjunct.orchestration.code_location.services import Glue as Glue
     from dagster_adjunct.orchestration.code_location.services import Kubernetes as Kubernetes
     from dagster_adjunct.orchestration.code_location.table_resources import (
         DynamoDbTableResource as DynamoDbTableResource,

@@ -148,7 +148,10 @@ class Exchange(PipesMessageWriterChannel):
 
 def _versions() -> dict[str, str]:
     """Return the versions that have to be those of the other side, without what is not known."""
+    from pyspark import __version__ as spark
+
     found = {"Python": ".".join(platform.python_version_tuple()[:2])}  # pickled functions are its bytecode
+    found["Spark"] = ".".join(spark.split(".")[:2])  # the settings name its jars
     with suppress(PackageNotFoundError):
         found["dagster-adjunct"] = version("dagster-adjunct")
     return found

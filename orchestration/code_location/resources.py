@@ -16,6 +16,7 @@ from pydantic import Field, PrivateAttr
 from dagster_adjunct.orchestration.code_location.services import (
     EmrCluster,
     EmrServerless,
+    Glue,
     Kubernetes,
     RemoteService,
     SparkSubmit,
@@ -28,10 +29,10 @@ from dagster_adjunct.resources.spark.session import (
     is_connect,
     new_session,
     prepare_environment,
+    prepare_session,
     session_config,
     stop_session,
 )
-from dagster_adjunct.resources.spark.tuning import cache_jvm_functions
 from dagster_adjunct.resources.validation import validated
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ class LakeResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         return lake
 
 
-_SERVICES = ("submit", "emr_serverless", "emr_cluster", "kubernetes")
+_SERVICES = ("submit", "emr_serverless", "emr_cluster", "glue", "kubernetes")
 
 
 @validated
@@ -71,7 +72,7 @@ class SparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]
 
     With `submit`, datasets and batches are computed by an application that spark-submit starts, whose driver is a
     process of its own on the machine of the run (client mode), with all settings above. With `emr_serverless`,
-    `emr_cluster` or `kubernetes` the driver runs there. An application ends with the run.
+    `emr_cluster`, `glue` or `kubernetes` the driver runs there. An application ends with the run.
     """
 
     master: str | None = Field(
@@ -82,6 +83,7 @@ class SparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     submit: str | None = Field(default=None, description='Path of spark-submit, or "spark-submit" if it is installed.')
     emr_serverless: EmrServerless | None = None
     emr_cluster: EmrCluster | None = None
+    glue: Glue | None = None
     kubernetes: Kubernetes | None = None
 
     _session: Any = PrivateAttr(default=None)
@@ -106,7 +108,7 @@ class SparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]
                 from dagster_pyspark import LazyPySparkResource
 
                 self._session = LazyPySparkResource(spark_config=self._settings()).spark_session
-                cache_jvm_functions(self._session)
+                prepare_session(self._session)
         session: SparkSession = self._session
         return session
 
@@ -159,9 +161,11 @@ class SparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]
             raise ConfigurationError(problem, "Use an s3:// lake, or submit instead.", setting="lake")
         master = self.master or ("yarn" if isinstance(service, EmrCluster) else None)
         settings = session_config(self.spark_config, master=master, lake_url=lake_url, is_elsewhere=True)
-        if isinstance(service, EmrServerless) and self.master:
-            problem = f"the master is {self.master!r}, but EMR Serverless has a master of its own."
-            raise ConfigurationError(problem, "Leave out the master.", setting="spark.master")
+        if isinstance(service, EmrServerless | Glue):
+            if self.master:
+                problem = f"the master is {self.master!r}, but EMR Serverless and Glue have masters of their own."
+                raise ConfigurationError(problem, "Leave out the master.", setting="spark.master")
+            del settings["spark.master"]
         if isinstance(service, Kubernetes) and settings["spark.master"].startswith("k8s://"):
             settings = service.for_executors() | settings
         check_no_secrets(settings, "the setting")

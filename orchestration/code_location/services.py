@@ -33,12 +33,14 @@ STOP_SECONDS = 60.0
 _DRIVER = Path(__file__).with_name("driver.py")
 _MODULE = f"{__package__}.{_DRIVER.stem}"
 _BY_SIGNAL = 128  # what a shell adds to the number
-_EMR_POLL_SECONDS = 5.0
+_POLL_SECONDS = 5.0
 _EMR_ADDITIONS = 5  # requests to add one step
 # As Spark redacts, but for references to the secrets of Kubernetes.
 _SECRET = re.compile(r"(?i)(?!spark\.kubernetes\.(driver|executor)\.secret).*(secret|password|token|access[._]?key)")
 # Executors connect to the driver by the name of its node, unless the declared variables say otherwise.
 _ON_NODE = 'export SPARK_LOCAL_HOSTNAME=$(hostname -f) SPARK_LOCAL_IP=$(hostname -f); exec env "$@"'
+_SCRIPT = "--scriptLocation"  # takes precedence over the script of a Glue job
+_TOO_MANY = re.compile("Throttling|ConcurrentRunsExceeded")
 _UNANSWERED = {"HTTPClientError", "ConnectionError", "HTTPError"}  # of botocore and urllib3
 _OF_EMR = "EMR.secret@"  # what follows names a secret of AWS Secrets Manager, which the service reads
 
@@ -118,8 +120,7 @@ class EmrServerless(dg.Config):
 
         _check_not_given(self.request, ("applicationId", "executionRoleArn", "jobDriver"), "request")
         exchange.store.put(exchange.key(_DRIVER.name), _DRIVER.read_bytes())
-        # The service has a master of its own, and refuses values without a letter.
-        own = {name: value for name, value in settings.items() if name != "spark.master" and value.strip()}
+        own = {name: value for name, value in settings.items() if value.strip()}  # the service refuses others
         overrides = self.request.get("configurationOverrides", {})
         if not isinstance(overrides, dict):
             problem = f"the request's configurationOverrides are {type(overrides).__name__}: expected a mapping."
@@ -136,7 +137,7 @@ class EmrServerless(dg.Config):
         }
         with _translated_errors("EMR Serverless"):
             service = boto3.client("emr-serverless", region_name=self.region)
-            client = Client(client=service, message_reader=inbox, poll_interval=_EMR_POLL_SECONDS)
+            client = Client(client=service, message_reader=inbox, poll_interval=_POLL_SECONDS)
             client.run(context=context, start_job_run_params=request)
 
 
@@ -204,7 +205,7 @@ class EmrCluster(dg.Config):
                     (added,) = once.add_job_flow_steps(JobFlowId=self.cluster_id, Steps=[step])["StepIds"]
                     return str(added)
             except TransientError:
-                time.sleep(_EMR_POLL_SECONDS)
+                time.sleep(_POLL_SECONDS)
                 newest = service.list_steps(ClusterId=self.cluster_id)["Steps"]
                 if (found := next((one["Id"] for one in newest if one["Name"] == step["Name"]), None)) is not None:
                     return str(found)
@@ -214,11 +215,56 @@ class EmrCluster(dg.Config):
     def _wait(self, service: Any, step_id: str) -> Any:
         """Return the status of the step when it has ended."""
         while True:
-            time.sleep(_EMR_POLL_SECONDS)
+            time.sleep(_POLL_SECONDS)
             with suppress(TransientError), _translated_errors("EMR"):
                 status = service.describe_step(ClusterId=self.cluster_id, StepId=step_id)["Step"]["Status"]
                 if status["State"] not in ("PENDING", "RUNNING", "CANCEL_PENDING"):
                     return status
+
+
+@validated
+class Glue(dg.Config):
+    """A job of AWS Glue: each driver is a run of it, by `PipesGlueClient`, with a script that is an object of the lake.
+
+    The job, of type glueetl, has the modules that the driver imports, and Glue's own Spark with S3A.
+    """
+
+    job_name: str
+    arguments: dict[str, str] = Field(
+        default_factory=dict, description="More arguments of each run, without secrets, such as --enable-metrics."
+    )
+    request: dict[str, Any] = Field(
+        default_factory=dict, description="More of the request StartJobRun, such as NumberOfWorkers."
+    )
+    region: str | None = Field(default=None, description="By default that of boto3's own chain.")
+
+    is_remote: ClassVar[bool] = True
+
+    def run(self, context: Any, inbox: Inbox, exchange: Exchange, settings: Mapping[str, str]) -> None:
+        import boto3
+
+        pipes: Any = _import_client("dagster_aws.pipes", "PipesGlueClient", "aws")
+
+        class Client(pipes):  # type: ignore[misc]
+            def _wait_for_job_run_completion(self, job_name: str, run_id: str) -> Any:
+                """Wait for each state that is an end, and go on if the service does not answer now."""
+                while True:
+                    time.sleep(_POLL_SECONDS)
+                    with suppress(TransientError), _translated_errors("Glue"):
+                        found = service.get_job_run(JobName=job_name, RunId=run_id)
+                        if found["JobRun"]["JobRunState"] not in ("WAITING", "STARTING", "RUNNING", "STOPPING"):
+                            return found
+
+        _check_not_given(self.request, ("JobName", "Arguments"), "request")
+        _check_not_given(self.arguments, (_SCRIPT,), "arguments")
+        check_no_secrets(self.arguments, "the argument")
+        exchange.store.put(exchange.key(_DRIVER.name), _DRIVER.read_bytes())
+        arguments = {**self.arguments, _SCRIPT: exchange.url(_DRIVER.name)}
+        request = {**self.request, "JobName": self.job_name, "Arguments": arguments}
+        with _translated_errors("Glue"):
+            service = boto3.client("glue", region_name=self.region)
+            client = Client(dg.PipesEnvContextInjector(), inbox, service)
+            client.run(context=context, start_job_run_params=request)
 
 
 @validated
@@ -274,7 +320,7 @@ class Kubernetes(dg.Config):
         return {name: value for name, value in ours.items() if value}
 
 
-RemoteService = EmrServerless | EmrCluster | Kubernetes
+RemoteService = EmrServerless | EmrCluster | Glue | Kubernetes
 
 
 def _check_not_given(given: Mapping[str, Any], ours: Sequence[str], argument: str) -> None:
@@ -310,7 +356,7 @@ def _translated_errors(service: str) -> Iterator[None]:
         response: Any = getattr(error, "response", None) or {}
         status = response.get("ResponseMetadata", {}).get("HTTPStatusCode") or getattr(error, "status", None) or 0
         problem = f"{service} could not be asked to run a Spark application: {str(error).strip().rstrip('.')}."
-        is_throttled = status == 429 or "Throttling" in response.get("Error", {}).get("Code", "")
+        is_throttled = status == 429 or _TOO_MANY.search(response.get("Error", {}).get("Code", ""))
         if is_throttled or status >= 500 or kinds & _UNANSWERED:
             raise TransientError(problem, "Run it again.") from error
         step = "Correct the declaration, or what the run's role may do."

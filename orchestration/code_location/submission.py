@@ -27,7 +27,7 @@ from threading import Thread
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import dagster as dg
-from dagster_pipes import open_dagster_pipes
+from dagster_pipes import PipesCliArgsParamsLoader, PipesEnvVarParamsLoader, open_dagster_pipes
 
 from dagster_adjunct.assets.writing.generation import Runtime
 from dagster_adjunct.orchestration.batch_log.run_lease import Process, this_process
@@ -153,9 +153,11 @@ class Order:
 
 
 def drive() -> None:
-    """Do the work that the op's process offers, in the driver of an application."""
+    """Do the work that the op's process offers, in the driver of an application. Glue's has arguments, no variables."""
     writer = Writer()
-    with open_dagster_pipes(message_writer=writer) as pipes:
+    loaders: list[Any] = [PipesCliArgsParamsLoader, PipesEnvVarParamsLoader]
+    loader = next((one for kind in loaders if (one := kind()).is_dagster_pipes_process()), None)
+    with open_dagster_pipes(message_writer=writer, params_loader=loader) as pipes:
         do_order(writer.exchange, pipes.report_custom_message)
 
 
@@ -172,7 +174,7 @@ def do_order(exchange: Exchange, send: Callable[[str], None]) -> None:
 
             @cache
             def start() -> SparkSession:
-                settings = {**order.settings, **submitted_settings()}
+                settings = {**submitted_settings(), **order.settings}
                 master = settings["spark.master"]
                 session = new_session(settings, master=master, lake_url=order.lake.url)
                 stack.callback(stop_session, session)

@@ -37,9 +37,9 @@ if TYPE_CHECKING:
 
 MINIMUM_JAVA = 17
 
-# S3A without the 600 MB bundle of the AWS SDK: only what reading Parquet needs.
+# S3A of the Hadoop that each Spark brings, without the 600 MB bundle of the AWS SDK: only what reading Parquet needs.
+_HADOOP = {"4.1": "3.4.2", "4.2": "3.5.0", "4.3": "3.5.0"}
 _S3A_PACKAGES = (
-    "org.apache.hadoop:hadoop-aws:3.5.0",
     "software.amazon.awssdk:s3:2.35.4",
     "software.amazon.awssdk:s3-transfer-manager:2.35.4",
     "software.amazon.awssdk:sts:2.35.4",
@@ -287,8 +287,33 @@ def new_session(
         problem = f"Spark could not be started with the master {settings['spark.master']!r}: {reason.rstrip('.')}."
         step = f"{_MASTER_STEP[:-1]}, and check your own Spark settings."
         raise ConfigurationError(problem, step, setting="spark.master") from error
-    tuning.cache_jvm_functions(session)
+    prepare_session(session)
     return session
+
+
+def prepare_session(session: SparkSession) -> None:
+    """Check the release of a session that has just been started, and spare it lookups in its JVM."""
+    _check_release(session, session.sparkContext.master)
+    tuning.cache_jvm_functions(session)
+
+
+def _release() -> str:
+    """Return the release of this PySpark. Raises ConfigurationError for one that is not supported."""
+    from pyspark import __version__ as version
+
+    release = ".".join(version.split(".")[:2])
+    if release not in _HADOOP:
+        problem = f"PySpark is {version}: expected {', '.join(_HADOOP)}."
+        raise ConfigurationError(problem, "Install the newest of them that your cluster has.", setting="pyspark")
+    return release
+
+
+def _check_release(session: SparkSession, master: str | None) -> None:
+    """Check that the session has the release of this PySpark: SPARK_HOME or a server may bring another one."""
+    if not session.version.startswith(f"{_release()}."):
+        problem = f"Spark at {master} is {session.version}: expected {_release()}, as PySpark is here."
+        step = "Install the same release on both sides, or use another Spark: unset SPARK_HOME, or correct the master."
+        raise ConfigurationError(problem, step, setting="spark.master")
 
 
 def is_connect(master: str | None) -> bool:
@@ -328,6 +353,7 @@ def _connect(url: str, config: Mapping[str, str], lake_url: str | None) -> Spark
         if isinstance(error, ImportError):
             step = 'Install what the client needs: pip install "dagster-adjunct[connect]".'
         raise ConfigurationError(problem, step, setting="spark.master") from error
+    _check_release(session, f"sc://{where[0]}:{where[1]}")
     if catalog != _PLANS[_CATALOG]:
         problem = f"the Spark Connect server at {where[0]}:{where[1]} has {_CATALOG}={catalog}: expected in-memory."
         raise ConfigurationError(problem, "Start a server with this setting.", setting=_CATALOG)
@@ -450,7 +476,7 @@ def _s3a() -> dict[str, str]:
     """Return the settings for S3A, without credentials, which come from its standard chain."""
     lake = LakeSettings()
     settings = {
-        "spark.jars.packages": ",".join(_S3A_PACKAGES),
+        "spark.jars.packages": ",".join((f"org.apache.hadoop:hadoop-aws:{_HADOOP[_release()]}", *_S3A_PACKAGES)),
         "spark.jars.excludes": ",".join(_S3A_EXCLUDES),
         "spark.hadoop.fs.s3a.path.style.access": "true" if lake.path_style else "false",
         "spark.hadoop.fs.s3a.connection.ssl.enabled": "true",

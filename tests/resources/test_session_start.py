@@ -6,12 +6,17 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+import pyspark
 import pytest
 
 from dagster_adjunct.resources.errors import ConfigurationError
-from dagster_adjunct.resources.spark.session import session_config
+from dagster_adjunct.resources.spark.session import new_session, session_config
 from tests.kept_processes import without_kept_processes
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 ROOT = Path(__file__).resolve().parents[2]
 START = """
@@ -80,3 +85,24 @@ def test_a_session_that_can_not_start_says_why_and_no_java_frame_is_printed(tmp_
     assert "said (why)" in done.stderr
     assert "\tat " not in done.stderr
     assert "Aborting" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("installed", "refusal"),
+    [("4.0.2", r"PySpark is 4\.0\.2: expected 4\.1, 4\.2, 4\.3"), ("4.1.4", r"Spark at local\[1\] is 4\.[23]\.")],
+)
+def test_a_session_of_another_spark_is_refused(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, installed: str, refusal: str
+) -> None:
+    """Stands for SPARK_HOME, which takes precedence over the Spark that PySpark brings, and for a server."""
+    monkeypatch.setattr("pyspark.__version__", installed)
+    with pytest.raises(ConfigurationError, match=refusal):
+        new_session(master="local[1]")
+
+
+def test_the_jars_for_s3_are_those_of_sparks_hadoop(monkeypatch: pytest.MonkeyPatch) -> None:
+    jars = Path(str(pyspark.__file__)).parent / "jars"
+    hadoop = next(jars.glob("hadoop-client-api-*.jar")).stem.removeprefix("hadoop-client-api-")
+    assert f"hadoop-aws:{hadoop}," in session_config(lake_url="s3://b/lake")["spark.jars.packages"]
+    monkeypatch.setattr("pyspark.__version__", "4.1.1-amzn-0")
+    assert "hadoop-aws:3.4.2," in session_config(lake_url="s3://b/lake")["spark.jars.packages"]

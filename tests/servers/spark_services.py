@@ -1,4 +1,4 @@
-"""Stand-ins for the APIs of EMR Serverless, EMR and Kubernetes: what they are asked to start runs here, as a process.
+"""Stand-ins for the APIs of EMR Serverless, EMR, Glue and Kubernetes: what they are to start runs here, as a process.
 
 A process gets a clean working directory, and the environment that its image, its role and the request give it.
 Requests are checked against what the services publish: the models of botocore and of the Kubernetes client.
@@ -25,14 +25,25 @@ import botocore.session
 import kubernetes.client.models as kubernetes_models
 from botocore.model import Shape
 
+from dagster_adjunct.resources.spark.session import session_config
 from tests.servers.s3 import ROOT, S3Server
 
+SPARK_SUBMIT = str(Path(sys.executable).with_name("spark-submit"))
+JOB = "orders-spark"
 CLUSTER = "j-2AXXXXXXGAPLF"
 APPLICATION, ROLE = "00fexample123", "arn:aws:iam::111122223333:role/orders-runs"
 
 
 class Throttled(ValueError):
     """A request too many, for now."""
+
+    code = "ThrottlingException"
+
+
+class TooManyRuns(Throttled):
+    """A run too many, for now."""
+
+    code = "ConcurrentRunsExceededException"
 
 
 class ReplyLostError(Exception):
@@ -69,7 +80,7 @@ class StandIn(ABC):
                     self.close_connection = True
                     return
                 except ValueError as error:
-                    code = "ThrottlingException" if isinstance(error, Throttled) else "ValidationException"
+                    code = getattr(error, "code", "ValidationException")
                     status, found = 400, {"message": str(error), "code": code, "__type": code}
                 reply = json.dumps(found).encode()
                 self.send_response(status)
@@ -110,6 +121,13 @@ class StandIn(ABC):
                 command, cwd=place, env={**image, **role, **environment}, stdout=log, stderr=log, start_new_session=True
             )
         return name
+
+    def fetch(self, url: str) -> Path:
+        """Return the file of a script in S3, made anew for each request."""
+        script = self.folder / f"{len(self.requests)}.py"
+        bucket, _, key = url.removeprefix("s3://").partition("/")
+        script.write_bytes(self.s3.client().get_object(Bucket=bucket, Key=key)["Body"].read())
+        return script
 
     def stop(self, name: str, sent: signal.Signals) -> None:
         with suppress(ProcessLookupError):
@@ -157,11 +175,9 @@ class EmrServerlessStandIn(StandIn):
     def _start_job(self, request: dict[str, Any]) -> str:
         check_aws_request("emr-serverless", "StartJobRun", request)
         self.requests.append(request)
-        number = len(self.requests)
-        script, properties = self.folder / f"{number}.py", self.folder / f"{number}.properties"
         submit = request["jobDriver"]["sparkSubmit"]
-        bucket, _, key = submit["entryPoint"].removeprefix("s3://").partition("/")
-        script.write_bytes(self.s3.client().get_object(Bucket=bucket, Key=key)["Body"].read())
+        script = self.fetch(submit["entryPoint"])
+        properties = script.with_suffix(".properties")
         (given,) = request["configurationOverrides"]["applicationConfiguration"]
         assert given["classification"] == "spark-defaults"
         properties.write_text("".join(f"{name} {value}\n" for name, value in given["properties"].items()))
@@ -169,10 +185,8 @@ class EmrServerlessStandIn(StandIn):
         assert set(words[::2]) == {"--conf"}
         of_driver = "spark.emr-serverless.driverEnv."
         environment = dict(word.removeprefix(of_driver).split("=", 1) for word in words[1::2])
-        program = str(Path(sys.executable).with_name("spark-submit"))
-        return self.start(
-            [program, "--master", "local[2]", "--properties-file", str(properties), str(script)], environment
-        )
+        command = [SPARK_SUBMIT, "--master", "local[2]", "--properties-file", str(properties), str(script)]
+        return self.start(command, environment)
 
 
 class EmrStandIn(StandIn):
@@ -223,6 +237,48 @@ class EmrStandIn(StandIn):
             return {"Step": {"Status": {"State": "CANCELLED" if ended else "COMPLETED"}}}
         details = {"Reason": "Unknown Error.", "LogFile": f"s3://company-logs/{CLUSTER}/steps/stderr.gz"}
         return {"Step": {"Status": {"State": "FAILED", "FailureDetails": details}}}
+
+
+class GlueStandIn(StandIn):
+    """Runs of one job, whose Spark has S3A and settings of its own. `operations` has those that it was asked for."""
+
+    def __init__(self, folder: Path, s3: S3Server, modules: Sequence[Path]) -> None:
+        super().__init__(folder, s3, modules)
+        self.operations: set[str] = set()
+        self.is_busy = False
+
+    def answer(self, method: str, path: str, body: Any) -> Any:
+        operation = path.removeprefix("AWSGlue.")
+        self.operations.add(operation)
+        check_aws_request("glue", operation, body)
+        if body["JobName"] != JOB:
+            raise ValueError(f"Entity {body['JobName']} does not exist")
+        if operation == "StartJobRun" and self.is_busy:
+            self.is_busy = False
+            raise TooManyRuns(f"Concurrent runs exceeded for {JOB}")
+        if operation == "StartJobRun":
+            self.requests.append(body)
+            words = [word for pair in body["Arguments"].items() for word in pair]
+            script = self.fetch(body["Arguments"]["--scriptLocation"])
+            return {
+                "JobRunId": self.start([SPARK_SUBMIT, *self._settings(), str(script), "--JOB_NAME", JOB, *words], {})
+            }
+        if operation == "BatchStopJobRun":
+            (run,) = body["JobRunIds"]
+            self.stopped.add(run)
+            self.stop(run, signal.SIGTERM)
+            return {"SuccessfulSubmissions": [{"JobName": JOB, "JobRunId": run}]}
+        run = body["RunId"]
+        ended = self.processes[run].poll()
+        state = "RUNNING" if ended is None else "STOPPED" if run in self.stopped else "FAILED" if ended else "SUCCEEDED"
+        return {"JobRun": {"Id": run, "JobName": JOB, "JobRunState": state, "ErrorMessage": f"exit status {ended}"}}
+
+    def _settings(self) -> list[str]:
+        ours = session_config(lake_url=self.s3.url(), is_elsewhere=True)
+        own = {name: value for name, value in ours.items() if name.startswith("spark.jars.")}
+        own |= {"spark.jars.ivy": str(Path.home() / ".cache/dagster-adjunct/ivy"), "spark.ui.enabled": "false"}
+        own |= {"spark.sql.shuffle.partitions": "36", "spark.sql.adaptive.enabled": "true"}
+        return ["--master", "local[2]", *(word for pair in own.items() for word in ("--conf", "=".join(pair)))]
 
 
 class KubernetesStandIn(StandIn):

@@ -1,4 +1,4 @@
-"""Runs whose drivers are on EMR Serverless, EMR clusters or in pods: what comes back, and what their deaths leave."""
+"""Runs whose drivers are in services of AWS or in pods: what comes back, and what their deaths leave."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import pytest
 from dagster._core.pipes.context import PipesMessageHandler
 
 from dagster_adjunct import Application, Lake, SparkResource, open_lake
-from dagster_adjunct.code_location import EmrCluster, EmrServerless, Kubernetes
+from dagster_adjunct.code_location import EmrCluster, EmrServerless, Glue, Kubernetes
 from dagster_adjunct.errors import ConfigurationError
 from dagster_adjunct.orchestration.code_location import services
 from dagster_adjunct.orchestration.code_location.exchange import Exchange, Inbox, pack
@@ -34,9 +34,11 @@ from tests.servers.s3 import SECRET_KEY, S3Server
 from tests.servers.spark_services import (
     APPLICATION,
     CLUSTER,
+    JOB,
     ROLE,
     EmrServerlessStandIn,
     EmrStandIn,
+    GlueStandIn,
     KubernetesStandIn,
     StandIn,
 )
@@ -51,7 +53,7 @@ def lake(tmp_path: Path, versitygw: S3Server, monkeypatch: pytest.MonkeyPatch) -
     for name in set(os.environ) - set(own):
         monkeypatch.delenv(name)
     versitygw.set_in(monkeypatch)
-    monkeypatch.setattr(services, "_EMR_POLL_SECONDS", 0.3)
+    monkeypatch.setattr(services, "_POLL_SECONDS", 0.3)
     lake = open_lake(versitygw.url())
     small.create_streams(lake)
     submitted.call(lake, tmp_path, 1, range(40))
@@ -78,6 +80,15 @@ def cluster(tmp_path: Path, versitygw: S3Server, monkeypatch: pytest.MonkeyPatch
         yield stand_in
 
 
+@pytest.fixture
+def glue(tmp_path: Path, versitygw: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[GlueStandIn]:
+    stand_in = GlueStandIn(tmp_path / "runs", versitygw, [tmp_path / "image"])
+    with stand_in.serving() as url:
+        monkeypatch.setenv("AWS_ENDPOINT_URL_GLUE", url)
+        monkeypatch.setenv("GLUE_JOB", JOB)
+        yield stand_in
+
+
 def on_emr(lake: str, **settings: Any) -> SparkResource:
     service = EmrServerless(application_id=dg.EnvVar("EMR_APPLICATION"), execution_role=ROLE, **settings)
     return SparkResource(lake=lake, emr_serverless=service, spark_config=QUICK)
@@ -89,7 +100,11 @@ def on_cluster(lake: str, **settings: Any) -> SparkResource:
     return SparkResource(lake=lake, emr_cluster=service, master="local[2]", spark_config=QUICK)
 
 
-RESOURCES = {"emr": on_emr, "cluster": on_cluster}
+def on_glue(lake: str, **settings: Any) -> SparkResource:
+    return SparkResource(lake=lake, glue=Glue(**{"job_name": dg.EnvVar("GLUE_JOB"), **settings}), spark_config=QUICK)
+
+
+RESOURCES = {"emr": on_emr, "cluster": on_cluster, "glue": on_glue}
 
 
 def left(lake: Lake) -> list[str]:
@@ -158,10 +173,62 @@ def test_a_step_computes_and_reports_what_a_run_in_process_does(
     assert allowed == {*cluster.operations, "CancelSteps"}
 
 
+@pytest.mark.server
+@pytest.mark.parametrize("engine", ["auto", pytest.param("spark", marks=[pytest.mark.spark, pytest.mark.long])])
+def test_a_run_of_a_glue_job_computes_and_reports_what_a_run_in_process_does(
+    lake: Lake, tmp_path: Path, glue: GlueStandIn, engine: str
+) -> None:
+    """The run has only what its request, its role and its job give it; the lake's settings win over those of Glue."""
+    for name in ("begun", "go"):
+        (tmp_path / name).touch()
+    glue.is_busy = engine == "spark"  # the op is tried again, which takes a while
+    app = submitted.charge_calls(Application("charges", engine=engine))
+    resource = on_glue(lake.url, arguments={"--enable-metrics": "true"}, request={"NumberOfWorkers": 4})
+    done = run(lake, app, resource)
+    assert done.success, done.log + glue.logs()
+    assert submitted.charges(lake) == submitted.expected(range(40))
+    assert done.made["charges"]["adjunct/last_batch"] == 1
+    assert done.made["charges"]["adjunct/rows"] == 40
+    assert "batch 1: committed; 40 records so far" in done.log
+    assert bool(re.search(r"Spark application \S+ on local\[2\]", done.log)) == (engine == "spark")
+    (sent,) = glue.requests
+    assert (sent["NumberOfWorkers"], sent["Arguments"]["--enable-metrics"]) == (4, "true")
+    assert SECRET_KEY not in json.dumps(sent)
+    assert str(ROOT) not in json.dumps(sent), "paths of this machine"
+    assert left(lake) == []
+    policy = json.loads((ROOT / "deploy/iam/glue.json").read_text("utf-8"))
+    allowed = {action.removeprefix("glue:") for action in policy["Statement"][0]["Action"]}
+    assert allowed == {*glue.operations, "BatchStopJobRun"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"arguments": {"--db-password": "shown-to-nobody"}}, "--db-password"),
+        ({"arguments": {"--scriptLocation": "s3://b/own.py"}}, "--scriptLocation"),
+        ({"request": {"Arguments": {"--x": "y"}}}, "Arguments"),
+        ({"request": {"WorkerType": "G.1000X"}}, "G.1000X"),
+        ({"job_name": "missing"}, "Entity missing does not exist"),
+    ],
+)
+def test_a_glue_job_that_can_not_be_run_fails_its_run_for_good(
+    lake: Lake, glue: GlueStandIn, settings: dict[str, Any], named: str
+) -> None:
+    done = run(lake, submitted.app, on_glue(lake.url, **settings))
+    assert done.failure.metadata["error"].value == "ConfigurationError"
+    assert named in done.failure.description
+    assert "shown-to-nobody" not in done.failure.description
+    assert glue.processes == {}
+    assert left(lake) == []
+
+
 @pytest.mark.spark
 @pytest.mark.server
 @pytest.mark.long
-@pytest.mark.parametrize(("service", "reason"), [("emr", "EMR Serverless job failed"), ("cluster", "step 00f0 of EMR")])
+@pytest.mark.parametrize(
+    ("service", "reason"),
+    [("emr", "EMR Serverless job failed"), ("cluster", "step 00f0 of EMR"), ("glue", "Glue job orders-spark run 00f0")],
+)
 def test_a_batch_whose_driver_was_killed_is_ended_when_its_op_is_tried_again(
     lake: Lake, tmp_path: Path, service: str, reason: str, request: pytest.FixtureRequest
 ) -> None:
@@ -191,7 +258,7 @@ defs = build_definitions(app, lake={url!r}, spark=RESOURCES[{service!r}]({url!r}
 @pytest.mark.spark
 @pytest.mark.server
 @pytest.mark.long
-@pytest.mark.parametrize("service", ["emr", "cluster"])
+@pytest.mark.parametrize("service", ["emr", "cluster", "glue"])
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGKILL], ids=["is cancelled", "is killed"])
 def test_a_driver_ends_with_its_run_and_the_next_one_takes_over(
     lake: Lake, tmp_path: Path, service: str, request: pytest.FixtureRequest, sent: signal.Signals
@@ -274,6 +341,17 @@ def test_what_can_not_run_elsewhere_is_refused(settings: dict[str, Any], setting
         resource.submission(lake)
     assert refused.value.setting == setting
     assert "shown-to-nobody" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "service", [Glue(job_name=JOB), EmrServerless(application_id=APPLICATION, execution_role=ROLE)]
+)
+def test_services_with_a_master_of_their_own_get_none(service: Glue | EmrServerless) -> None:
+    name = "glue" if isinstance(service, Glue) else "emr_serverless"
+    _, settings = SparkResource(**{name: service}).submission("s3://bucket/lake")
+    assert "spark.master" not in settings
+    with pytest.raises(ConfigurationError, match="masters of their own"):
+        SparkResource(master="yarn", **{name: service}).submission("s3://bucket/lake")
 
 
 def test_steps_of_a_cluster_have_yarn_for_their_master_unless_another_is_declared() -> None:
@@ -368,10 +446,11 @@ def test_a_run_fails_for_good_if_the_service_refuses_or_its_client_is_missing(
     assert left(lake) == []
 
 
-def test_a_driver_of_another_python_is_refused() -> None:
-    exchange = Exchange(InMemoryStore(), "", versions={"Python": "3.9"})
+@pytest.mark.parametrize("name", ["Python", "Spark", "dagster-adjunct"])
+def test_a_driver_of_other_versions_is_refused(name: str) -> None:
+    exchange = Exchange(InMemoryStore(), "", versions={name: "3.9"})
     told: list[str] = []
-    with pytest.raises(ConfigurationError, match=r"expected 3\.9") as refused:
+    with pytest.raises(ConfigurationError, match=rf"has {name} .*: expected 3\.9") as refused:
         do_order(exchange, told.append)
     assert told == [pack("error", refused.value)]
 
