@@ -355,6 +355,25 @@ def test_inserts_of_new_keys_read_no_blocks(tmp_path, run):
 
 
 @pytest.mark.lengthy
+def test_a_page_reads_no_more_of_large_values_than_a_part_of_a_run(inner, table, rival, run, monkeypatch):
+    keys = [of(b"%02d" % number) for number in range(32)]
+    rival.write(*(put(key, LARGE) for key in keys))  # too long for the log: one run
+    read, get_range = [0], inner.get_range
+
+    def counted(key: str, start: int, length: int) -> bytes:
+        read[0] += length
+        return get_range(key, start, length)
+
+    monkeypatch.setattr(inner, "get_range", counted)
+    monkeypatch.setattr(segment_upkeep, "_PART", 100_000)
+    reader = over(inner).open(table, 0)
+    page = run(reader.page(KeyRange(), 1, values=True))
+    assert (list(page.keys), page.is_last) == (keys[:1], False)
+    assert 0 < read[0] < 200_000  # of 640,000
+    whole = run(reader.page(KeyRange(), 100, values=False))
+    assert (whole.keys, whole.is_last) == (keys, True)
+
+
 def test_merges_come_in_while_others_are_always_first(inner, table, rival, run):
     """Each swap of this process meets another one's, once, as under many writers."""
     plan = [
