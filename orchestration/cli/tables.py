@@ -160,7 +160,8 @@ _DETAILS = {"schema": "postgres", "region": "dynamodb", "endpoint_url": "dynamod
 
 def _backend_from_options(lake: Lake, given: dict[str, Any]) -> SegmentBackend | None:
     """Return the chosen backend, None for the lake's default. Raises ConfigurationError if two are chosen."""
-    chosen = [backend for backend in ("sqlite", "postgres", "dynamodb", "objects") if given[backend]]
+    # An empty text, of a variable that is not set, is a mistake in this option, and not the default.
+    chosen = [name for name in ("sqlite", "postgres", "dynamodb", "objects") if given[name] not in (None, False)]
     if len(chosen) > 1:
         problem = f"{' and '.join(f'--{name}' for name in chosen)} name more than one backend."
         raise ConfigurationError(problem, "Give only one of them.", setting=f"--{chosen[1]}")

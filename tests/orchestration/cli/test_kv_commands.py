@@ -74,6 +74,8 @@ def test_a_table_lies_where_an_option_says(world: World, tmp_path: Path) -> None
     assert "elsewhere.sqlite" in refused(world, "kv", "create", "plant/other", "--partitions", "1")
     many = refused(world, "kv", "create", "plant/x", "--partitions", "1", "--sqlite", path, "--dynamodb")
     assert "--sqlite and --dynamodb name more than one backend" in many
+    for empty in ("--sqlite", "--postgres"):  # of a variable that is not set
+        refused(world, "kv", "create", "plant/x", "--partitions", "1", empty, "")
     lone = refused(world, "kv", "create", "plant/x", "--partitions", "1", "--schema", "s")
     assert "--schema needs --postgres" in lone
 
