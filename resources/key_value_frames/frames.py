@@ -115,7 +115,7 @@ class PartitionLoad:
         last: tuple[bytes, bytes, Any] | None = None
         for row in self._rows(batches):
             if last is not None and last[0] == row[0]:
-                if row[2] == last[2]:
+                if row[2] == last[2] or repr(row[2]) == repr(last[2]):  # NaN equals itself only here and in Spark
                     raise self._ambiguous(row)
             elif last is not None:
                 yield SegmentChange(last[0], last[1], b"")
