@@ -404,7 +404,12 @@ class SegmentUpkeep:
             if self._alive:
                 return
             self._alive = True
-        threading.Thread(target=self._run, name="adjunct-key-values", daemon=True).start()
+        try:
+            threading.Thread(target=self._run, name="adjunct-key-values", daemon=True).start()
+        except RuntimeError as error:  # the process may have no more threads, or is ending
+            _log.warning("upkeep of %s is left to a later commit: %s", self._core.pointer.key, error)
+            with self._lock:
+                self._mark_stopped()
 
     def _run(self) -> None:
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -422,6 +423,23 @@ def test_a_write_is_done_though_there_is_no_room_to_merge_runs_after_it(inner, t
     flushed(handle, 12)
     assert "/nowhere" in caplog.text
     assert handle.value(of(b"filler-47")) == LARGE
+
+
+def test_a_write_is_done_though_no_thread_can_start_for_the_upkeep_after_it(inner, table, run, monkeypatch, caplog):
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name == "adjunct-key-values":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    handle = Handle(over(inner).open(table, 0), run)
+    with monkeypatch.context() as without:
+        without.setattr(threading.Thread, "start", refuse)
+        flushed(handle)  # and closing it waits for no thread
+    assert (runs_of(inner), "can't start new thread" in caplog.text) == ([], True)
+    flushed(handle, prefix=b"later")
+    assert runs_of(inner)
 
 
 def test_an_option_that_s3_does_not_have_is_refused():
