@@ -283,6 +283,17 @@ def test_nothing_is_left_of_a_deleted_table_but_what_says_so(inner, table, rival
         rival.write(put(APPLE))
 
 
+@pytest.mark.parametrize(("writes", "keys"), [(4, 1), (1, 16)], ids=["after a commit", "in a commit"])
+def test_a_run_that_is_written_while_its_table_is_deleted_goes_too(inner, table, run, writes, keys):
+    deleted = Fault("put_if_absent", 1, "meanwhile", lambda: over(inner).delete(table, 1))
+    handle = Handle(over(FaultyStore(inner, [deleted])).open(table, 0), run)
+    with suppress(KeyValueTableNotFoundError):
+        for write in range(writes):
+            handle.write(*(put(of(b"%d-%d" % (write, key)), LARGE) for key in range(keys)))
+    run(handle.segment.close())
+    assert runs_of(inner) == []
+
+
 # Damage
 
 
