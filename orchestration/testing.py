@@ -102,7 +102,12 @@ def stream_schema(stream: str, given: TestStream | None, rows: Sequence[Mapping[
         step = "Describe it: TestApplication(app, {…: TestStream(Schema.of(…))})."
         raise errors.ConfigurationError(problem, step, stream=stream)
 
-    return Schema.from_arrow(pa.Table.from_pylist(list(rows)).schema)
+    try:
+        return Schema.from_arrow(pa.Table.from_pylist(list(rows)).schema)
+    except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
+        problem = f"stream {stream!r}: its records have values of several types in a column: {error}."
+        step = "Correct the records, or describe the stream: TestApplication(app, {…: TestStream(Schema.of(…))})."
+        raise errors.ConfigurationError(problem, step, stream=stream) from error
 
 
 def arrow_table(
@@ -325,6 +330,10 @@ class TestApplication:
         """Put records into a remote table by key (a tuple if the key has several columns)."""
         table = self._tables[_require_known("remote table", name, self._tables)]
         keys = {key: key if isinstance(key, tuple) and len(table.key) > 1 else (key,) for key in records}
+        for key in (key for key, parts in keys.items() if len(parts) != len(table.key)):
+            problem = f"remote table {name!r} got {key!r:.80} as a key; its key is ({', '.join(table.key)})."
+            step = "Pass a tuple with a value for each of these columns."
+            raise errors.ConfigurationError(problem, step, argument="records", table=name)
         self._fake(name).fill(
             {key: {**dict(zip(table.key, keys[key], strict=True)), **record} for key, record in records.items()}
         )

@@ -42,6 +42,7 @@ from dagster_adjunct.assets.versions.version import (
     count_current_rows,
     version_id,
 )
+from dagster_adjunct.assets.writing.generation import count_deletions
 from dagster_adjunct.resources.bucketing.files import (
     HAS_ENDS,
     VALID_FROM,
@@ -445,7 +446,8 @@ class GenerationErasure(_Erasure[UnboundedManifest, RewrittenGeneration]):
         elif rows is not None:
             rows -= sum(made.live for made in hit)
         elif len(version.generations) > 1 and version.order_by is None and not any(g.files for g in new[1:]):
-            rows = new[0].rows  # only a base is left, which has no tombstones
+            # Usually a base. It is a delta if an earlier erasure removed the base.
+            rows = None if count_deletions(new[0]) else new[0].rows
         return version.after(
             id=version_id(number, commit_id),
             number=number,

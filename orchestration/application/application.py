@@ -380,14 +380,15 @@ def import_user_module(name: str) -> ModuleType:
         if error.name is None or f"{name}.".startswith(f"{error.name}.") is False:
             raise _import_error(name, error) from error
         problem = f"module {name!r} is not found (from {here})."
-        raise ConfigurationError(problem, "Run from the folder that holds it.", module=name) from error
+        step = "Run from the folder that holds it, and name it as an import does, without .py and slashes."
+        raise ConfigurationError(problem, step, module=name) from error
     except AdjunctError:
         raise
-    except Exception as error:  # whatever a user's module does while it is imported
+    except (Exception, SystemExit) as error:  # whatever a user's module does while it is imported
         raise _import_error(name, error) from error
 
 
-def _import_error(module: str, error: Exception) -> ConfigurationError:
+def _import_error(module: str, error: BaseException) -> ConfigurationError:
     """Return the error for a module that can't be imported, with the failing line of the user's code."""
     if isinstance(error, SyntaxError):
         where, problem = f"{error.filename}, line {error.lineno}", f"{error.msg}: {(error.text or '').strip()}"

@@ -114,7 +114,7 @@ def _read_plan(path: Path) -> dict[str, Any]:
     """
     try:
         document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         problem = (
             f"can't be read: {error.strerror}" if isinstance(error, OSError) else f"is not a JSON document: {error}"
         )

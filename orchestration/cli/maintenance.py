@@ -25,7 +25,7 @@ from dagster_adjunct.assets.writing.generation import Runtime
 from dagster_adjunct.orchestration.application.application import Application, load_application
 from dagster_adjunct.orchestration.application.graph import group_datasets
 from dagster_adjunct.orchestration.cli import options, output
-from dagster_adjunct.orchestration.maintenance.discard import erase_keys, expire_versions
+from dagster_adjunct.orchestration.maintenance.discard import collect_metadata, erase_keys, expire_versions
 from dagster_adjunct.orchestration.planner.planner import open_dataset_systems, systems_for
 from dagster_adjunct.orchestration.step.run import advance_unit, apply_startpoints
 from dagster_adjunct.resources.common import split_stream_name
@@ -215,8 +215,8 @@ def rebuild(lake: Lake, name: str, reference: str, master: str | None, reason: s
 def expire(lake: Lake, names: tuple[str, ...], keep: str | None, grace: str | None, dry_run: bool, by: str) -> None:
     """Delete versions that the retention policy no longer keeps, and what failed builds left.
 
-    Versions that are served, pinned, leased by a reader or needed by an open batch are kept. For cron; safe while
-    readers and writers work.
+    Without NAME, of all datasets; then unreferenced metadata of the lake is deleted, too. Versions that are served,
+    pinned, leased by a reader or needed by an open batch are kept. For cron; safe while readers and writers work.
     """
     there = list_datasets(lake)
     unknown = [name for name in names if name not in there]
@@ -240,6 +240,11 @@ def expire(lake: Lake, names: tuple[str, ...], keep: str | None, grace: str | No
             reports.append(expire_versions(lake, name, policy, by=by, dry_run=dry_run))
         except AdjunctError as error:
             errors.append(error)
+    try:
+        if not names and not dry_run:
+            collect_metadata(lake)
+    except AdjunctError as error:
+        errors.append(error)
     output.show_json([report.to_json() for report in reports])
     for report in reports:
         output.show_line(f"{report.summary()}.")

@@ -16,7 +16,7 @@ from dagster_adjunct.assets.reading.key_lookup import key_from_text
 from dagster_adjunct.orchestration.cli.output import WIDE, console, show_report
 from dagster_adjunct.orchestration.maintenance.delete import DeletionReport
 from dagster_adjunct.resources.common import read_duration, resolve_user
-from dagster_adjunct.resources.errors import ConfigurationError
+from dagster_adjunct.resources.errors import ConfigurationError, translate_file_errors
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
 from dagster_adjunct.resources.schemas.schema import Field
 
@@ -137,8 +137,13 @@ def split_keys(dataset: str, columns: Sequence[str], values: Sequence[str]) -> l
 
 def read_keys(dataset: str, columns: Sequence[str], file: Path) -> list[list[str]]:
     """Return the keys in a CSV file without header, one per line, one field per key column; empty lines are skipped."""
-    with file.open(newline="", encoding="utf-8") as lines:
-        rows = [row for row in csv.reader(lines) if row]
+    try:
+        # A byte order mark, as spreadsheets write it, is no part of the first key.
+        with translate_file_errors(file, "--keys-from"), file.open(newline="", encoding="utf-8-sig") as lines:
+            rows = [row for row in csv.reader(lines, strict=True) if row]
+    except (UnicodeDecodeError, csv.Error) as error:
+        problem = f"{file} can't be read as CSV in UTF-8: {error}."
+        raise ConfigurationError(problem, "Save it as CSV in UTF-8.", setting="--keys-from") from error
     for number, row in enumerate(rows, 1):
         if len(row) != len(columns):
             raise ConfigurationError(

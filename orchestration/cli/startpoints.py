@@ -277,7 +277,7 @@ def set_startpoint(lake: Lake, reference: str, partitions: tuple[str, ...], dry_
         raise ConfigurationError(problem, step, setting="--oldest")
     app = load_application(reference)
     startpoints = Startpoints(app, lake=lake)
-    recorded = {name: options.pop(name) for name in ("replace", "by", "reason")}
+    recorded = {name: options.pop(name) for name in ("by", "reason")}
     if dry_run:
         asked = startpoints.preview(partitions, start, until=until, **options)
     else:

@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from decimal import Decimal
 from functools import wraps
 from typing import Any
 
@@ -37,6 +38,12 @@ from dagster_adjunct.resources.tables.table import BlockingTable
 
 _TYPES = ("text", "json", "int", "bytes")
 _KEY_TYPES = {Kind.INTEGER: "bigint", Kind.DATE: "date", Kind.TIMESTAMP: "timestamp", Kind.BINARY: "binary"}
+# Of key columns that a dataset can't have, or only with declared digits.
+_PARSERS: dict[Kind, Callable[[str], Any]] = {
+    Kind.BOOLEAN: {"true": True, "false": False}.__getitem__,
+    Kind.DECIMAL: Decimal,
+    Kind.FLOAT: float,
+}
 
 
 table = click.Group("table")
@@ -52,9 +59,17 @@ def get_record(lake: Lake, name: str, key: tuple[str, ...]) -> None:
     columns = getattr(remote.read_function, "columns", None) or {}
     kinds = {column: parse_known_column(column, kind).kind for column, kind in columns.items()}
     fields = [Field(column, _KEY_TYPES.get(kinds.get(column, Kind.STRING), "string")) for column in remote.key]
-    values = key_from_text(f"table {remote.name!r}", fields, list(key))
+    values = list(key_from_text(f"table {remote.name!r}", fields, list(key)))
+    for place, column in enumerate(remote.key):
+        parse = _PARSERS.get(kinds.get(column, Kind.STRING))
+        try:
+            values[place] = values[place] if parse is None else parse(values[place])
+        except (ArithmeticError, LookupError, ValueError) as error:
+            problem = f"table {remote.name!r}: key column {column!r} is {columns[column]}, not {key[place]!r:.80}."
+            step = "Give a number, or true or false for a boolean."
+            raise ConfigurationError(problem, step, table=remote.name) from error
     with BlockingTable(remote) as blocking:
-        record = blocking.get(values[0] if len(values) == 1 else values)
+        record = blocking.get(values[0] if len(values) == 1 else tuple(values))
     output.show_json({"table": name, "key": list(key), "record": record})
     output.show_record(f"{name} {' '.join(key)}", record, "no record")
     output.fail_if_missing([record])
@@ -160,7 +175,8 @@ _DETAILS = {"schema": "postgres", "region": "dynamodb", "endpoint_url": "dynamod
 
 def _backend_from_options(lake: Lake, given: dict[str, Any]) -> SegmentBackend | None:
     """Return the chosen backend, None for the lake's default. Raises ConfigurationError if two are chosen."""
-    chosen = [backend for backend in ("sqlite", "postgres", "dynamodb", "objects") if given[backend]]
+    # An empty text, of a variable that is not set, is a mistake in this option, and not the default.
+    chosen = [name for name in ("sqlite", "postgres", "dynamodb", "objects") if given[name] not in (None, False)]
     if len(chosen) > 1:
         problem = f"{' and '.join(f'--{name}' for name in chosen)} name more than one backend."
         raise ConfigurationError(problem, "Give only one of them.", setting=f"--{chosen[1]}")

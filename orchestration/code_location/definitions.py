@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import dagster as dg
@@ -93,8 +94,8 @@ def build_definitions(
     versions there, also on the schedule `<application>_iceberg_daily`. `translator` chooses keys, groups and owners;
     `lake` is a URL (default: `ADJUNCT_LAKE`, else `.adjunct/lake`). `preview_rows` shows up to 50 entries or records of
     datasets and output streams in Dagster; `link_code` links assets to the lines of this machine's files where they are
-    declared. Raises ConfigurationError if two applications declare one dataset differently or write the same output,
-    and for an Iceberg table of a dataset that none of them stores.
+    declared. Raises ConfigurationError if two applications declare one dataset differently or write the same output, if
+    they feed each other in a circle, and for an Iceberg table of a dataset that none of them stores.
     """
     apps = (app, *more)
     _reject_duplicate_names(apps)
@@ -119,6 +120,7 @@ def build_definitions(
     launchers = [one for one in found if isinstance(one, Launcher)]
     stale = _stale_launchers(graph, {launcher.job.name: launcher.job for launcher in launchers})
     built, automation = _automate(graph, apps, [*launchers, *stale], lake_resource)
+    _reject_cycles(built)
     return dg.Definitions(
         assets=[*graph.external_specs(), *built],
         jobs=[one for one in found if isinstance(one, LaunchedJob)],
@@ -237,6 +239,20 @@ def _reject_duplicate_names(apps: Sequence[Application]) -> None:
                 "Rename one of them, and pass each application only once.",
                 application=app.name,
             )
+
+
+def _reject_cycles(built: Sequence[dg.AssetsDefinition]) -> None:
+    """Raise ConfigurationError for applications that feed each other in a circle: Dagster would not load them."""
+    made_of = {spec.key: [dependency.asset_key for dependency in spec.deps] for asset in built for spec in asset.specs}
+    try:
+        TopologicalSorter(made_of).prepare()
+    except CycleError as error:
+        circle = " -> ".join(key.to_user_string() for key in error.args[1])
+        raise ConfigurationError(
+            f"build_definitions(): applications feed each other in a circle, which Dagster can't show: {circle}.",
+            "Leave one of them out and start it by adjunct run, or let it write or read another stream.",
+            argument="more",
+        ) from None
 
 
 # Definitions.merge rejects two resources of one name: the same objects serve the same lake.

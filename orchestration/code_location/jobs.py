@@ -274,12 +274,12 @@ def _request_startpoints(
         "on_unresolved": config.on_unresolved.value,
         "force": config.force,
         "versions": config.versions.value if config.versions is not None else None,
+        "replace": config.replace,
     }
     if config.dry_run:
         asked = startpoints.preview(config.partitions, position, **wanted)
     else:
-        wanted |= {"replace": config.replace, "by": by, "reason": config.reason}
-        asked = startpoints.request(config.partitions, position, **wanted)
+        asked = startpoints.request(config.partitions, position, **wanted, by=by, reason=config.reason)
     name = startpoints.app.name
     applied_by = f"the next run of {name} applies it, which the sensor {to_dagster_name(name)}_startpoints launches"
     lines = [

@@ -60,11 +60,16 @@ def expire_all_versions(
         except AdjunctError as error:
             errors.append(error)
     if not dry_run:
-        MetadataStore(lake).collect()
-        for application in list_applications(lake):
-            purge_plans(lake, application)
+        collect_metadata(lake)
     raise_first(errors)
     return reports
+
+
+def collect_metadata(lake: Lake) -> None:
+    """Delete unreferenced objects of the lake's metadata, and the plans of recorded replays that have ended."""
+    MetadataStore(lake).collect()
+    for application in list_applications(lake):
+        purge_plans(lake, application)
 
 
 @validated

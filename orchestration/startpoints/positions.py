@@ -205,11 +205,13 @@ def check_positions(
         if lost and source.on_lost != "oldest":
             raise _retention_error(app, source, lost, positions.startpoints)
     for replay, why in positions.stuck_replays:
+        stream = streams.get(replay.ssp.qualified_stream)
+        named = replay.ssp if stream is not None and replay.ssp in stream.partitions else "--all"  # it can't be named
         raise offset_error(
             replay.ssp,
             f"{replay.ssp}: the replay of {replay.by} ({replay.reason}) is at offset {replay.next} of {replay.until} "
             f"and can't continue: {why}.",
-            f"Cancel it (adjunct startpoint clear MODULE:APP {replay.ssp} --reason …), then request it again from an "
+            f"Cancel it (adjunct startpoint clear MODULE:APP {named} --reason …), then request it again from an "
             "existing offset.",
             offset=replay.next,
             application=app.name,

@@ -193,20 +193,25 @@ def mark_blocked_previews(unreadable: Sequence[Unreadable], previews: Sequence[P
 
 
 def check_previews(previews: Sequence[Preview]) -> None:
-    """Raise ConfigurationError for requests that can't be applied now, and for replays that would read nothing."""
+    """Raise ConfigurationError for requests that can't be applied now."""
     wrong = [shown for shown in previews if shown.error and not shown.falls_back]
     if wrong:
         more = "" if len(wrong) == 1 else f" The same goes for {len(wrong) - 1} more of the {len(previews)} partitions."
         problem = f"the startpoint can't be applied now, and nothing is written. {wrong[0].error}{more}"
         step = "See what each would do: --dry-run, or preview(…) in Python."
         raise ConfigurationError(problem, step, stream=wrong[0].request.ssp.qualified_stream)
+
+
+def empty_replay_error(previews: Sequence[Preview]) -> ConfigurationError | None:
+    """Return the error of replays that would all read nothing, None if one reads something."""
     if all(shown.request.until is not None and shown.offsets == 0 for shown in previews):
         first, others = previews[0], "" if len(previews) == 1 else ", nor in the other partitions"
         problem = (
             f"{first.request.ssp}: there are no records between the startpoint (offset {first.start}) and the end of "
             f"the replay (offset {first.end}){others}; nothing is written."
         )
-        raise ConfigurationError(problem, "Choose an end after the start.", stream=first.request.ssp.qualified_stream)
+        return ConfigurationError(problem, "Choose an end after the start.", stream=first.request.ssp.qualified_stream)
+    return None
 
 
 def find_replaced(
@@ -225,18 +230,19 @@ def find_replaced(
     return replaced
 
 
-def check_same_kinds(replaced: Sequence[tuple[PendingStartpoint, StartpointRequest]]) -> None:
-    """Raise ConfigurationError if a replay would replace a startpoint that moves the position, or the reverse."""
+def other_kind_error(replaced: Sequence[tuple[PendingStartpoint, StartpointRequest]]) -> ConfigurationError | None:
+    """Return the error of a replay that would replace a startpoint that moves the position, or of the reverse."""
     for held, request in replaced:
         if (held.request.until is None) != (request.until is None):
             what = "a bounded replay" if request.until is not None else "a startpoint that moves the position"
             other = "a startpoint that moves the position" if request.until is not None else "a bounded replay"
-            raise ConfigurationError(
+            return ConfigurationError(
                 f"{what} would replace {other}: {held.summary()}.",
                 "Let a run apply that first, take it back (adjunct startpoint clear), or replace it with --replace "
                 "(replace=True in Python).",
                 stream=request.ssp.qualified_stream,
             )
+    return None
 
 
 def preview_rewinds(

@@ -27,11 +27,12 @@ from dagster_adjunct.orchestration.startpoints.positions import snapshot_stream
 from dagster_adjunct.orchestration.startpoints.preview import (
     Preview,
     check_previews,
-    check_same_kinds,
     describe_remote_tables,
     describe_state_effects,
+    empty_replay_error,
     find_replaced,
     mark_blocked_previews,
+    other_kind_error,
     preview_request,
     preview_rewinds,
 )
@@ -53,7 +54,7 @@ from dagster_adjunct.orchestration.startpoints.store import (
     iter_unapplied,
     open_startpoints,
 )
-from dagster_adjunct.resources.errors import ConfigurationError
+from dagster_adjunct.resources.errors import ConfigurationError, raise_first
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
 from dagster_adjunct.resources.streams.startpoint import Startpoint, check_startpoint, describe_startpoint
 from dagster_adjunct.resources.streams.system import StreamSystem, SystemStreamPartition
@@ -324,15 +325,16 @@ class Startpoints:
         task: str | None = None,
         on_unresolved: OnUnresolved = "fail",
         force: bool = False,
+        replace: bool = False,
         versions: JoinVersions | None = None,
     ) -> AskedStartpoints:
         """Return what `request` would do with these arguments, and what it would replace; write nothing.
 
-        A request that can't be applied has an `error` in its preview.
+        A request that can't be applied has an `error` in its preview. `notes` say why `request` would reject others.
         """
         wanted = {"task": task, "on_unresolved": on_unresolved, "force": force, "versions": versions}
         requests = build_requests(self._expanded(partitions), position, until, by="preview", reason="-", **wanted)
-        return request_startpoints(self.lake, self._systems, self.app, requests, dry_run=True)
+        return request_startpoints(self.lake, self._systems, self.app, requests, replace=replace, dry_run=True)
 
     def request(
         self,
@@ -431,8 +433,8 @@ def request_startpoints(
     Each replaces what is not applied yet at the same partition and task. Raises ConfigurationError if no task reads a
     partition; if what is stored there can't be read; if a startpoint has no offset now, unless the request continues
     from the checkpoint; and, without `replace`, if a bounded replay would replace a startpoint that moves the position,
-    or the reverse. With `dry_run` nothing is written and the previews have the errors. Raises in any case if the
-    application disables startpoints.
+    or the reverse. With `dry_run` nothing is written, and the previews and notes have these errors. Raises in any case
+    if the application disables startpoints.
     """
     if not requests:
         step = "Name one, as in lake.flights.3, or a stream: lake.flights."
@@ -455,15 +457,16 @@ def request_startpoints(
         previews, recorded = plan_recorded(lake, app, plan, snapshot_of, previews, stored.at)
     there = [*map(PendingStartpoint, stored.waiting), *iter_unapplied(stored.handed, state)]
     replaced = find_replaced(requests, there, readers.by_name)
+    refusals = [*filter(None, [empty_replay_error(previews), None if replace else other_kind_error(replaced)])]
     if not dry_run:
         check_previews(previews)
-        if not replace:
-            check_same_kinds(replaced)
+        raise_first(refusals)
         if recorded is not None:
             write_plan(lake, recorded)  # retains its versions from here on
             plan_id = recorded.id
             requests = [with_fields(one, recorded=plan_id) if one.versions == RECORDED else one for one in requests]
         startpoints.write_startpoints(requests)
     taken_over = tuple(dict.fromkeys(old for old, _ in replaced))
-    notes = (*versions, *(() if recorded is None else recorded.describe()), *keeping_state)
+    rejected = [f"would be rejected: {refusal}" for refusal in refusals]
+    notes = (*rejected, *versions, *(() if recorded is None else recorded.describe()), *keeping_state)
     return AskedStartpoints(tuple(previews), taken_over, not dry_run, tables, notes)

@@ -21,7 +21,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from datetime import UTC, date, datetime
-from decimal import Decimal
+from decimal import Context, Decimal
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -33,6 +33,7 @@ from dagster_adjunct.resources.backends.columns import (
     Kind,
     check_declared_columns,
     check_identifier,
+    declared_digits,
     loose_key_error,
     make_checker,
     not_unique_error,
@@ -297,6 +298,10 @@ def sqlite_encoder(column: Column) -> Callable[[Any], Any] | None:
         assert column.element is not None
         item = sqlite_encoder(column.element)
         return json.dumps if item is None else lambda values: json.dumps([v if v is None else item(v) for v in values])
+    if column.kind is Kind.DECIMAL and (digits := declared_digits(column)) is not None:
+        # With as many zeros as declared: texts are compared, and 12.5 and 12.50 are one key.
+        unit, zero = (Decimal((0, (digit,), -digits[1])) for digit in (1, 0))
+        return lambda number: str(number.quantize(unit, context=_EXACT) if number else zero)
     return _KEEP.get(column.kind)
 
 
@@ -309,6 +314,9 @@ def sqlite_decoder(column: Column) -> Callable[[Any], Any] | None:
             return json.loads
         return lambda text: [v if v is None else item(v) for v in json.loads(text)]
     return _DECODE.get(column.kind)
+
+
+_EXACT = Context(prec=2100)
 
 
 def append_json_lists(old: str | None, new: str) -> str:

@@ -328,15 +328,13 @@ class PostgresSegment:
     async def get(self, keys: Sequence[bytes], *, values: bool = True) -> list[StoredEntry | None]:
         sql = self._statements
         if len(keys) == 1:
-            one = await self._read(sql.get if values else sql.get_version, [self._prefix + keys[0]], _entry)
+            one = await self._read(sql.get if values else sql.get_version, [[self._prefix + keys[0]]], _entry)
             return [one[0] if one else None]
-        entries: dict[bytes, StoredEntry] = {}
-        for start in range(0, len(keys), _KEYS_AT_ONCE):
-            part = self._addresses(keys if len(keys) <= _KEYS_AT_ONCE else keys[start : start + _KEYS_AT_ONCE])
-            query = sql.get_many if values else sql.get_many_versions
-            rows: list[tuple[Any, ...]] = await self._read(query, [part], tuple)
-            # Faster than making each row an entry when it is read.
-            entries.update(zip(map(_KEY, rows), map(tuple.__new__, repeat(StoredEntry), rows), strict=True))
+        parts = [keys[start : start + _KEYS_AT_ONCE] for start in range(0, len(keys), _KEYS_AT_ONCE)]
+        query = sql.get_many if values else sql.get_many_versions
+        rows: list[tuple[Any, ...]] = await self._read(query, [[self._addresses(part)] for part in parts], tuple)
+        # Faster than making each row an entry when it is read.
+        entries = dict(zip(map(_KEY, rows), map(tuple.__new__, repeat(StoredEntry), rows), strict=True))
         return list(map(entries.get, keys))
 
     async def page(self, within: KeyRange, limit: int, *, values: bool) -> StoredPage:
@@ -357,11 +355,18 @@ class PostgresSegment:
         parameters = [self._prefix + within.start, end, min(limit, 2**31 - 1).to_bytes(4, "big")]
         return self._statements.page(values, guarded), parameters
 
-    async def _read(self, query: str, parameters: Sequence[bytes], make: Callable[[Sequence[Any]], R]) -> list[R]:
+    async def _read(self, query: str, asked: Sequence[list[bytes]], make: Callable[[Sequence[Any]], R]) -> list[R]:
+        """Return the rows of a query for each of these parameters, all of one moment."""
         pool = self._pool()
         wire = await pool.take()
         try:
-            return wire.rows(await wire.ask(query, parameters), make)
+            if len(asked) == 1:
+                return wire.rows(await wire.ask(query, asked[0]), make)
+            await wire.tell(b"BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+            try:
+                return [row for one in asked for row in wire.rows(await wire.ask(query, one), make)]
+            finally:
+                await wire.rollback()
         except psycopg.Error as error:
             raise await self._errors.translate(error, wire) from error
         finally:

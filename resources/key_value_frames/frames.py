@@ -115,8 +115,7 @@ class PartitionLoad:
         last: tuple[bytes, bytes, Any] | None = None
         for row in self._rows(batches):
             if last is not None and last[0] == row[0]:
-                # Spark sorts all NaN as equal, Python takes none for another.
-                if row[2] == last[2] or (row[2] != row[2] and last[2] != last[2]):
+                if row[2] == last[2] or repr(row[2]) == repr(last[2]):  # NaN equals itself only here and in Spark
                     raise self._ambiguous(row)
             elif last is not None:
                 yield SegmentChange(last[0], last[1], b"")

@@ -183,7 +183,7 @@ class RowDocuments:
         """Return a stored document. Raises SchemaMismatchError for anything else."""
         try:
             document = json.loads(stored)
-        except ValueError:
+        except (ValueError, RecursionError):
             document = None
         if not isinstance(document, dict):
             problem = f"{self._label} has {stored[:60]!r} under the key {key!r}; expected a record as a JSON object."

@@ -88,7 +88,7 @@ def _without_marks(entry: StoredEntry, before: float) -> SegmentChange | None:
     """Return the change that removes an entry's marks, None if it has none or newer ones, or is no record."""
     try:
         document = json.loads(entry.value or b"")
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     at = document.get(AT) if isinstance(document, dict) else None
     if not isinstance(at, int | float) or at >= before:

@@ -230,12 +230,17 @@ class GroupCommit:
     def _swap(self, state: SegmentState, decision: CommitDecision) -> Swapped:
         tokens = [request.token for request in decision.applied]
         after = state.with_commit(now_in_ms(), tokens, decision.writes)
-        return self.core.pointer.swap(
+        spilled = self.upkeep.spill_log(after)
+        won, now = self.core.pointer.swap(
             state,
-            self.upkeep.spill_log(after),
+            spilled,
             is_in=lambda later: bool(tokens and self.core.find_applied(later, tokens[:1], after.number)),
             pause=self._lost,
         )
+        if now.status is Status.DELETED:  # after the deletion nobody lists the runs again
+            for run in set(spilled.levels.runs) - set(state.levels.runs):
+                self.core.pointer.store.delete(self.core.objects.key(run.id))
+        return won, now
 
     def _won(self, state: SegmentState, began: float) -> None:
         seen, self._seen = self._seen, (state.number, self.core.pointer.swaps)

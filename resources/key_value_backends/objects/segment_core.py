@@ -82,7 +82,7 @@ def plan_merge(levels: Levels, now: int) -> tuple[RunRef, ...]:
 
 
 _WINDOW = 2_000  # entries of a run that are merged with others' at a time
-_PART = 4 * 1024 * 1024  # bytes of a run that are fetched at a time, at most
+_PART = 4 * 1024 * 1024  # bytes of a run after which a window ends, and that are fetched ahead, at most
 
 
 class SegmentView:
@@ -163,7 +163,9 @@ class RunPart:
         index = self._index
         first = last = max(0, index.block_of(within.start))
         counted = 0  # without the first block, of which an unknown number precedes the range
-        while last < len(index.firsts) and (counted < _WINDOW or last == first):
+        while last < len(index.firsts) and counted < _WINDOW:
+            if index.offsets[last] - index.offsets[first] >= _PART:
+                break
             counted += index.counts[last] if last > first else 0
             last += 1
         reached = index.firsts[last] if last < len(index.firsts) else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import re
 import sqlite3
 from pathlib import Path
@@ -74,6 +75,8 @@ def test_a_table_lies_where_an_option_says(world: World, tmp_path: Path) -> None
     assert "elsewhere.sqlite" in refused(world, "kv", "create", "plant/other", "--partitions", "1")
     many = refused(world, "kv", "create", "plant/x", "--partitions", "1", "--sqlite", path, "--dynamodb")
     assert "--sqlite and --dynamodb name more than one backend" in many
+    for empty in ("--sqlite", "--postgres"):  # of a variable that is not set
+        refused(world, "kv", "create", "plant/x", "--partitions", "1", empty, "")
     lone = refused(world, "kv", "create", "plant/x", "--partitions", "1", "--schema", "s")
     assert "--schema needs --postgres" in lone
 
@@ -290,3 +293,21 @@ def test_what_is_typed_wrongly_is_told_in_a_sentence(world: World, capfd: pytest
         assert code == 1
         assert told in capfd.readouterr().err.replace("\n", " ")
     assert CliRunner().invoke(root, ["kv", "create", "plant/t"]).exit_code == 2
+
+
+def test_what_changes_of_tables_leave_in_the_lake_is_deleted_by_expire(world: World) -> None:
+    manager = KeyValueTableManager(world.lake)
+    for limit in range(1, 5):
+        manager.update("plant", "machines", KeyValueTableConfiguration(3, limit))
+
+    def pages() -> list[str]:
+        return [item.key for item in world.lake.store.list("metadata/") if "/pages/" in item.key]
+
+    before = pages()
+    for key in before:  # as if an hour had passed
+        os.utime(Path(world.lake.url) / key, (0, 0))
+    printed(world, "dataset", "expire", "--dry-run")
+    assert pages() == before
+    printed(world, "dataset", "expire")
+    assert (len(before) > 4, len(pages())) == (True, 1)
+    assert manager.get_configuration("plant", "machines").longest_key == 4

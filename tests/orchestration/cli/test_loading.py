@@ -15,6 +15,7 @@ CASES = {
     "absent_import": ("x = 1\nimport no_such_package_here\n", r"No module named .*, line 2 .import no_such_package"),
     "wrong_name": ("from dagster_adjunct import no_such_name\n", r"cannot import name .*wrong_name\.py, line 1"),
     "bad_syntax": ("def f(:\n    pass\n", r"invalid syntax: def f\(: at .*bad_syntax\.py, line 1"),
+    "exits": ("import sys\n\nsys.exit(0)\n", r"SystemExit: 0 at .*exits\.py, line 3 .sys\.exit\(0\)"),
     "raises": ("\n\ndef f():\n    return 1 / 0\n\nf()\n", r"ZeroDivisionError.*raises\.py, line 4 .return 1 / 0"),
 }
 

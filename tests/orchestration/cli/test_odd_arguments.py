@@ -15,6 +15,7 @@ from click.testing import CliRunner
 from dagster_adjunct import IN_PROCESS, advance_dataset, bounded_dataset
 from dagster_adjunct.errors import ConfigurationError
 from dagster_adjunct.orchestration.cli.main import root
+from dagster_adjunct.orchestration.cli.options import read_keys
 from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams
@@ -57,6 +58,21 @@ def test_a_path_that_is_too_long_is_refused(
 def test_a_number_that_is_too_large_is_a_wrong_argument(command: list[str]) -> None:
     result = CliRunner().invoke(root, command)
     assert (result.exit_code, "is not in the range" in result.output) == (2, True), result.output
+
+
+@pytest.mark.parametrize("content", [b"J\xf6rg\n", b'"ann\nbob\n', b'"a"b\n', b"x" * 200_000])
+def test_a_file_of_keys_that_is_no_csv_in_utf8_is_refused(content: bytes, tmp_path: Path) -> None:
+    file = tmp_path / "keys.csv"
+    file.write_bytes(content)
+    with pytest.raises(ConfigurationError) as refused:
+        read_keys("planes", ["tailnum"], file)
+    assert refused.value.setting == "--keys-from"
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_key(tmp_path: Path) -> None:
+    file = tmp_path / "keys.csv"
+    file.write_bytes(b'\xef\xbb\xbf"N,1",a\r\nN2,b\r\n')
+    assert read_keys("planes", ["tailnum", "part"], file) == [["N,1", "a"], ["N2", "b"]]
 
 
 def run_adjunct(folder: Path, *arguments: str | bytes, **how: Any) -> subprocess.CompletedProcess[bytes]:

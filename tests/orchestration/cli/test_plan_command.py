@@ -119,7 +119,7 @@ def test_a_comparison_notes_who_has_written_the_outputs_as_no_difference(project
     assert "note is" not in result.output
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"format": 99}', "\x00"])
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"format": 99}', "\x00", pytest.param("[" * 100_000, id="deep")])
 def test_a_file_that_is_no_plan_is_refused(project: Project, tmp_path: Path, content: str) -> None:
     file = tmp_path / "plan.json"
     file.write_text(content)

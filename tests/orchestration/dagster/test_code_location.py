@@ -191,6 +191,19 @@ def test_two_applications_that_write_one_stream_are_refused(tmp_path: Path) -> N
         build_definitions(small.order_totals(tmp_path / "t.sqlite"), twin)
 
 
+def test_applications_that_feed_each_other_in_a_circle_are_refused() -> None:
+    members = bounded_dataset("members", input="lake.b", key="k", broadcast=True)
+    first, second = Application("first"), Application("second")
+    first.input_stream("lake.a").send_to(first.output_stream("lake.b", partitions=1))
+    read = second.input_stream("lake.c").join(second.table(members), on="k")
+    read.send_to(second.output_stream("lake.a", partitions=1))
+    build_definitions(first)
+    with pytest.raises(ConfigurationError, match="in a circle") as caught:
+        build_definitions(first, second)
+    links = [("lake/a", "lake/b"), ("lake/b", "datasets/members_dataset"), ("datasets/members_dataset", "lake/a")]
+    assert all(f"{one} -> {other}" in caught.value.problem for one, other in links)
+
+
 def test_two_declarations_of_one_dataset_are_refused(tmp_path: Path) -> None:
     other = Application("other")
     items = bounded_dataset("items", input="lake.items", key="item", broadcast=True)

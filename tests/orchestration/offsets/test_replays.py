@@ -9,6 +9,7 @@ import pytest
 
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog
+from dagster_adjunct.orchestration.startpoints.startpoints import take_back_startpoints
 from dagster_adjunct.resources.errors import ConfigurationError, OffsetOutOfRangeError
 from dagster_adjunct.resources.streams.startpoint import (
     StartpointOldest,
@@ -261,6 +262,22 @@ def test_a_replay_that_the_stream_does_not_hold_is_an_error_that_says_how_to_can
     ids = list(world.state(replaying).offsets.replays)
     assert [replay.id for replay in BatchLog(world.lake, "app").cancel_replays(ids, reason="ticket 9", by="ada")] == ids
     assert all(batch.main for batch in world.delivered(replaying))
+
+
+@pytest.mark.parametrize("stream", ["other", "s"], ids=["not read any more", "recreated with fewer partitions"])
+def test_a_replay_of_what_can_not_be_named_any_more_is_cancelled_with_all(world: OffsetsWorld, stream: str) -> None:
+    app = reader(limit=1)
+    world.ask(app, S1, StartpointOldest, until=StartpointSpecific(offset="@4"))
+    world.run(app, max_batches=1)
+    world.fake.make(stream, 1)
+    later = Application("app")
+    later.input_stream(f"fake.{stream}")
+    world.ask(later, f"fake.{stream}.0", StartpointOldest)
+    with pytest.raises(OffsetOutOfRangeError, match=r"fake\.s\.1: the replay of ada") as refused:
+        world.run(later)
+    assert "startpoint clear MODULE:APP --all" in refused.value.next_step
+    assert take_back_startpoints(world.lake, later, by="ada", reason="ticket 9").replays
+    world.run(later)
 
 
 def test_a_cancelled_replay_stops_where_it_is_and_does_not_begin_again(

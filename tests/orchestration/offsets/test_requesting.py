@@ -158,6 +158,15 @@ def test_one_for_a_task_takes_the_place_of_one_for_all(world: OffsetsWorld, app:
     assert world.state(app).offsets.applied[S[1]].position == "upcoming"
 
 
+def test_a_replay_that_would_read_nothing_is_rejected_as_its_dry_run_says(
+    world: OffsetsWorld, app: Application
+) -> None:
+    with pytest.raises(ConfigurationError, match="there are no records") as error:
+        asked(world, app, StartpointOldest(), 0, until=StartpointOldest())
+    notes = asked(world, app, StartpointOldest(), 0, until=StartpointOldest(), dry_run=True).notes
+    assert notes == (f"would be rejected: {error.value}",)
+
+
 @pytest.mark.parametrize("handed", [False, True])
 @pytest.mark.parametrize("bounded_first", [False, True])
 def test_a_replay_and_a_startpoint_replace_each_other_only_when_told_to(
@@ -172,6 +181,9 @@ def test_a_replay_and_a_startpoint_replace_each_other_only_when_told_to(
         asked(world, app, StartpointSpecific(offset="@2"), 0, 1, until=ends[1])
     assert "would replace" in str(error.value)
     assert "--replace" in str(error.value)
+    (told,) = asked(world, app, StartpointSpecific(offset="@2"), 0, 1, until=ends[1], dry_run=True).notes
+    assert told == f"would be rejected: {error.value}"
+    assert asked(world, app, StartpointSpecific(offset="@2"), 0, until=ends[1], dry_run=True, replace=True).notes == ()
     assert waiting(world, app) == before
     assert len(asked(world, app, StartpointSpecific(offset="@2"), 0, until=ends[1], replace=True).replaced) == 1
     world.run(app)

@@ -228,6 +228,19 @@ def test_mistakes_are_told_as_in_production_and_before_spark(tmp_path: Path) -> 
     assert (caught.value.dataset, caught.value.argument) == ("members", "deleted")
 
 
+def test_keys_and_records_that_can_not_be_are_refused_by_table_and_stream() -> None:
+    app = Application("visits")
+    table = RemoteTable("visits", key=["visitor", "shop"], write_function=postgres("visits", "visitor").write_function)
+    app.input_stream("lake.visits").send_to(app.table(table))
+    with TestApplication(app) as test:
+        with pytest.raises(ConfigurationError) as failure:
+            test.table("visits", {("ann",): {"spent": 1.0}})
+        assert failure.value.table == "visits"
+        with pytest.raises(ConfigurationError) as failure:
+            test.input("lake.visits", [{"visitor": 1}, {"visitor": "ann"}])
+        assert failure.value.stream == "lake.visits"
+
+
 def test_a_time_without_a_zone_in_a_record_of_the_test_is_refused_as_in_production() -> None:
     schema = Schema.of(at="timestamp")
     with pytest.raises(ConfigurationError) as failure:

@@ -5,6 +5,7 @@ import pickle
 import sqlite3
 from contextlib import closing
 from datetime import UTC, datetime, timedelta, timezone
+from decimal import Decimal
 
 import pandas as pd
 import pytest
@@ -101,6 +102,15 @@ def test_a_value_that_does_not_fit_is_named_and_the_other_entries_are_written(tm
             table.update_messages(messages, UpdateContract.UPDATE_WITH_DEFAULTS)
         assert caught.value.column == next(iter(fields))
         assert set(table.get_all([1, 2])) == {1}
+
+
+@pytest.mark.parametrize("equal", [("12.50", "12.5", "1.25E+1"), ("0", "-0.00", "0E+9"), ("-3", "-3.000")])
+def test_decimals_that_are_equal_are_one_key(tmp_path, equal):
+    columns = {"price": "decimal(10,2)", "n": "int"}
+    with blocking(SqliteTable(tmp_path / "t.sqlite", "t", "price", columns=columns, create=True)) as table:
+        for number, text in enumerate(equal):
+            table.put(Decimal(text), {"n": number})
+        assert [table.get(Decimal(text))["n"] for text in equal] == [len(equal) - 1] * len(equal)
 
 
 def test_an_integer_beyond_64_bits_is_refused(tmp_path):

@@ -283,6 +283,17 @@ def test_nothing_is_left_of_a_deleted_table_but_what_says_so(inner, table, rival
         rival.write(put(APPLE))
 
 
+@pytest.mark.parametrize(("writes", "keys"), [(4, 1), (1, 16)], ids=["after a commit", "in a commit"])
+def test_a_run_that_is_written_while_its_table_is_deleted_goes_too(inner, table, run, writes, keys):
+    deleted = Fault("put_if_absent", 1, "meanwhile", lambda: over(inner).delete(table, 1))
+    handle = Handle(over(FaultyStore(inner, [deleted])).open(table, 0), run)
+    with suppress(KeyValueTableNotFoundError):
+        for write in range(writes):
+            handle.write(*(put(of(b"%d-%d" % (write, key)), LARGE) for key in range(keys)))
+    run(handle.segment.close())
+    assert runs_of(inner) == []
+
+
 # Damage
 
 
@@ -356,6 +367,25 @@ def test_inserts_of_new_keys_read_no_blocks(tmp_path, run):
 
 
 @pytest.mark.lengthy
+def test_a_page_reads_no_more_of_large_values_than_a_part_of_a_run(inner, table, rival, run, monkeypatch):
+    keys = [of(b"%02d" % number) for number in range(32)]
+    rival.write(*(put(key, LARGE) for key in keys))  # too long for the log: one run
+    read, get_range = [0], inner.get_range
+
+    def counted(key: str, start: int, length: int) -> bytes:
+        read[0] += length
+        return get_range(key, start, length)
+
+    monkeypatch.setattr(inner, "get_range", counted)
+    monkeypatch.setattr(segment_upkeep, "_PART", 100_000)
+    reader = over(inner).open(table, 0)
+    page = run(reader.page(KeyRange(), 1, values=True))
+    assert (list(page.keys), page.is_last) == (keys[:1], False)
+    assert 0 < read[0] < 200_000  # of 640,000
+    whole = run(reader.page(KeyRange(), 100, values=False))
+    assert (whole.keys, whole.is_last) == (keys, True)
+
+
 def test_merges_come_in_while_others_are_always_first(inner, table, rival, run):
     """Each swap of this process meets another one's, once, as under many writers."""
     plan = [
@@ -424,19 +454,21 @@ def test_a_write_is_done_whatever_its_upkeep_raises(inner, table, run, monkeypat
     assert handle.value(of(b"11-3")) == LARGE
 
 
-def test_a_write_is_done_where_no_thread_for_upkeep_can_be_started(inner, table, run, monkeypatch, caplog):
+def test_a_write_is_done_though_no_thread_can_start_for_the_upkeep_after_it(inner, table, run, monkeypatch, caplog):
     start = threading.Thread.start
 
-    def start_others(thread: threading.Thread) -> None:
+    def refuse(thread: threading.Thread) -> None:
         if thread.name == "adjunct-key-values":
             raise RuntimeError("can't start new thread")
         start(thread)
 
-    monkeypatch.setattr(threading.Thread, "start", start_others)
     handle = Handle(over(inner).open(table, 0), run)
-    flushed(handle)
-    assert "can't start new thread" in caplog.text
-    assert handle.value(of(b"filler-3")) == LARGE
+    with monkeypatch.context() as without:
+        without.setattr(threading.Thread, "start", refuse)
+        flushed(handle)  # and closing it waits for no thread
+    assert (runs_of(inner), "can't start new thread" in caplog.text) == ([], True)
+    flushed(handle, prefix=b"later")
+    assert runs_of(inner)
 
 
 def test_an_option_that_s3_does_not_have_is_refused():

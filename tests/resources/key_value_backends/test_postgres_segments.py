@@ -26,6 +26,7 @@ from dagster_adjunct.resources.key_value_backends import postgres as postgres_se
 from dagster_adjunct.resources.key_value_backends import postgres_segment
 from dagster_adjunct.resources.key_value_backends import postgres_segment as postgres_key_values
 from dagster_adjunct.resources.key_value_backends.postgres import PostgresSegments
+from dagster_adjunct.resources.key_value_backends.postgres_wire import PostgresWire
 from tests.resources.key_value_backends.segment_handle import Handle, Request, insert, of, put, remove, replace, surely
 from tests.resources.key_value_backends.segment_stores import SegmentStore, new_table_id, postgres
 from tests.servers.postgres import PostgresServer
@@ -101,6 +102,23 @@ def test_many_keys_of_any_length_are_read_in_several_requests(handle, monkeypatc
     entries = handle.get(*(keys[place] for place in asked))
     assert entries == [stored.get(keys[place]) for place in asked]
     assert {type(entry) for entry in entries} == {StoredEntry, type(None)}
+
+
+def test_keys_that_are_read_in_several_requests_are_of_one_moment(segment_store, handle, table, monkeypatch):
+    keys, ask, asked = [of(b"%d" % number) for number in range(5)], PostgresWire.ask, []
+    handle.write(*(put(key, b"old") for key in keys))
+
+    async def and_then_others_write(wire: PostgresWire, *arguments: Any, **how: Any) -> Any:
+        answer = await ask(wire, *arguments, **how)
+        asked.append(arguments)
+        if len(asked) == 1:
+            in_threads(segment_store, table, lambda rival, _: rival.write(*(put(key, b"new") for key in keys)), 1)
+        return answer
+
+    monkeypatch.setattr(postgres_segment, "_KEYS_AT_ONCE", 2)
+    monkeypatch.setattr(PostgresWire, "ask", and_then_others_write)
+    assert [entry and entry.value for entry in handle.get(*keys)] == [b"old"] * 5
+    assert [entry and entry.value for entry in handle.get(*keys)] == [b"new"] * 5
 
 
 def test_keys_that_others_put_while_a_batch_waited_are_removed_with_it(

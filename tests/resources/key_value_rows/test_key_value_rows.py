@@ -264,15 +264,17 @@ def test_what_is_no_record_is_told_and_holds_up_no_other(lake: Lake) -> None:
     )
     asyncio.run(table.put("text", "no JSON"))
     asyncio.run(table.put("list", "[]"))
+    asyncio.run(table.put("deep", "[" * 100_000 + "]" * 100_000))
     asyncio.run(table.put("day", '{"id": "day", "n": {"x": 1}}'))
-    (got,) = send(function, Operation(OperationKind.GET, RowEntries(["text", "a", "list"])))
-    assert set(got.problems) == {0, 2}
+    (got,) = send(function, Operation(OperationKind.GET, RowEntries(["text", "a", "list", "deep"])))
+    assert set(got.problems) == {0, 2, 3}
     assert all(isinstance(problem.error, SchemaMismatchError) for problem in got.problems.values())
     (updated,) = send(function, adding(["text", "a", "day"]))
     assert set(updated.problems) == {0, 2}
     (replaced,) = send(function, putting({"text": {"n": 5}}))
     assert not replaced.problems
     assert numbers(function, "a", "text") == [2, 5]
+    assert asyncio.run(function.forget(-1)) == 0
     for other in ('{"adjunct_at": "1"', '{"adjunct_at": "1"}', '["adjunct_at"]', '"adjunct_at"', "5"):
         asyncio.run(table.put("other", other))
         assert asyncio.run(function.forget(-1)) == 0
