@@ -21,7 +21,7 @@ from dagster_adjunct.resources.schemas.schema import arrow_type, is_storable
 from dagster_adjunct.resources.sql import arrow_functions as functions
 from dagster_adjunct.resources.sql.arrow_functions import Function, NeedsSpark, kernel
 from dagster_adjunct.resources.sql.certain_syntax import UNSURE, doubt_about_syntax
-from dagster_adjunct.resources.sql.expression import parse_expression
+from dagster_adjunct.resources.sql.expression import parse_expression, unknown_functions
 from dagster_adjunct.resources.sql.types import (
     INTEGERS,
     NUMBERS,
@@ -73,6 +73,8 @@ def _compile(text: str, types: tuple[tuple[str, str], ...]) -> ArrowExpression |
         return "all columns (*)"
     if expression.unread:
         return "a subquery" if "subquery" in expression.unread else UNSURE
+    if unknown := unknown_functions(text):  # the parser also knows those of other engines
+        return f"function {unknown[0]}"
     compiler, tree = _Compiler(dict(types)), expression.tree
     try:
         value = compiler.column(str(expression.column)) if tree is None else compiler.value(tree)
