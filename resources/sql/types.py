@@ -234,7 +234,9 @@ def _whole(known: KnownTypes, node: exp.Expr) -> str | None:
         return None
     kind = known.type(node.this)
     digits = digits_as_decimal(kind)
-    return "bigint" if kind in NUMBERS else None if digits is None else rounded_type(digits, 0)
+    if kind in NUMBERS or digits is None:
+        return "bigint" if kind in NUMBERS else None
+    return rounded_type(digits, 0) if digits[1] else kind
 
 
 def _digits(known: KnownTypes, node: exp.Expr | None) -> Digits | None:
