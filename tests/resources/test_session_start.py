@@ -80,3 +80,9 @@ def test_a_session_that_can_not_start_says_why_and_no_java_frame_is_printed(tmp_
     assert "said (why)" in done.stderr
     assert "\tat " not in done.stderr
     assert "Aborting" not in done.stderr
+
+
+def test_a_clusters_own_mode_of_sql_is_not_taken() -> None:
+    setting = "spark.sql.ansi.enabled"
+    assert session_config(master="spark://h:7077", lake_url="s3://b/lake")[setting] == "true"
+    assert session_config({setting: "false"}, master="local")[setting] == "false"
