@@ -513,7 +513,7 @@ def _inner(compiler: _Compiler, node: exp.Expr) -> _Value:
 _RULES: dict[str, tuple[Any, ...]] = {
     "Column": (_column,), "Literal": (_literal, "is_string"), "Null": (lambda compiler, node: _NULL,),
     "Boolean": (lambda compiler, node: _constant(node.this, "boolean"),), "Paren": (_inner,),
-    "Alias": (_inner, "alias"), "Cast": (_cast_node, "to"), "TryCast": (_cast_node, "to"),
+    "Cast": (_cast_node, "to"), "TryCast": (_cast_node, "to"),
     "EQ": (_comparison("equal"),), "NEQ": (_comparison("not_equal"),), "LT": (_comparison("less"),),
     "LTE": (_comparison("less_equal"),), "GT": (_comparison("greater"),), "GTE": (_comparison("greater_equal"),),
     "NullSafeEQ": (_null_safe,), "EqualNull": (_null_safe,), "And": (_logical("and_kleene"),),

@@ -162,6 +162,7 @@ def test_a_reason_is_a_noun_phrase(text: str, reason: str) -> None:
         "a is unknown", "n + 9223372036854775807 + 1", "n + (cast('9223372036854775807' as bigint) + n) + 1L",
         "a = 5 and a + 2147483647 > 0", "s = 'x' and (t or cast(s as int) > 1)",
         "starts_with(s, 'x')", "iif(t, a, b)", "ts_or_ds_to_date_str()",  # functions of other engines
+        "trim(both s)", "(t b)", "coalesce(a as b, 1)", "string 00", "double 1L",  # no syntax of Spark
         "s in ('x') and cast(s as date) is null", "if(a = 0, b % a = 1, false)", "not (a <> 5 or a + 2147483647 > 0)",
     ],
 )  # fmt: skip
