@@ -32,6 +32,8 @@ from dagster_adjunct.resources.sql.types import (
 )
 
 __all__ = ["ArrowExpression", "NeedsSpark", "compile_expression"]
+_MOST_NEGATED = 34
+"""The digits of a decimal that Spark negates without rounding it."""
 _BITS = {"tinyint": 7, "smallint": 15, "int": 31, "bigint": 63}
 Compute: TypeAlias = Callable[["_Batch"], Any]
 """Returns an array, or a scalar that stands for all rows."""
@@ -381,7 +383,8 @@ def _negation(compiler: _Compiler, node: exp.Expr) -> _Value:
     if type(node.this).__name__ == "Literal" and not node.this.is_string:
         return _literal(compiler, node.this, "-")
     value = compiler.value(node.this)
-    if value.type not in NUMBERS and digits_as_decimal(value.type) is None:
+    digits, _ = digits_as_decimal(value.type) or (_MOST_NEGATED + 1, 0)
+    if value.type not in NUMBERS and digits > _MOST_NEGATED:
         raise _Untaken(f"minus before {value.type}")
     return _call(kernel("negate_checked"), value.type, value)
 
