@@ -204,7 +204,7 @@ def repartition_table(
                 attempt = log.attempt()
                 # Recorded until the commit, so that no discard deletes the new files.
                 records.enter_context(record_build(lake, dataset, attempt.id, by))
-                made[folder] = rewrite_generation(version, old[folder], attempt)
+                made[folder] = rewrite_generation(manifest, old[folder], attempt)
         _check_unused(dataset, roots)  # again, because writing takes a while
         commit_id = log.attempt().id
         new = version.after(
@@ -224,12 +224,14 @@ def repartition_table(
             raise
         return report({version.id: new.id})
 
-    def rewrite_generation(version: SealedVersion, old: Generation, attempt: Attempt) -> RewrittenGeneration:
+    def rewrite_generation(manifest: UnboundedManifest, old: Generation, attempt: Attempt) -> RewrittenGeneration:
+        version, expires = manifest.version, manifest.declaration.expires
+        assert version is not None
         # Readers learn from this statistic whether tombstones were left out.
         left_out = all(_LEFT_OUT in file.stats for file in old.files)
         over_time = None if version.history is None else TimelineOptions(fills_ends=has_row_ends(old))
         what = f"dataset {dataset!r}, version {version.id}"
-        options = WriteOptions(what, last_per_key=True, drop_tombstones=left_out, over_time=over_time)
+        options = WriteOptions(what, last_per_key=True, drop_tombstones=left_out, range_of=expires, over_time=over_time)
         new = _rebucket_generation(log, version, old, partitions, attempt, options)
         return RewrittenGeneration(old, new, attempt)
 

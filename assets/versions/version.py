@@ -372,7 +372,10 @@ def check_declaration(name: str, stored: DatasetDeclaration, declared: DatasetDe
             f"dataset {name!r} was built under another declaration: {'; '.join(changes)}. That needs a rebuild.",
             "Declare it under a new name, which builds it next to the old one, or restore the old declaration. To "
             f"rebuild it, delete it (adjunct dataset delete {name} --reason …) and advance it again."
-            + (f" Partitions can be changed in place: adjunct dataset repartition {name} --partitions N." * in_place),
+            + (
+                f" Partitions can be changed in place: adjunct dataset repartition {name} --partitions N --reason …."
+                * in_place
+            ),
             dataset=name,
         )
 

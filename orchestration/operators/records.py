@@ -332,6 +332,8 @@ class Map(Spec):
             return "a DataFrame function"
         read = [(text, parse_expression(text)) for text in self.expressions]
         need = expressions_need([text for text, each in read if not each.star], arriving[0])
+        unnamed = [f"the name that Spark gives {text}" for text, each in read if not each.star and each.name is None]
+        need = need or next(iter(unnamed), "")
         return need or names_need((name for _, each in read for name in each.excepted), arriving[0])
 
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:

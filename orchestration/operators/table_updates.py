@@ -127,6 +127,9 @@ def parse_pairs(what: str, columns: Expressions, *, empty: bool = False) -> Pair
         if not pairs[name].strip():
             expected = "Spark SQL as a string, a text in quotes of its own: \"'north'\""
             raise argument_error(f"{what} gives {name!r} the value {pairs[name]!r}", expected, argument=argument)
+        if (alias := parse_expression(pairs[name]).alias) is not None:
+            found, expected = f"{what} gives {name!r} the value {pairs[name]!r}", f"the expression without 'as {alias}'"
+            raise argument_error(found, expected, argument=argument, column=name)
     if not names and not empty:
         raise argument_error(f"{what} names no column", "at least one", argument=argument)
     return tuple((name, pairs[name]) for name in names)

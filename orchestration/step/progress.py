@@ -340,7 +340,8 @@ def times_after_batch(
             active_at=clock,
             newest=newest,
             watermark=watermark,
-            read_to=max(prior.read_to, read.read_to[ssp.partition]),
+            # Offsets without records, such as those of Kafka's transactions, were not skipped.
+            read_to=max(prior.read_to, read.read_to[ssp.partition], 0 if span is None else span[1]),
             skipped=prior.skipped if span is None else prior.skipped_after(*span),
         )
     after = times.model_copy(update={"partitions": partitions})

@@ -74,6 +74,9 @@ _PLANS = {
     # Partition counts are proven before the run; re-planning after every stage costs more than it finds.
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.session.timeZone": "UTC",
+    # Otherwise numbers, dates and texts have other common types than where they are computed without Spark, and sums
+    # that overflow are null. It is Spark's default, which a cluster's own settings may change.
+    "spark.sql.ansi.enabled": "true",
     # A missing or damaged object is an error, never fewer rows.
     "spark.sql.files.ignoreMissingFiles": "false",
     "spark.sql.files.ignoreCorruptFiles": "false",

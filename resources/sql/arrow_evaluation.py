@@ -21,7 +21,7 @@ from dagster_adjunct.resources.schemas.schema import arrow_type, is_storable
 from dagster_adjunct.resources.sql import arrow_functions as functions
 from dagster_adjunct.resources.sql.arrow_functions import Function, NeedsSpark, kernel
 from dagster_adjunct.resources.sql.certain_syntax import UNSURE, doubt_about_syntax
-from dagster_adjunct.resources.sql.expression import parse_expression
+from dagster_adjunct.resources.sql.expression import parse_expression, unknown_functions
 from dagster_adjunct.resources.sql.types import (
     INTEGERS,
     NUMBERS,
@@ -32,6 +32,8 @@ from dagster_adjunct.resources.sql.types import (
 )
 
 __all__ = ["ArrowExpression", "NeedsSpark", "compile_expression"]
+_MOST_NEGATED = 34
+"""The digits of a decimal that Spark negates without rounding it."""
 _BITS = {"tinyint": 7, "smallint": 15, "int": 31, "bigint": 63}
 Compute: TypeAlias = Callable[["_Batch"], Any]
 """Returns an array, or a scalar that stands for all rows."""
@@ -73,6 +75,8 @@ def _compile(text: str, types: tuple[tuple[str, str], ...]) -> ArrowExpression |
         return "all columns (*)"
     if expression.unread:
         return "a subquery" if "subquery" in expression.unread else UNSURE
+    if unknown := unknown_functions(text):  # the parser also knows those of other engines
+        return f"function {unknown[0]}"
     compiler, tree = _Compiler(dict(types)), expression.tree
     try:
         value = compiler.column(str(expression.column)) if tree is None else compiler.value(tree)
@@ -379,7 +383,8 @@ def _negation(compiler: _Compiler, node: exp.Expr) -> _Value:
     if type(node.this).__name__ == "Literal" and not node.this.is_string:
         return _literal(compiler, node.this, "-")
     value = compiler.value(node.this)
-    if value.type not in NUMBERS and digits_as_decimal(value.type) is None:
+    digits, _ = digits_as_decimal(value.type) or (_MOST_NEGATED + 1, 0)
+    if value.type not in NUMBERS and digits > _MOST_NEGATED:
         raise _Untaken(f"minus before {value.type}")
     return _call(kernel("negate_checked"), value.type, value)
 
@@ -511,7 +516,7 @@ def _inner(compiler: _Compiler, node: exp.Expr) -> _Value:
 _RULES: dict[str, tuple[Any, ...]] = {
     "Column": (_column,), "Literal": (_literal, "is_string"), "Null": (lambda compiler, node: _NULL,),
     "Boolean": (lambda compiler, node: _constant(node.this, "boolean"),), "Paren": (_inner,),
-    "Alias": (_inner, "alias"), "Cast": (_cast_node, "to"), "TryCast": (_cast_node, "to"),
+    "Cast": (_cast_node, "to"), "TryCast": (_cast_node, "to"),
     "EQ": (_comparison("equal"),), "NEQ": (_comparison("not_equal"),), "LT": (_comparison("less"),),
     "LTE": (_comparison("less_equal"),), "GT": (_comparison("greater"),), "GTE": (_comparison("greater_equal"),),
     "NullSafeEQ": (_null_safe,), "EqualNull": (_null_safe,), "And": (_logical("and_kleene"),),

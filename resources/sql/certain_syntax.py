@@ -22,7 +22,9 @@ _DOUBTS = {
         re.I | re.A,
     ),
     UNSURE: re.compile(
-        r"[^\w \t\r\n.,()=<>!+*/%|'\"`-]|!(?!=)|,\s*[,)]|\(\s*,|(?<!\w)\.|\.(?!\w)|\btry_cast\b|\bunknown\b",
+        r"[^\w \t\r\n.,()=<>!+*/%|'\"`-]|!(?!=)|,\s*[,)]|\(\s*,|(?<!\w)\.|\.(?!\w)|\btry_cast\b|\bunknown\b"
+        r"|\b(?:both|leading|trailing)\s+(?!from\b)"
+        r"|\b(?!(?:and|or|not|when|then|else|case|like|between|div|from|for)\b)[a-z_]\w*\s+\d",
         re.I | re.A,
     ),
 }

@@ -234,7 +234,9 @@ def _whole(known: KnownTypes, node: exp.Expr) -> str | None:
         return None
     kind = known.type(node.this)
     digits = digits_as_decimal(kind)
-    return "bigint" if kind in NUMBERS else None if digits is None else rounded_type(digits, 0)
+    if kind in NUMBERS or digits is None:
+        return "bigint" if kind in NUMBERS else None
+    return rounded_type(digits, 0) if digits[1] else kind
 
 
 def _digits(known: KnownTypes, node: exp.Expr | None) -> Digits | None:
@@ -373,7 +375,7 @@ TYPE_RULES: dict[str, Rule] = {
     "BitwiseAnd": _bits, "BitwiseOr": _bits, "BitwiseXor": _bits, "DPipe": _joined, "Concat": _joined,
     "Nullif": _inner, "Case": _case, "If": _if, "Array": _array, "Window": _inner, "IgnoreNulls": _inner,
     "RespectNulls": _inner, "Filter": _inner, "Sum": _summed, "Min": _inner, "Max": _inner, "First": _inner,
-    "Last": _inner, "FirstValue": _inner, "LastValue": _inner, "AnyValue": _inner, "ArgMax": _inner, "ArgMin": _inner,
+    "Last": _inner, "FirstValue": _inner, "LastValue": _inner, "AnyValue": _inner,
     "Negative": _number,
     **dict.fromkeys(("ArrayDistinct", "ArraySort", "ArrayFilter", "ArraySlice"), _same_array),
     **dict.fromkeys(("ArrayCompact", "Shuffle"), _same_array),
@@ -384,6 +386,9 @@ TYPE_RULES: dict[str, Rule] = {
     "FromJson": _from_json,
     "Extract": _extracted, "Nvl2": _if,
     **{name: _always(kind) for kind, names in _RESULT_TYPES.items() for name in names.split()},
+    **dict.fromkeys(  # of several records, it is an array
+        ("ArgMax", "ArgMin"), lambda known, node: "array<…>" if node.args.get("count") else known.type(node.this)
+    ),
     **dict.fromkeys(
         ("Substring", "Left", "Right", "Pad", "Repeat", "Reverse"),
         lambda known, node: "string" if known.type(node.this) == "string" else None,

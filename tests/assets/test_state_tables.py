@@ -13,6 +13,7 @@ import pytest
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
+from dagster_adjunct.assets.rebucketing.rebucketing import repartition_table
 from dagster_adjunct.assets.retention.discard import discard
 from dagster_adjunct.assets.unbounded.local_table import (
     LocalTableWriter,
@@ -110,6 +111,17 @@ def test_a_generation_is_dropped_once_the_watermark_reaches_its_last_row(lake: L
     assert held(lake, 40) == {}
     batch(lake, 8, [("e", 1, 50)], 41)
     assert held(lake, 41) == {"e": 1}
+
+
+def test_a_generation_is_dropped_after_the_table_was_repartitioned(lake: Lake) -> None:
+    batch(lake, 1, [("a", 1, 10), ("b", 1, 20), ("c", None, 30)], 0)
+    repartition_table(lake, "app-seen", 3, reason="more machines", by="me")
+    with LocalTableWriter(
+        lake, dataset(replace(SPEC, partitions=3)), pinned(lake), WritingBatch("app", 2, "run"), ARROW
+    ) as writes:
+        writes.send(rows([("d", 2, 40)]), order_by=(), partitioned=False)
+        writes.commit(at(30))
+    assert held(lake, 0) == {"d": 2}
 
 
 def test_expired_rows_are_deleted_and_the_version_that_a_batch_began_with_stays(lake: Lake) -> None:

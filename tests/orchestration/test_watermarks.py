@@ -22,6 +22,7 @@ from dagster_adjunct.orchestration.operators.stream_facts import (
 from dagster_adjunct.orchestration.planner.planner import build_plan
 from dagster_adjunct.orchestration.step.event_times import NEVER, PriorTimes, find_late_in_memory
 from dagster_adjunct.orchestration.step.progress import (
+    Measured,
     compute_operator_watermark,
     find_holding_partitions,
     measure_input_times,
@@ -242,3 +243,12 @@ def test_what_was_passed_over_is_what_no_batch_has_read(reads: list[tuple[int, i
         times = times.model_copy(update={"skipped": skipped, "read_to": max(read) + 1})
         assert {n for low, high in skipped for n in range(low, high)} == {*range(max(read))} - read
         assert all(low < high for low, high in skipped)
+
+
+def test_offsets_without_records_count_as_read_with_those_before_them() -> None:
+    app, one = application(), ssp(0)
+    times = times_at_batch_start(app, ApplicationState(), intent(1, at(1), one))
+    for number in range(5, 200):  # from offset 50 on, and with the end of a transaction behind each nine records
+        seen = Measured({0: number * 1_000_000}, {0: 10 * number + 9})
+        times = times_after_batch(app, times, {"lake.clicks": seen}, at(number), {one: (10 * number, 10 * number + 10)})
+    assert times.partitions[one].skipped == ((0, 50),)

@@ -165,6 +165,10 @@ class Aggregation(ABC):
         """Return the partial values for the value `name` of a column of this type; () if records are stored instead."""
         return ()
 
+    def unit(self, kind: str) -> str:
+        """Return how values of this type are stored, where those of a wider type may be stored otherwise; else ""."""
+        return ""
+
     def result(self, name: str, kind: str) -> str:
         """Return the value, computed from the partial values, or from the column `exact_column(name)`, which has what
         `exact` returns, where it returns something; null if its type can't hold it.
@@ -208,6 +212,9 @@ class Sum(Aggregation):
 
     def partials(self, name: str, kind: str) -> tuple[Partial, ...]:
         return _sum(name, self.column, kind)
+
+    def unit(self, kind: str) -> str:
+        return _unit(kind)
 
     def result(self, name: str, kind: str) -> str:
         if self.exact(name, kind) is None:
@@ -278,6 +285,9 @@ class Mean(Aggregation):
     def partials(self, name: str, kind: str) -> tuple[Partial, ...]:
         return _count(f"{name}$count", self.column), *_sum(name, self.column, kind)
 
+    def unit(self, kind: str) -> str:
+        return _unit(kind)
+
     def result(self, name: str, kind: str) -> str:
         total, number, returns = quote_name(f"{name}$sum"), quote_name(f"{name}$count"), str(self.result_type(kind))
         digits = decimal_digits(kind)
@@ -330,6 +340,9 @@ class Distinct(Aggregation):
         merged = f"to_json(array_sort(array_distinct(flatten(collect_list({_values(stored)})))))"
         either = f"to_json(array_sort(array_union({_values('{0}')}, {_values('{1}')})))"
         return (Partial(f"{name}$values", "string", made, merged, either),)
+
+    def unit(self, kind: str) -> str:
+        return "as double" if kind in FLOATS else _unit(kind, whole=self.approximate)
 
     def result(self, name: str, kind: str) -> str:
         if self.approximate:
@@ -393,6 +406,12 @@ def _sum_type(kind: str) -> str:
     if digits is not None:
         return f"decimal({min(digits[0] + 10, 38)},{digits[1]})"
     return "double" if kind in FLOATS else "bigint"
+
+
+def _unit(kind: str, *, whole: bool = False) -> str:
+    """Return the unit of decimals of this type, where they have digits after the point or are `whole`; else ""."""
+    digits = decimal_digits(kind)
+    return f"in units of 1E-{digits[1]}" if digits is not None and (digits[1] or whole) else ""
 
 
 def _scale_of_mean(precision: int, scale: int) -> int:

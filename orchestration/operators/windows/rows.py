@@ -25,14 +25,7 @@ from dagster_adjunct.orchestration.operators.event_time import (
     exclusion_column,
 )
 from dagster_adjunct.orchestration.operators.functions import pickle_function
-from dagster_adjunct.orchestration.operators.windows.aggregates import (
-    Aggregate,
-    Aggregation,
-    ExactSum,
-    Mean,
-    Partial,
-    Sum,
-)
+from dagster_adjunct.orchestration.operators.windows.aggregates import Aggregate, Aggregation, Partial
 from dagster_adjunct.orchestration.operators.windows.kinds import (
     Kind,
     Session,
@@ -102,10 +95,9 @@ class Windows:
 
     @property
     def units(self) -> str:
-        """The units of stored sums of decimals, as text; empty for sums of integers."""
-        sums = [(name, made) for name, made in self.aggregates if isinstance(made, Sum | Mean)]
-        scales = {name: ExactSum(name, self.type_of(made)).scale for name, made in sums}
-        return "".join(f"; {name} in units of 1E-{scale}" for name, scale in scales.items() if scale)
+        """How values are stored that depends on the types of the records' columns, as text."""
+        units = {name: made.unit(self.type_of(made)) for name, made in self.aggregates}
+        return "".join(f"; {name} {unit}" for name, unit in units.items() if unit)
 
     def type_of(self, made: Aggregation) -> str:
         """Return the type of the column that a value is computed from; "" for records, or all of their columns."""

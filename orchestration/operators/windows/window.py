@@ -288,7 +288,8 @@ class Window(PassThroughSpec):
                 kind = types.get(column)
                 if kind is not None and not (made.accepts(kind) and is_storable(kind)):
                     problem = f"{operator}: {name!r} is {made.describe()}, and column {column!r} is {kind}."
-                    step = f'Cast it before, for example .with_columns({column}="cast({column} as double)").'
+                    wanted = "string" if made.accepts(kind) else "double"
+                    step = f'Cast it before, for example .with_columns({column}="cast({column} as {wanted})").'
                     raise PlanningError(problem, step, operator=operator, column=column)
 
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:

@@ -33,6 +33,13 @@ def after(make: Callable[[MessageStream], MessageStream]) -> tuple[tuple[str, ..
     return planned.columns, planned.partitioned_by
 
 
+@pytest.mark.parametrize(("expression", "needs"), [("spent + 1", True), ("spent + 1 as more", False), ("shop", False)])
+def test_an_expression_whose_column_only_spark_can_name_needs_spark(expression: str, needs: bool) -> None:
+    app = Application("app", engine="auto")
+    app.input_stream("lake.visits").map("k", expression).send_to(app.output_stream("lake.out", partitions=1))
+    assert [need.operator for need in build_plan(app, catalog(VISITS)).needs_spark] == ["map-2"] * needs
+
+
 ALL = ("k", "shop", "spent", "words")
 CASES: dict[str, tuple[Callable[[MessageStream], MessageStream], tuple[str, ...], tuple[str, ...]]] = {
     "select keeps exactly these": (lambda s: s.select("spent", "k"), ("spent", "k"), ("k",)),

@@ -294,3 +294,13 @@ def test_a_function_of_all_columns_is_refused_one_that_is_kept_beside_records(na
     with pytest.raises(PlanningError) as failure:
         assert_plannable(app, {"lake.left": stream})
     assert (failure.value.operator, failure.value.column) == ("window-3-o", name)
+
+
+@pytest.mark.parametrize(("aggregate", "to"), [(Count("tags"), "string"), (Sum("words"), "double")])
+def test_a_column_that_can_not_be_aggregated_is_to_be_cast_to_a_type_that_can(aggregate: Any, to: str) -> None:
+    app = Application("app")
+    left = app.input_stream("lake.left", event_time="at").with_columns(words="'a b'", tags="split('a b', ' ')")
+    left.window(Tumbling(MINUTE), by="k", name="m", aggregates={"made": aggregate})
+    with pytest.raises(PlanningError) as failure:
+        assert_plannable(app, given())
+    assert f'cast({aggregate.column} as {to})"' in failure.value.next_step

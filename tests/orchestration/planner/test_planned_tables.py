@@ -443,6 +443,7 @@ def test_compact_batches_take_no_updates() -> None:
         ({"set": ["place"], "add": {"place": "1"}}, "changes column 'place' twice"),
         ({"set": ["tag"]}, "'tag', which is in the table's key"),
         ({"set": {"place": ""}}, "expected Spark SQL"),
+        ({"set": {"place": "upper(tag) as loud"}}, "without 'as loud'"),
         ({"set": "place"}, "set is 'place'"),
         ({"set": ["place"], "if_missing": {"tag": "gate"}}, "if_missing= gives 'tag', which is in the table's key"),
         ({"set": ["place"], "if_missing": {"tag": "upper(tag)"}}, "For another key, compute it before"),

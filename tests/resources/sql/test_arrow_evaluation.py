@@ -51,6 +51,7 @@ def compiled(text: str) -> ArrowExpression:
         ("-2147483648", "int", [-(2**31)] * 3),
         ("2147483648", "bigint", [2**31] * 3),
         ("-a * b", "int", [-2, None, None]),
+        ("-cast(a as decimal(34,0))", "decimal(34,0)", [Decimal(-1), None, Decimal(7)]),
         ("a % b", "int", [1, None, None]),
         ("a / b", "double", [0.5, None, None]),
         ("p * 2", "decimal(12,2)", [Decimal("3.00"), None, Decimal("-0.10")]),
@@ -161,6 +162,9 @@ def test_a_reason_is_a_noun_phrase(text: str, reason: str) -> None:
         "a = s", "d = s", "d > v", "p / 2", "d + 1", "-null", "xs[0]", "transform(xs, y -> y)", "a is distinct from b",
         "a is unknown", "n + 9223372036854775807 + 1", "n + (cast('9223372036854775807' as bigint) + n) + 1L",
         "a = 5 and a + 2147483647 > 0", "s = 'x' and (t or cast(s as int) > 1)",
+        "starts_with(s, 'x')", "iif(t, a, b)", "ts_or_ds_to_date_str()",  # functions of other engines
+        "-cast(a as decimal(35,0))",  # Spark rounds it
+        "trim(both s)", "(t b)", "coalesce(a as b, 1)", "string 00", "double 1L",  # no syntax of Spark
         "s in ('x') and cast(s as date) is null", "if(a = 0, b % a = 1, false)", "not (a <> 5 or a + 2147483647 > 0)",
     ],
 )  # fmt: skip

@@ -35,6 +35,8 @@ TYPES = {
         ("split(s, ',')", "array<string>"), ("map(s, c)", "map<…>"), ("struct(c)", "struct<c:int>"),
         ("struct(ours(c))", "struct<…>"),
         ("interval 1 day", "interval…"), ("coalesce(null, c)", "int"),
+        ("max_by(c, d)", "int"), ("max_by(c, d, 2)", "array<…>"),
+        ("ceil(cast(c as decimal(5,1)))", "decimal(5,0)"), ("floor(cast(c as decimal(5,0)))", "decimal(5,0)"),
         ("-2147483648", "int"), ("-(2147483648)", "bigint"),
         ("-9223372036854775808", "bigint"), ("1 - 2147483648", "bigint"),
     ],

@@ -83,7 +83,8 @@ def test_what_is_wrong_with_an_operand_is_told(text: str, message: str) -> None:
     "text",
     ["s > 1", "v > '2020-01-01'", "t = 1", "c > null", "exists(xs, u -> u > 1)", "transform(xs, s -> s + c)",
      "from_json(s, 'a INT, `b!` STRING').a", "from_json(s, '{\"type\":\"struct\",\"fields\":[]}')", "c > nope(u)",
-     "extract(dow_iso from v)", "i * 2", "v - i", "abs(i)", "reverse(xs)", "coalesce(null, c) > 1"],
+     "extract(dow_iso from v)", "i * 2", "v - i", "abs(i)", "reverse(xs)", "coalesce(null, c) > 1",
+     "st['p'] > 1"],
 )  # fmt: skip
 def test_what_spark_takes_is_not_refused(text: str) -> None:
     assert refused(text) is None
