@@ -50,10 +50,10 @@ def deaths(requests: Sequence[tuple[str, str]]) -> list[int]:
     """Return the requests (from 1) before which a process may die so that what it leaves behind differs.
 
     These are the writes: who dies before a read leaves what it leaves before the write that follows, or at the end.
-    With all rounds they are all requests.
+    Of them it is every other one up to the last; with all rounds they are all requests.
     """
     writes = [nth for nth, (made, _) in enumerate(requests, 1) if made in WRITES]
-    return rounds(writes, [*range(1, len(requests) + 1)])
+    return rounds(writes[::-2][::-1], [*range(1, len(requests) + 1)])
 
 
 class FaultyStore:

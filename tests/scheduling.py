@@ -1,9 +1,10 @@
 """Which tests go to a process together where a run has several (`-n 3 --dist loadfile`), and which go first.
 
 A file stays together, since its tests may share a server or a lake. Two kinds do not go by file: pages and runs of the
-main job, which share nothing and take up to two minutes each, are given out one at a time; and the files that look at
-the finished main job are one bundle, or one process would wait for the other to run it. What waits more than it
-computes is spread between what keeps a processor busy.
+main job, which share nothing and take up to two minutes each, are given out one at a time; and some files are one
+bundle: those that look at the finished main job, or one process would wait for the other to run it, and those that use
+a Kafka broker or DynamoDB Local, or each process would start one and keep it. What waits more than it computes is
+spread between what keeps a processor busy.
 """
 
 from __future__ import annotations
@@ -21,20 +22,36 @@ ONE_AT_A_TIME = (
     "tests/examples/test_main_job_killed.py",
     "tests/examples/test_postgres_walkthrough.py",
 )
+# By name, what the files and folders of a bundle begin with.
+TOGETHER = {
+    "the main job": (
+        "tests/examples/test_main_job.py",
+        "tests/examples/test_main_job_commands.py",
+        "tests/examples/test_documented_lookups.py",
+    ),
+    "kafka": (
+        "tests/end_to_end/test_relay.py",
+        "tests/orchestration/test_cut_batches.py",
+        "tests/orchestration/test_times_from_kafka.py",
+        "tests/resources/streams/kafka/",
+    ),
+    "dynamodb": (
+        "tests/end_to_end/key_values/",
+        "tests/packaging/test_iam_policies.py",
+        "tests/resources/backends/",
+        "tests/resources/key_value_backends/",
+    ),
+}
 # What waits for servers and pauses more than it computes: the others have the processors meanwhile.
-WAITING = ("tests/resources/streams/kafka/", "tests/resources/tables/", "tests/resources/sql/")
-THE_MAIN_JOB = (
-    "tests/examples/test_main_job.py",
-    "tests/examples/test_main_job_commands.py",
-    "tests/examples/test_documented_lookups.py",
-)
+WAITING = ("kafka", "dynamodb", "tests/resources/tables/", "tests/resources/sql/")
 
 
 def bundle(nodeid: str) -> str:
     """Return the name of what this test stays together with."""
     file = nodeid.partition("::")[0]
-    if file in THE_MAIN_JOB:
-        return "the main job"
+    for name, places in TOGETHER.items():
+        if file.startswith(places):
+            return name
     return nodeid if file in ONE_AT_A_TIME else file
 
 

@@ -67,11 +67,11 @@ def test_importing_the_floor_imports_nothing_heavy() -> None:
 
 @pytest.mark.spark
 def test_a_lookup_in_a_file_of_many_row_groups_reads_one_of_them(sparkling: World, monkeypatch) -> None:
-    monkeypatch.setattr("dagster_adjunct.resources.bucketing.writer.ROWS_PER_GROUP", 65_536)
+    monkeypatch.setattr("dagster_adjunct.resources.bucketing.writer.ROWS_PER_GROUP", 4_096)
     world = sparkling
     world.stream("wide", Schema.of(k="bigint", v="int"), ["k"], 1)
     spec = bounded_dataset("wide", input="lake.wide", key="k", partitions=1)
-    world.send("wide", [(n, n) for n in range(200_000)], version="v1")
+    world.send("wide", [(n, n) for n in range(12_500)], version="v1")
     world.advance(spec)
     view = world.view(spec)
     read: list[int] = []
@@ -81,9 +81,9 @@ def test_a_lookup_in_a_file_of_many_row_groups_reads_one_of_them(sparkling: Worl
     monkeypatch.setattr(
         pq.ParquetFile, "read_row_group", lambda self, i, **more: (read.append(i), original(self, i, **more))[1]
     )
-    assert view.get(150_000) == {"k": 150_000, "v": 150_000}
-    assert view.get(150_001) == {"k": 150_001, "v": 150_001}
-    assert view.get(200_000) is None
+    assert view.get(9_400) == {"k": 9_400, "v": 9_400}
+    assert view.get(9_401) == {"k": 9_401, "v": 9_401}
+    assert view.get(12_500) is None
     assert len(read) == 1
 
 

@@ -33,6 +33,7 @@ from tests.servers.s3 import S3Server
 ROUNDS, WRITERS = 12, 2
 
 
+@pytest.mark.long  # at each commit: test_dataset_crashes.py
 @pytest.mark.lengthy
 def test_of_two_writers_that_seal_the_same_version_one_wins(tmp_path: Path) -> None:
     seal_in_two_processes(str(tmp_path / "lake"), {})

@@ -37,7 +37,6 @@ from tests.assets.cycle import (
     whole,
 )
 from tests.faulty_store import Crash, Fault, FaultyStore, deaths
-from tests.rounds import rounds
 
 STAGES = ("collect", "build", "unchanged", "validate", "seal", "switch")
 
@@ -135,7 +134,7 @@ def test_an_advance_killed_at_any_request_is_taken_up(planes: World, tmp_path: P
     counting = FaultyStore(uninterrupted.lake.store)
     uninterrupted.advance(PLANES, lake=Lake(counting, planes.lake.id))
     expected = tidied(uninterrupted)
-    for nth in deaths(counting.requests)[:: rounds(2, 1)]:
+    for nth in deaths(counting.requests):
         copy = copy_of(planes, tmp_path / f"{nth}")
         kill(writing.advance_until_request, copy.lake.url, nth)
         assert served(copy.lake) in (whole(2), whole(3))
@@ -153,7 +152,7 @@ def test_a_discard_killed_at_any_request_is_ended_by_the_next_one(planes: World,
     counting = FaultyStore(uninterrupted.lake.store)
     assert len(discard(Lake(counting, planes.lake.id), NAME, AT_ONCE, by="test").discarded) == 2
     expected = state_of(uninterrupted)
-    for nth in deaths(counting.requests)[:: rounds(2, 1)]:
+    for nth in deaths(counting.requests):
         copy = copy_of(planes, tmp_path / f"{nth}")
         kill(writing.discard_until_request, copy.lake.url, nth)
         assert served(copy.lake) == whole(3)

@@ -52,6 +52,7 @@ def test_records_of_aborted_and_open_transactions_never_appear_also_when_read_ag
     assert world.in_lake() == world.in_topic() == expected
 
 
+@pytest.mark.long  # of open batches: test_cut_batches.py; without Kafka: test_lost_open_batches.py
 def test_retention_that_passes_the_checkpoint_is_an_error_and_either_remedy_goes_on(
     kafka: KafkaServer, spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -10,6 +10,9 @@ from dagster_adjunct import Schema
 from dagster_adjunct.examples.flights.disruptions import disruptions
 from dagster_adjunct.testing import TestApplication, TestStream
 from tests.examples.oracle import FLIGHT_COLUMNS, by_flight, disrupted, flights_in_order
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 EVERY, BATCH = 97, 1_750
 TYPES = {"carrier": "string", "tailnum": "string", "origin": "string", "dest": "string", "time_hour": "string"}
@@ -20,7 +23,7 @@ DESKS = {"AA": "American operations", "UA": "United operations"}
 
 
 @pytest.mark.spark
-def test_disrupted_flights_know_where_their_aircraft_is_and_whom_to_call() -> None:
+def test_disrupted_flights_know_where_their_aircraft_is_and_whom_to_call(spark: SparkSession) -> None:
     app = disruptions()
     app.max_batch_records = BATCH
     flights = flights_in_order(EVERY)
@@ -32,7 +35,7 @@ def test_disrupted_flights_know_where_their_aircraft_is_and_whom_to_call() -> No
         for start in range(0, len(flights), BATCH):  # what is given at once is one batch
             given = flights[start : start + BATCH]
             test.input("lake.enriched-flights", given)
-            result = test.run()
+            result = test.run(spark)
             assert result.report.step.batches == 1
             outputs += result.output("lake.disrupted-flights")
             wanted += disrupted(given, seen, DESKS)

@@ -6,7 +6,7 @@ import json
 from collections import defaultdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
@@ -18,11 +18,14 @@ from tests.orchestration.dagster.test_components import component, facts
 from tests.servers.dynamodb import DynamoDbServer
 from tests.servers.kafka import KafkaServer
 
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
 EXAMPLE = ROOT / "examples" / "parcels"
 
 
 @pytest.mark.spark
-def test_a_morning_is_what_plain_python_makes_of_it() -> None:
+def test_a_morning_is_what_plain_python_makes_of_it(spark: SparkSession) -> None:
     """Without Kafka and DynamoDB, as the page on testing has it."""
     from dagster_adjunct.examples.parcels.deliver import CITIES, envelopes, scans
     from dagster_adjunct.examples.parcels.pipeline import app
@@ -37,7 +40,7 @@ def test_a_morning_is_what_plain_python_makes_of_it() -> None:
         test.dataset("depots", [{"depot": depot, "city": city} for depot, city in CITIES[1].items()])
         test.dataset("parcels", [{"parcel": key, "value": json.dumps(envelope)} for key, envelope in envelopes(1)])
         test.input("kafka.scans", list(scans(1)))
-        result = test.run()
+        result = test.run(spark)
     status, hours = expected((1,))
     assert {parcel: row["scans"] for parcel, row in result.table("parcel-scans").items()} == {
         parcel: row.pop("scans") for parcel, row in status.items()

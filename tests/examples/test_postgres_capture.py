@@ -132,7 +132,13 @@ class LastAdvance(Slot):
         raise Crash
 
 
-@pytest.mark.parametrize("point", ["before the append", "after the append", "after the ends", "after the advance"])
+@pytest.mark.parametrize(
+    "point",
+    [
+        *("after the append", "after the advance"),
+        *(pytest.param(point, marks=pytest.mark.long) for point in ("before the append", "after the ends")),
+    ],
+)
 def test_a_capture_that_is_killed_goes_on_without_loss_or_repetition(point: str, bank: Bank, lake: Lake) -> None:
     capture = capture_of(bank, lake, most=20, ends="ends")
     capture.start()

@@ -28,7 +28,7 @@ from tests.orchestration.drawn_story import Story
 from tests.orchestration.step_world import StepWorld
 from tests.rounds import rounds
 
-IN_A_TEST = rounds(20, 100)
+IN_A_TEST = rounds(12, 100)
 
 Seen = tuple[tuple[Any, ...], bool, int, Source | None]
 

@@ -128,11 +128,11 @@ CASES: list[tuple[Callable[[Any, Application], Any], str, str]] = [
         "k23",
     ),
 ]
-AT_LENGTH = {case[1] for case in CASES if re.search("OVERFLOW|INVALID|MALFORMED", case[1])}
+AT_LENGTH = {case[1] for case in CASES if re.search("OVERFLOW|INVALID|MALFORMED|map-3: 100", case[1])}
 SINK = (lambda s, app: s.sink(together), "", "")
 
 
-# What overflows is told as what is divided by zero is: by Spark's error class, from an expression.
+# What overflows is told as what is divided by zero is: by Spark's error class, from an expression of any operator.
 @pytest.mark.parametrize(
     ("describe", "message", "key"),
     [pytest.param(*case, marks=[pytest.mark.long] * (case[1] in AT_LENGTH)) for case in CASES],

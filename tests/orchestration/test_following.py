@@ -550,6 +550,7 @@ def offsets_read(lake: Lake) -> Counter[tuple[SystemStreamPartition, int, int]]:
     )
 
 
+@pytest.mark.rounds
 def test_a_run_that_stays_and_is_killed_at_any_write_is_taken_over_by_the_next(tmp_path: Path) -> None:
     def prepare(folder: Path) -> tuple[Lake, Application]:
         streams = empty_streams(folder)
@@ -562,7 +563,7 @@ def test_a_run_that_stays_and_is_killed_at_any_write_is_taken_over_by_the_next(t
     counted = FaultyStore(lake.store)
     assert stay(Lake(counted, lake.id), app, *what_comes(lake, app)).step.batches == 4
     written = deaths(counted.requests)
-    for nth in rounds(written[::4], written):
+    for nth in rounds(written[::2], written):
         lake, app = prepare(tmp_path / str(nth))
         coming = iter(what_comes(lake, app))
         waits = [lambda coming=coming: next(coming, lambda: None)()] * 6

@@ -92,6 +92,7 @@ def test_last_seen_is_wrong_without_newest_by_as_the_plan_says_and_right_with_it
     assert wrong(store.times(), scans) == 0
 
 
+@pytest.mark.long  # a run that dies: test_advice_for_tables.py; replays: the two tests below, and the last
 def test_counters_are_exact_after_a_kill_and_replays_apply_or_skip_as_declared(
     step_world: StepWorld, postgres_server: PostgresServer, tmp_path: Path
 ) -> None:

@@ -15,6 +15,7 @@ from dagster_adjunct.resources.objects.store import InMemoryStore
 from tests.assets.conftest import World
 from tests.assets.cycle import NAME, PLANES, deliver, planes_in, publish, served, whole
 from tests.faulty_store import Crash, Fault, FaultyStore
+from tests.rounds import rounds
 
 WHY = {"reason": "more machines", "by": "ada"}
 
@@ -45,9 +46,10 @@ def test_one_that_has_not_refuses_the_rewriting_unless_it_is_forced() -> None:
 
 
 @pytest.mark.lengthy
+@pytest.mark.rounds
 def test_a_crash_at_any_request_leaves_a_dataset_that_goes_on() -> None:
     seen = set()
-    for nth in itertools.count(1):
+    for nth in itertools.count(1, rounds(2, 1)):
         world = published()
         store = FaultyStore(world.lake.store, [Fault("*", nth, "crash-after")])
         with suppress(Crash):

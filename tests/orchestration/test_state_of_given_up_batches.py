@@ -48,6 +48,7 @@ class HeldBack(FaultyStore):
             raise Crash(key)
 
 
+@pytest.mark.long  # the commit alone: tests/assets/test_state_tables.py
 def test_the_first_state_commit_of_an_abandoned_batch_is_rejected(step_world: StepWorld) -> None:
     world = step_world
     world.stream("hits", "k", 1, k="string", at="timestamp")

@@ -73,6 +73,7 @@ def placed(world: StepWorld) -> list[dict[int, int]]:
     return numbers
 
 
+@pytest.mark.long  # a chain of replays: below; streams alone: tests/resources/streams/test_latest.py
 def test_the_latest_results_equal_those_of_the_last_read_of_each_record(step_world: StepWorld) -> None:
     world = step_world
     world.stream("numbers", "k", 2, k="string", v="int")

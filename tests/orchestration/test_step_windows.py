@@ -19,7 +19,6 @@ from dagster_adjunct.streams import ARRIVAL
 from dagster_adjunct.windows import Aggregate, Count, Distinct, Max, Mean, Min, Sum
 from tests.orchestration.step_world import StepWorld
 from tests.orchestration.window_oracle import Click, Expected, at, expected, random_clicks, watermark
-from tests.rounds import rounds
 
 pytestmark = pytest.mark.spark
 
@@ -121,14 +120,14 @@ def killed(event: StepEvent) -> None:
 ALL = {"tumbling": "final", "sliding": "updates", "session": "final"}
 
 
-@pytest.mark.rounds
+@pytest.mark.long  # across runs that die: test_killed_windows.py; all results of one kind: test_window_results.py
 @pytest.mark.parametrize(
     ("results", "without"),
     [
-        ({"tumbling": "final"}, ()),  # sessions as updates: tests/orchestration/test_window_results.py
-        pytest.param({"tumbling": "final", "session": "updates"}, ("session",), marks=pytest.mark.long),
-        pytest.param(ALL, (), marks=pytest.mark.long),
-        pytest.param(dict.fromkeys(KINDS, "updates"), (), marks=pytest.mark.long),
+        ({"tumbling": "final"}, ()),
+        ({"tumbling": "final", "session": "updates"}, ("session",)),
+        (ALL, ()),
+        (dict.fromkeys(KINDS, "updates"), ()),
     ],
 )
 def test_windows_are_whole_across_runs_and_come_out_once(
@@ -137,10 +136,10 @@ def test_windows_are_whole_across_runs_and_come_out_once(
     step_world.stream("clicks", "key", 2, key="string", time="timestamp", number="int", text="string")
     clicks = [click for click in random_clicks(3, 30, 180, 1)[0] if click.key is not None]
     app = clicks_app(results, without)
-    size, dies = rounds(90, 60), rounds(None, 60)  # few do not die: tests/orchestration/test_killed_windows.py does
+    size = 60
     for begin in range(0, len(clicks), size):
         send(step_world, clicks[begin : begin + size])
-        if begin == dies:  # killed when state is committed, and the batch is not: what it does again has to be the same
+        if begin == size:  # killed when state is committed, and the batch is not: what it does again has to be the same
             with pytest.raises(Killed):
                 step_world.run(app, on_event=killed)
         step_world.run(app)

@@ -93,6 +93,7 @@ def check(world: StepWorld, how: str, least: int) -> None:
     assert all(counts[why] for why in ("late", "null_times", "null_keys", "tombstones")), counts
 
 
+@pytest.mark.long  # batches that die: test_stream_join.py; idle partitions: test_watermarks.py
 def test_batches_of_any_size_with_an_idle_partition_make_what_plain_python_does(step_world: StepWorld) -> None:
     world = rounds(step_world, 8, count=16, sizes=[70, 1000], how="full", crashes=False)
     check(world, "full", 100)

@@ -101,6 +101,7 @@ def test_replays_of_an_application_with_a_window(step_world: StepWorld) -> None:
 # -- as-of joins at their edges
 
 
+@pytest.mark.long  # the edges: test_asof_matching.py; what history shows: test_history_model.py
 def test_as_of_joins_at_the_edges(step_world: StepWorld) -> None:
     world = step_world
     world.stream("sales", "item", 1, n="int", item="string", at="timestamp")
@@ -384,7 +385,8 @@ def oracle(hits: Sequence[tuple[Any, ...]], delay: int, late: int) -> dict[str, 
     return made
 
 
-@pytest.mark.parametrize(("name", "most"), [("whole", 100), pytest.param("cut", 2, marks=pytest.mark.long)])
+@pytest.mark.long  # the times that windows can not hold: test_window_results.py
+@pytest.mark.parametrize(("name", "most"), [("whole", 100), ("cut", 2)])
 def test_what_nothing_can_hold_moves_no_watermark(step_world: StepWorld, name: str, most: int) -> None:
     """Of the first record no sliding window begins in the year 1; of the third, windows would end in the year 10000."""
     world = step_world

@@ -84,7 +84,7 @@ def test_windows_begin_where_clocks_first_show_their_begin(spark: SparkSession, 
 def test_days_of_a_zone_have_23_and_25_hours_however_batches_are_cut(step_world: StepWorld) -> None:
     world = step_world
     world.stream("sales", "shop", 1, shop="string", at="timestamp", amount="bigint")
-    app = Application("takings", max_batch_records=70)
+    app = Application("takings", max_batch_records=100)
     sales = app.input_stream("lake.sales", event_time="at")
     sales.window(
         Tumbling(days=1, zone=NEW_YORK), by="shop", name="days", aggregates={"n": Count(), "total": Sum("amount")}

@@ -172,7 +172,7 @@ class ByHand:
             ended = {name for name, process in self.processes.items() if process.poll() is not None}
             assert ended <= self._that_end(), f"{ended} ended\n{self._tail()}"
             assert time.monotonic() < deadline, f"{name} is not healthy: {check}\n{self._tail()}"
-            time.sleep(0.3)
+            time.sleep(1)  # looking is work, too
         self.healthy.add(name)
 
     def _is_healthy(self, name: str, check: Sequence[str]) -> bool:

@@ -116,6 +116,7 @@ def project(tmp_path: Path) -> Path:
 def run(python: Path, folder: Path, *arguments: str) -> str:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYSPARK_")}
     environment |= {"PYTHONPATH": str(folder), "ADJUNCT_LAKE_SHARED": "true"}
+    environment |= {"ADJUNCT_ENGINE": "auto" if "none" in arguments else "spark"}
     done = subprocess.run(
         [python, *arguments], cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=300
     )
@@ -148,11 +149,14 @@ def test_the_package_is_found_where_it_was_installed_beside_names_of_the_project
     assert [resources, assets] == [str(project / "resources.py"), str(project / "assets/__init__.py")]
 
 
-@pytest.mark.spark
-@pytest.mark.server
 @pytest.mark.slow
-def test_an_application_of_such_a_project_runs_on_this_machine(python: Path, project: Path, tmp_path: Path) -> None:
-    assert json.loads(run(python, project, "shop.py", str(tmp_path / "lake"), "local[2]")) == EXPECTED
+@pytest.mark.parametrize(
+    "master", ["none", pytest.param("local[2]", marks=[pytest.mark.long, pytest.mark.spark, pytest.mark.server])]
+)
+def test_an_application_of_such_a_project_runs_on_this_machine(
+    python: Path, project: Path, tmp_path: Path, master: str
+) -> None:
+    assert json.loads(run(python, project, "shop.py", str(tmp_path / "lake"), master)) == EXPECTED
 
 
 @pytest.mark.spark

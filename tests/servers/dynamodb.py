@@ -13,6 +13,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,14 +61,18 @@ class DynamoDbServer:
 
     def session(self) -> dict[str, Any]:
         """Where the server is and who asks, as a table in this process takes it."""
+        return {"session": self._session, "endpoint_url": self.endpoint}
+
+    @cached_property
+    def _session(self) -> Any:
+        """One for all tests: each would read the model of the service anew."""
         import boto3
 
-        session = boto3.session.Session(
+        return boto3.session.Session(
             aws_access_key_id=self.env["AWS_ACCESS_KEY_ID"],
             aws_secret_access_key=self.env["AWS_SECRET_ACCESS_KEY"],
             region_name=REGION,
         )
-        return {"session": session, "endpoint_url": self.endpoint}
 
     def start(self) -> None:
         """Start the server, on its folder if it has one."""

@@ -84,7 +84,9 @@ def test_a_snapshot_has_no_placeholders_and_a_key_may_not_be_one(sparkling: Worl
     assert list(problems(sparkling, dataset(changes=keeping, key="v"))) == [last]
 
 
-@pytest.mark.parametrize("placeholder", ["?", "a.b* [c]", "größer", "hex:00ff7f"])
+@pytest.mark.parametrize(
+    "placeholder", ["a.b* [c]", "hex:00ff7f", *(pytest.param(text, marks=pytest.mark.long) for text in ("?", "größer"))]
+)
 def test_the_placeholder_may_be_any_that_the_connector_is_given(sparkling: World, placeholder: str) -> None:
     data = bytes.fromhex(placeholder[4:]) if placeholder.startswith("hex:") else placeholder.encode()
     codes = [code - 256 if code > 127 else code for code in data]  # Java's bytes have signs

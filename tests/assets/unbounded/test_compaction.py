@@ -171,8 +171,9 @@ def test_a_minor_compaction_makes_one_delta_and_keeps_its_tombstones(quick: Worl
 @pytest.mark.parametrize(
     ("engine", "spread"),
     [
-        ("sparkling", "partitioned"),
+        ("quick", "partitioned"),
         ("quick", "broadcast"),
+        pytest.param("sparkling", "partitioned", marks=pytest.mark.long),  # by both engines: test_engines.py
         pytest.param("sparkling", "broadcast", marks=pytest.mark.long),
     ],
 )

@@ -259,6 +259,7 @@ def test_files_from_before_a_column_was_added_are_rewritten(quick: World) -> Non
     assert content(current(quick)) == {"a": None, "b": None, "c": 2}
 
 
+@pytest.mark.long  # in process: the tests above; what Spark reads and compacts: test_engines.py
 @pytest.mark.spark
 def test_spark_reads_what_is_left_and_compacts_it(sparkling: World) -> None:
     spec = grown(sparkling)

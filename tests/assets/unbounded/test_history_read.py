@@ -117,6 +117,7 @@ def test_other_engines_and_the_entries_of_each_key_say_the_same_once_compacted(p
     engines_say_the_same(prices_world, random.Random(seed))
 
 
+@pytest.mark.long  # on this machine: test_other_engines_and_the_entries_of_each_key_say_the_same_once_compacted
 @pytest.mark.server
 def test_other_engines_say_the_same_of_a_table_on_s3(versitygw: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
     versitygw.set_in(monkeypatch)

@@ -148,6 +148,7 @@ def test_a_late_change_at_any_moment_of_a_compaction_restores_no_deleted_row() -
         assert now(world) == {"b": 5, "c": 20, "d": 6, "e": 1}, nth
 
 
+@pytest.mark.long  # at any moment: test_of_two_writers_at_any_moment_one_counts
 @pytest.mark.lengthy
 def test_two_writers_in_processes_of_their_own(tmp_path: Path) -> None:
     url = str(tmp_path / "lake")
@@ -181,6 +182,7 @@ def test_two_writers_in_processes_of_their_own(tmp_path: Path) -> None:
 # -- readers in processes of their own
 
 
+@pytest.mark.long  # at any request: test_unbounded_discard.py
 @pytest.mark.lengthy
 def test_readers_meet_whole_states_during_commits_compactions_and_discards(tmp_path: Path) -> None:
     """Each commit sets every key to its number, so a mix, a missing key and an older state are all seen."""

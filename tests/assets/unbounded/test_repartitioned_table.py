@@ -287,6 +287,7 @@ def test_a_table_without_rows_is_rewritten() -> None:
     assert check(world, log_of([("a", 1, None)], FIRST)) == 5
 
 
+@pytest.mark.long  # in process: above; what Spark reads and compacts: test_engines.py
 @pytest.mark.spark
 def test_spark_reads_and_compacts_the_rewritten_table(sparkling: World) -> None:
     spec = tables.table(sparkling, order_by="n")

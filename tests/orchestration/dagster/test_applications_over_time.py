@@ -88,6 +88,7 @@ def run(definitions: Definitions) -> dict[str, dict[str, Any]]:
     return made(result)
 
 
+@pytest.mark.long  # by the step: test_step_asof_join.py, test_stream_join.py, test_killed_windows.py
 @pytest.mark.spark
 def test_runs_of_the_job_give_each_result_once_as_plain_python_has_it(tmp_path: Path, spark: Any) -> None:
     lake, records = open_lake(tmp_path / "lake"), drawn(random.Random(4))

@@ -151,6 +151,7 @@ def quiet(servers: DagsterServers) -> set[str]:
     return before
 
 
+@pytest.mark.long  # without servers: test_new_records_sensor.py
 def test_the_sensor_launches_no_run_without_new_records(servers: DagsterServers, quiet: set[str]) -> None:
     assert _not_of_the_backfill(servers) == quiet
 

@@ -143,7 +143,8 @@ def test_a_job_run_computes_and_reports_what_a_run_in_process_does(
 
 
 @pytest.mark.server
-@pytest.mark.parametrize("engine", ["auto", pytest.param("spark", marks=[pytest.mark.spark, pytest.mark.long])])
+@pytest.mark.long  # how a step begins and fails is below; that what is computed comes back, above
+@pytest.mark.parametrize("engine", ["auto", pytest.param("spark", marks=pytest.mark.spark)])
 def test_a_step_computes_and_reports_what_a_run_in_process_does(
     lake: Lake, tmp_path: Path, cluster: EmrStandIn, engine: str
 ) -> None:
@@ -380,7 +381,10 @@ def test_a_step_that_can_not_begin_fails_its_run_for_good(
     assert left(lake) == []
 
 
-def test_a_step_that_somebody_cancels_before_it_begins_is_tried_again(lake: Lake, cluster: EmrStandIn) -> None:
+def test_a_step_that_somebody_cancels_before_it_begins_is_tried_again(
+    lake: Lake, cluster: EmrStandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dagster_adjunct.orchestration.code_location.metadata._RETRY_SECONDS", 0.01)
     cluster.stopped.add("00f0")
     done = run(lake, submitted.app, on_cluster(lake.url, python="/opt/missing/bin/python"))
     assert f"step 00f0 of EMR cluster {CLUSTER} is CANCELLED: EMR gives no reason." in done.log

@@ -135,12 +135,13 @@ def test_a_batch_whose_driver_was_killed_is_ended_when_its_op_is_tried_again(
 
 @pytest.mark.spark
 @pytest.mark.slow
+@pytest.mark.long  # who takes over from the dead: test_run_lease.py
 @pytest.mark.parametrize(
     ("sent", "fixture"),
     [
         pytest.param(signal.SIGKILL, None, id="is killed"),
-        pytest.param(signal.SIGKILL, "spark_cluster", id="on a cluster is killed", marks=pytest.mark.long),
-        pytest.param(signal.SIGINT, "spark_cluster", id="on a cluster is cancelled", marks=pytest.mark.long),
+        pytest.param(signal.SIGKILL, "spark_cluster", id="on a cluster is killed"),
+        pytest.param(signal.SIGINT, "spark_cluster", id="on a cluster is cancelled"),
     ],
 )
 def test_an_application_ends_with_its_run_and_the_next_one_takes_over(
@@ -228,7 +229,7 @@ def test_an_application_reads_and_writes_a_lake_in_s3(
 
 
 @pytest.mark.spark
-@pytest.mark.long  # a run that takes over from a killed one, above, is submitted, too
+@pytest.mark.long  # what a driver reports of a run that succeeds: test_remote_drivers.py
 def test_what_needs_spark_is_submitted_and_reported_as_in_process(lake: Lake, tmp_path: Path) -> None:
     """A dataset is tried without a session first; only where there are rows to process an application starts."""
     app = labelled(lake)
@@ -246,7 +247,7 @@ def test_what_needs_spark_is_submitted_and_reported_as_in_process(lake: Lake, tm
 
 
 @pytest.mark.spark
-@pytest.mark.long
+@pytest.mark.slow
 def test_an_error_in_the_application_fails_the_run_as_it_would_in_process(lake: Lake, tmp_path: Path) -> None:
     submitted.call(lake, tmp_path, 1, range(3))
     done = run(lake, submitted.refusing, SparkResource(master="local[1]", lake=lake.url, submit="spark-submit"))

@@ -558,6 +558,7 @@ def count_up(settings: dict, env: dict, source: str) -> int:
     return sum(len(out.problems) for out in outcomes)
 
 
+@pytest.mark.long  # two sources under faults: test_exact_under_faults.py
 def test_two_processes_at_once_count_exactly_under_marks(dynamodb, dynamodb_server):
     store = DynamoDbTable(new_name(), "id", columns=COUNTED, create=True)
     settings = pickle.loads(pickle.dumps(store)).to_dict()

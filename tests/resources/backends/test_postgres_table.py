@@ -333,6 +333,7 @@ def test_an_open_table_is_used_in_a_second_loop_that_runs_beside_the_first():
         assert table.get(1)["s"] == "x"
 
 
+@pytest.mark.long  # fewer: test_sql_tables.py; other orders: test_postgres_requests.py
 def test_eight_processes_that_update_the_same_keys_in_other_orders_lose_nothing():
     hammer.check(*hammer.run_all(table_of("hammered", columns=hammer.columns())))
 

@@ -450,6 +450,7 @@ def _add_ones(declaration, source, keys, offsets, turns):
     return asyncio.run(add())
 
 
+@pytest.mark.long  # killed writers at once: test_killed_writers.py
 def test_processes_at_once_count_exactly_under_marks(new_table, redis_server):
     table, keys = new_table(), [f"k{n}" for n in range(10)]
     given = [(pickle.dumps(table), f"s.t.{p}", keys[p:] + keys[:p], 200, 2) for p in range(2)]
@@ -485,6 +486,7 @@ def _add_through_restarts(declaration, source, keys, offsets):
     return asyncio.run(add())
 
 
+@pytest.mark.long  # one writer: test_bad_networks.py
 def test_two_processes_count_exactly_while_the_server_is_killed_and_started(new_table):
     keys = [f"k{n}" for n in range(40)]
     with running_redis() as server, spawned(2) as pool:

@@ -319,6 +319,7 @@ def test_a_pickled_function_opens_the_same_file_from_another_folder(tmp_path, mo
     asyncio.run(copy.close())
 
 
+@pytest.mark.long  # fewer: test_sql_tables.py
 @pytest.mark.lengthy
 def test_eight_processes_that_write_one_file_lose_nothing(tmp_path):
     store = SqliteTable(tmp_path / "t.sqlite", "t", "id", columns=hammer.columns(), create=True)
@@ -326,16 +327,16 @@ def test_eight_processes_that_write_one_file_lose_nothing(tmp_path):
 
 
 @pytest.mark.lengthy
-def test_forty_thousand_updates_are_applied_and_put_each_default_once(tmp_path):
+def test_ten_thousand_updates_are_applied_and_put_each_default_once(tmp_path):
     columns = {"id": "string", "n": "int", "at": "timestamp", "profile": "string"}
     at = datetime(2013, 7, 1, tzinfo=UTC)
-    messages = [(f"N{n % 4000}", UpdateMessage({"n": n, "at": at}, {"profile": "new"})) for n in range(40_000)]
+    messages = [(f"N{n % 1000}", UpdateMessage({"n": n, "at": at}, {"profile": "new"})) for n in range(10_000)]
     with blocking(SqliteTable(tmp_path / "t.sqlite", "t", "id", columns=columns, create=True)) as table:
         table.update_messages(messages, UpdateContract.UPDATE_WITH_DEFAULTS)
-        assert table.metrics.defaults_put == 4000
-        records = table.get_all([f"N{n}" for n in range(4000)])
+        assert table.metrics.defaults_put == 1000
+        records = table.get_all([f"N{n}" for n in range(1000)])
         assert {(r["id"], r["n"], r["profile"]) for r in records.values()} == {
-            (f"N{n}", 36_000 + n, "new") for n in range(4000)
+            (f"N{n}", 9_000 + n, "new") for n in range(1000)
         }
 
 

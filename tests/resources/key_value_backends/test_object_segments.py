@@ -44,6 +44,7 @@ from tests.resources.key_value_backends.segment_handle import (
     surely,
 )
 from tests.resources.key_value_backends.segment_stores import new_table_id
+from tests.rounds import rounds
 
 LARGE = b"x" * 20_000  # four of these fill the log, and eight full logs are merged
 APPLE, PEAR = of(b"apple"), of(b"pear")
@@ -240,9 +241,10 @@ def test_a_reader_whose_run_was_merged_away_reads_what_stands_now(inner, table, 
 
 
 @pytest.mark.lengthy
+@pytest.mark.rounds
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # the crash, in another thread
 def test_a_crash_at_any_request_leaves_whole_requests_and_a_table_that_goes_on(run):
-    for nth in range(1, 200, 7):
+    for nth in range(1, 200, rounds(14, 7)):
         for kind in ("crash-before", "crash-after"):
             inner = InMemoryStore()
             table = new_table_id()

@@ -24,6 +24,7 @@ from dagster_adjunct.resources.streams.system import POSITION, OffsetRange, Sour
 from tests.clocks import Clock, on_clock
 from tests.faulty_store import Crash, Fault, FaultyStore
 from tests.resources.streams.stream_helpers import SCHEMA
+from tests.rounds import rounds
 
 Records = Callable[..., pa.Table]
 ZERO = SystemStreamPartition("lake", "s", 0)
@@ -171,8 +172,9 @@ def test_two_compactions_at_once_replace_their_inputs_once(
 
 
 @pytest.mark.lengthy
+@pytest.mark.rounds
 def test_maintenance_that_crashes_anywhere_loses_nothing(records: Records) -> None:
-    for nth in range(1, 60):
+    for nth in range(1, 60, rounds(2, 1)):
         clock, inner = Clock(), InMemoryStore()
         streams = LakeStreams(on_clock(lake_in(inner), clock))
         streams.create(

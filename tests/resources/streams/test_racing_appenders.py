@@ -23,6 +23,7 @@ def _appender(url: str, number: int) -> None:
             streams.append("s", pa.table({"k": rows}), producer=f"p{number}", sequence=sequence)
 
 
+@pytest.mark.long  # threads that race: test_streams_on_s3.py
 @pytest.mark.lengthy
 @pytest.mark.timeout(120)
 def test_racing_appenders_lose_and_double_nothing(tmp_path: Path) -> None:

@@ -78,6 +78,7 @@ def test_keys_go_where_kafkas_java_clients_put_them(kafka: KafkaServer, tmp_path
     assert set(result.first.values()) == {"0"}
 
 
+@pytest.mark.long  # in a transaction: test_transactions.py; where keys go: above
 def test_records_of_a_frame_keep_the_order_of_their_key(
     kafka: KafkaServer, tmp_path: Path, spark: SparkSession
 ) -> None:
