@@ -1,7 +1,6 @@
 """The main job, run once in a local lake, for the tests that only look at what it left.
 
-`make test` gives it every 64th flight and all other data, and computes batches without Spark; `make test-long` gives it
-all flights, by Spark. The second application is run by Spark in test_disruptions.py.
+`make test` gives it every 64th flight and all other data, `make test-long` all flights.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ from tests.rounds import rounds
 
 EVERY = rounds(64, 1)
 OPTIONS = rounds(("--every", f"{EVERY}", "--batch", "1500"), ())
-ENVIRONMENT = rounds({"ADJUNCT_ENGINE": "auto"}, {})
 # With all flights it is killed here once: after the third batch's stream output, before its table output.
 KILLED_AT = "output aircraft-state"
 KILLED_IN_BATCH = 3
@@ -49,7 +47,7 @@ def main_job(tmp_path_factory: pytest.TempPathFactory) -> FinishedJob:
             lake, state = str(folder / "lake"), folder / "state.sqlite"
             if EVERY == 1:
                 drive(lake, state, "--kill", f"{KILLED_AT}@{KILLED_IN_BATCH}").assert_killed_at(KILLED_AT)
-            done = {"lake": lake, "state": str(state), "result": drive(lake, state, *OPTIONS, env=ENVIRONMENT).result}
+            done = {"lake": lake, "state": str(state), "result": drive(lake, state, *OPTIONS).result}
             finished.write_text(json.dumps(done), encoding="utf-8")
         facts = json.loads(finished.read_text(encoding="utf-8"))
     return FinishedJob(facts["lake"], Path(facts["state"]), facts["result"])

@@ -25,10 +25,7 @@ from tests.servers.dagster import DONE, DagsterServers, dagster_servers
 if TYPE_CHECKING:
     from playwright.sync_api import Locator, Page
 
-# Without a browser, by what the UI sends: test_real_dagster.py; the job and the sensor of startpoints, conditions,
-# checks and backfills without servers: test_startpoint_job.py, test_startpoint_sensor.py, test_automation.py,
-# test_dataset_assets.py, test_partitioned_datasets.py.
-pytestmark = [pytest.mark.server, pytest.mark.long, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
 
 DAYS = [f"{datetime.now(UTC) - timedelta(days=age):%Y-%m-%d}" for age in (2, 1)]
 GROUPS = "?expanded=global@global:inputs,global@global:my_orders,global@global:warehouse"
@@ -102,6 +99,7 @@ def run(page: Page, servers: DagsterServers) -> str:
     return ended(servers, "my_orders")
 
 
+@pytest.mark.long  # by what the UI asks for: test_real_dagster.py
 def test_the_asset_graph_shows_streams_datasets_outputs_and_the_table(
     page: Page, servers: DagsterServers, backfill: None
 ) -> None:
@@ -150,6 +148,7 @@ def test_a_startpoint_of_the_launchpad_is_applied_by_the_run_of_the_sensor(
     shown(page, "adjunct/startpoints").wait_for()
 
 
+@pytest.mark.long  # without a browser: test_dataset_assets.py, test_automation.py
 def test_a_delivery_that_conditions_request_and_validation_rejects_fails_checks(
     page: Page, servers: DagsterServers, project: Path, run: str
 ) -> None:
@@ -169,6 +168,7 @@ def test_a_delivery_that_conditions_request_and_validation_rejects_fails_checks(
     page.get_by_role("dialog").get_by_text("new_version").wait_for()
 
 
+@pytest.mark.long  # without a browser: test_partitioned_datasets.py
 def test_a_backfill_of_two_days_materializes_both(page: Page, servers: DagsterServers, backfill: None) -> None:
     ended(servers, "__ASSET_JOB", tag="dagster/backfill")
     page.goto(f"{servers.url}/assets/datasets/stock_dataset?view=partitions")
