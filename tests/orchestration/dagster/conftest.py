@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
-from functools import cache
-from pathlib import Path
-from types import ModuleType
 
 import pytest
-from alembic.util import pyfiles
+from alembic.config import Config
+from alembic.script import ScriptDirectory
 from dagster import DagsterInstance
 
 
 @pytest.fixture(scope="session", autouse=True)
-def migrations_are_loaded_once() -> Iterator[None]:
-    """Each new instance stamps its databases, and would run the sixty files of Dagster's migrations three times."""
-    load = pyfiles.load_module_py
-    kept = cache(load)
+def migrations_are_read_once() -> Iterator[None]:
+    """Each new instance stamps its databases, and would look for, and run, the sixty files of migrations for each."""
+    read = ScriptDirectory.from_config
+    known: dict[str | None, ScriptDirectory] = {}
 
-    def load_once(module_id: str, path: str | os.PathLike[str]) -> ModuleType:
-        return load(module_id, path) if Path(path).name == "env.py" else kept(module_id, path)
+    def read_once(config: Config) -> ScriptDirectory:
+        place = config.get_main_option("script_location")
+        if place not in known:
+            known[place] = read(config)
+        return known[place]
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(pyfiles, "load_module_py", load_once)
+        patched.setattr(ScriptDirectory, "from_config", read_once)
         yield
 
 
