@@ -5,7 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from alembic.config import Config
+from alembic.script import ScriptDirectory
 from dagster import DagsterInstance
+
+
+@pytest.fixture(scope="session", autouse=True)
+def migrations_are_read_once() -> Iterator[None]:
+    """Each new instance stamps its databases, and would look for, and run, the sixty files of migrations for each."""
+    read = ScriptDirectory.from_config
+    known: dict[str | None, ScriptDirectory] = {}
+
+    def read_once(config: Config) -> ScriptDirectory:
+        place = config.get_main_option("script_location")
+        if place not in known:
+            known[place] = read(config)
+        return known[place]
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(ScriptDirectory, "from_config", read_once)
+        yield
 
 
 @pytest.fixture
