@@ -2,7 +2,8 @@
 
 An expression is taken only if all of its functions and types are in the tables below. Where a result depends on the
 values (an overflow, letters that are not ASCII), `evaluate` raises NeedsSpark: Spark computes the value or the error.
-All operands are evaluated, also those that Spark may skip, so that at worst Spark is asked needlessly.
+All operands are evaluated, also those that Spark may skip, so that at worst Spark is asked needlessly; but the results
+of CASE and the like, which Spark computes for their own rows alone, fail for no others.
 """
 
 from __future__ import annotations
@@ -340,8 +341,26 @@ def _between(compiler: _Compiler, node: exp.Expr) -> _Value:
 def _first_true(conditions: Sequence[_Value], results: Sequence[_Value], otherwise: _Value) -> _Value:
     kind, (*results, value) = _cast_together([*results, otherwise], "a result")
     for condition, result in reversed(list(zip(conditions, results, strict=True))):
-        value = _call(functions.choose, kind, condition, result, value)
+        value = _Value(kind, _choice(condition.compute, result.compute, value.compute))
     return value
+
+
+def _choice(condition: Compute, result: Compute, otherwise: Compute) -> Compute:
+    """Compute both results for all rows, which is the fastest; if that fails, each of them for its own rows."""
+
+    def compute(batch: _Batch) -> Any:
+        if compute not in batch.results:
+            chosen = condition(batch)
+            try:
+                found = functions.choose(chosen, result(batch), otherwise(batch))
+            except (NeedsSpark, pa.ArrowException):
+                found = functions.choose_by_row(
+                    chosen, batch.table, *[lambda rows, part=part: part(_Batch(rows)) for part in (result, otherwise)]
+                )
+            batch.results[compute] = found
+        return batch.results[compute]
+
+    return compute
 
 
 def _case(compiler: _Compiler, node: exp.Expr) -> _Value:

@@ -65,6 +65,22 @@ def choose(condition: Any, result: Any, otherwise: Any) -> Any:
     return pc.if_else(pc.fill_null(condition, False), result, otherwise)
 
 
+def choose_by_row(
+    condition: Any, table: pa.Table, result: Callable[[pa.Table], Any], otherwise: Callable[[pa.Table], Any]
+) -> Any:
+    """Return what `choose` does; `result` and `otherwise` are given their own rows."""
+    condition = pc.fill_null(condition, False)
+    if isinstance(condition, pa.Scalar):
+        return (result if condition.as_py() else otherwise)(table)
+    parts, places = [], []
+    for compute, flags in ((result, condition), (otherwise, pc.invert(condition))):
+        rows = table.filter(flags)
+        part = compute(rows)
+        parts.append(pa.repeat(part, rows.num_rows) if isinstance(part, pa.Scalar) else part)
+        places.append(pc.indices_nonzero(flags))
+    return pa.concat_arrays(parts).take(pc.sort_indices(pa.concat_arrays(places)))
+
+
 def divide(one: Any, other: Any) -> Any:
     _check(pc.not_equal(other, pa.scalar(0, other.type)), "a division by zero")
     return pc.divide(one, other)

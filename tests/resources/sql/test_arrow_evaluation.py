@@ -108,7 +108,8 @@ def test_no_records_and_several_chunks_are_evaluated() -> None:
         ("a + 1", {"a": [0, 2**31 - 1]}),
         ("w * w", {"w": [12]}),
         ("-w", {"w": [-128]}),
-        ("if(t, -w, 0)", {"t": [False], "w": [-128]}),  # Spark has 0: it is asked needlessly
+        ("if(t, -w, 0)", {"t": [True], "w": [-128]}),
+        ("case when a <> 0 then 1 else 6 / a end", {"a": [1, 0]}),
         ("cast(a as tinyint)", {"a": [128]}),
         ("cast(n as decimal(3,2))", {"n": [10]}),
         ("a / b", {"a": [1], "b": [0]}),
@@ -123,6 +124,25 @@ def test_no_records_and_several_chunks_are_evaluated() -> None:
 def test_values_that_only_spark_can_compute_raise(text: str, columns: dict[str, list[Any]]) -> None:
     with pytest.raises(NeedsSpark):
         compiled(text).evaluate(table(**columns))
+
+
+@pytest.mark.parametrize(
+    ("text", "columns", "values"),
+    [
+        ("case when b <> 0 then a / b end", {"a": [6, 1, 4, None], "b": [3, 0, 1, None]}, [2.0, None, 4.0, None]),
+        ("if(b = 0, 'none', cast(a div b as string))", {"a": [6, 1, 4], "b": [3, 0, 1]}, ["2", "none", "4"]),
+        (
+            "case when b = 0 then -1 when a > 2147483646 then a else a + 1 + (a % b) end",
+            {"a": [7, 9, 2**31 - 1, 5], "b": [2, 0, 1, 3]},
+            [9, -1, 2**31 - 1, 8],
+        ),
+        ("nvl2(b, 1, cast(s as int))", {"b": [1, None], "s": ["x", "3"]}, [1, 3]),
+        ("if(t, -w, 0)", {"t": [False], "w": [-128]}, [0]),
+        ("if(true, 1, 1 div 0)", {"a": [1, 2]}, [1, 1]),
+    ],
+)
+def test_a_result_that_is_not_chosen_does_not_fail(text: str, columns: dict[str, list[Any]], values: list[Any]) -> None:
+    assert compiled(text).evaluate(table(**columns)).to_pylist() == values
 
 
 def test_a_column_of_another_type_raises() -> None:
