@@ -56,7 +56,7 @@ class Field:
         if not is_storable(normal):
             expected = f"{', '.join(TYPES)}, or decimal(p,s) of at most 38 digits, s of them after the point"
             problem = f"column {self.name!r} has type {self.type!r}: expected {expected}."
-            step = "Flatten nested values, or store them as a JSON string."
+            step = "Cast the column to one of them; flatten nested values, or store them as a JSON string."
             raise SchemaMismatchError(problem, step, column=self.name)
         object.__setattr__(self, "type", normal)
 
