@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 Rule = Literal["exact", "additive", "any"]
 SAMPLE_SIZE = 5
-_SELECT = re.compile(r"\(*\s*(select|with)\b", re.IGNORECASE)
+_SELECT = re.compile(r"(?:[\s(]|--[^\n]*\n|/\*.*?\*/)*(select|with)\b", re.IGNORECASE | re.DOTALL)
 VERSION, CURRENT = "version", "current"
 """The tables that a validator's SELECT reads: the candidate, and the served version."""
 

@@ -30,6 +30,7 @@ from dagster_adjunct.assets.validation.validators import (
     Finding,
     custom,
     evaluate,
+    iterate_sql_rules,
     min_rows,
     no_null_keys,
     no_nulls,
@@ -502,6 +503,12 @@ def test_a_rule_that_does_not_fit_the_columns_refuses_nothing(on_spark: Candidat
     (warned,) = evaluate([replace(wrong, severity="warn")], on_spark)
     assert not warned.passed
     assert message in warned.message
+
+
+@pytest.mark.parametrize("before", ["", "(", "-- which planes\n", "/* which\nplanes */ ", "--\n\t(/**/\n"])
+def test_a_select_may_begin_with_comments(before: str) -> None:
+    rules = fleet(sql_check("a", f"{before}SELECT * FROM version"), sql_check("b", f"{before}selected > 0"))
+    assert [is_select for _, _, is_select in iterate_sql_rules(rules)] == [True, False]
 
 
 # -- in a cycle
