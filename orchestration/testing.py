@@ -34,6 +34,7 @@ from dagster_adjunct.resources.backends.memory import MemoryTable
 from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.lazy_modules import pa
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
+from dagster_adjunct.resources.schemas.records import to_arrow_table
 from dagster_adjunct.resources.schemas.schema import Schema, to_exact_array
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams
 from dagster_adjunct.resources.streams.system import (
@@ -102,11 +103,12 @@ def stream_schema(stream: str, given: TestStream | None, rows: Sequence[Mapping[
         step = "Describe it: TestApplication(app, {…: TestStream(Schema.of(…))})."
         raise errors.ConfigurationError(problem, step, stream=stream)
 
+    what = f"stream {stream!r}"
     try:
-        return Schema.from_arrow(pa.Table.from_pylist(list(rows)).schema)
-    except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
-        problem = f"stream {stream!r}: its records have values of several types in a column: {error}."
-        step = "Correct the records, or describe the stream: TestApplication(app, {…: TestStream(Schema.of(…))})."
+        return Schema.from_arrow(to_arrow_table(rows, what).schema)
+    except errors.SchemaMismatchError as error:
+        problem = error.problem if error.problem.startswith(what) else f"{what}: {error.problem}"
+        step = f"{error.next_step} Or describe the stream: TestApplication(app, {{…: TestStream(Schema.of(…))}})."
         raise errors.ConfigurationError(problem, step, stream=stream) from error
 
 

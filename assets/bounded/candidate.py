@@ -273,6 +273,8 @@ def _build_version(member: Member, delivery: Delivery, attempt: Attempt) -> Seal
 
 def _with_record_places(error: errors.NullKeyError, member: Member, delivery: Delivery) -> errors.NullKeyError:
     """Return the error with the places of the first records without a key. This reads the version again."""
+    if not member.source.place(delivery, 0, 0):  # a query would run again, for records without a place
+        return error
     with translate_spark_errors():
         without_key = find_null_keys(member.source.read(delivery, member.context.spark), member.spec.key, MAX_NAMED + 1)
     places = [place for partition, offset in without_key if (place := member.source.place(delivery, partition, offset))]

@@ -23,7 +23,7 @@ from importlib import import_module
 from operator import and_
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast, runtime_checkable
 
-from dagster_adjunct.resources.errors import ConfigurationError, DatasetError, SchemaMismatchError
+from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, DatasetError, SchemaMismatchError
 from dagster_adjunct.resources.lazy_modules import F, pa
 from dagster_adjunct.resources.schemas.schema import (
     Field,
@@ -320,11 +320,14 @@ def load_function(extractor: PythonExtractor, what: str) -> Function:
     module, _, path = extractor.factory.partition(":")
     try:
         factory = reduce(getattr, path.split("."), import_module(module))
-    except (ImportError, AttributeError) as error:
-        problem = f"{what}: the extractor's factory {extractor.factory} can't be imported ({error})."
-        step = "Correct the name, or install the module on all machines that run tasks."
+        function = factory() if callable(factory) else None
+    except AdjunctError:
+        raise
+    except Exception as error:  # the user's code
+        failed = "can't be imported" if isinstance(error, ImportError | AttributeError | SyntaxError) else "failed"
+        problem = f"{what}: the extractor's factory {extractor.factory} {failed} ({type(error).__name__}: {error})."
+        step = "Correct the name or the module, and install the module on all machines that run tasks."
         raise ConfigurationError(problem, step, argument="factory") from error
-    function = factory() if callable(factory) else None
     if not callable(function):
         raise ConfigurationError(
             f"{what}: the extractor's factory {extractor.factory} returns {type(function).__name__}: expected a "
@@ -413,12 +416,20 @@ def _check_entry(entry: Any, kept: dict[str, Any], extractor: PythonExtractor, s
         returned = f"an entry without column {missing[0]!r}, with {', '.join(map(repr, entry)) or 'none'}"
     elif extra := [name for name in entry if name not in schema]:
         returned = f"an entry with column {extra[0]!r}, which is not declared"
-    elif other := [name for name, value in kept.items() if entry[name] != value]:
+    elif other := [name for name, value in kept.items() if not _is_equal(entry[name], value)]:
         hidden = _is_hidden(other[0], extractor)
         returned = f"column {other[0]!r} as {_describe_value(entry[other[0]], hidden)}"
         declared = f"it unchanged, as {_describe_value(kept[other[0]], hidden)}"
     if returned:
         raise _function_error(extractor, where, returned, declared)
+
+
+def _is_equal(returned: Any, value: Any) -> bool:
+    """Whether a returned value is that of the record; NaN is equal to NaN."""
+    try:
+        return returned is value or bool(returned == value) or (bool(returned != returned) and value != value)  # noqa: PLR0124
+    except ValueError:  # of an array of NumPy
+        return False
 
 
 def _column(values: list[Any], field: Field, extractor: PythonExtractor, places: list[str]) -> pa.Array:

@@ -17,7 +17,13 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from dagster_adjunct.assets.declaration.extractors import value_classes
 from dagster_adjunct.resources.backends import postgres_connection
 from dagster_adjunct.resources.common import argument_error
-from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, DatasetError, SchemaMismatchError
+from dagster_adjunct.resources.errors import (
+    AdjunctError,
+    ConfigurationError,
+    DatasetError,
+    SchemaMismatchError,
+    TransientError,
+)
 from dagster_adjunct.resources.lazy_modules import pa
 from dagster_adjunct.resources.schemas.records import ArrowFrame, to_spark_frame
 from dagster_adjunct.resources.schemas.schema import Field, Schema, arrow_type
@@ -192,14 +198,22 @@ def _given_position(spec: AdjunctDataset, what: str, position: Any) -> Any:
     return call_user_function(spec, what, "position function", position) if callable(position) else position
 
 
+_CONNECTION_ERRORS = {"ConnectionError", "TimeoutError", "OperationalError"}  # the last one is that of PEP 249
+
+
 def call_user_function(spec: AdjunctDataset, what: str, function: str, call: Callable[[], Any]) -> Any:
-    """Return the result of a user's function. Raises DatasetError for its errors, except those of Adjunct."""
+    """Return the result of a user's function. Raises DatasetError for its errors, except those of Adjunct.
+
+    For a connection that fails or breaks, as Python and drivers of databases name it, it raises TransientError.
+    """
     try:
         return call()
     except AdjunctError:
         raise
     except Exception as error:
         problem = f"{what}: its {function} failed: {type(error).__name__}: {first_message_line(error)}"
+        if not _CONNECTION_ERRORS.isdisjoint(cls.__name__ for cls in type(error).__mro__):
+            raise TransientError(problem, "See that the server answers, and run it again.") from error
         raise DatasetError(problem, "Fix the function.", dataset=spec.name, function=function) from error
 
 
@@ -318,8 +332,8 @@ class PostgresSnapshot:
             rows = connection.execute(self.position_query.encode()).fetchall()
         except psycopg.Error as error:
             raise postgres_connection.translate_error(error, what, place) from error
-        if any(len(row) != 2 or None in row for row in rows):
-            problem = f"{what}: its position_query returns {rows[0]!r}: expected rows of (partition, offset)."
+        if wrong := [row for row in rows if len(row) != 2 or None in row]:
+            problem = f"{what}: its position_query returns {wrong[0]!r}: expected rows of (partition, offset)."
             raise DatasetError(problem, "Select the number of each partition and its next offset.", dataset=spec.name)
         return [(row[0], row[1]) for row in rows]
 

@@ -6,6 +6,7 @@ Iceberg catalogue retains what is registered in it (`iceberg.py`). The files of 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -75,19 +76,25 @@ def _polars_over_time(pl: Any, reader: Reader, rows: Any) -> polars.LazyFrame:
     """Return the rows with the intervals of a key with equal entries joined."""
     if (edge := _edge(reader)) is not None:
         rows = rows.filter(pl.col(VALID_TO).is_null() | (pl.col(VALID_TO) > edge))
-    key = list(reader.sealed.key)
+    key = [_exactly(pl, name) for name in reader.sealed.key]
     same = pl.col(VALID_TO).shift(1).over(key) == pl.col(VALID_FROM)
     same &= ~pl.col(TOMBSTONE).shift(1).over(key) & ~pl.col(TOMBSTONE)
     for name in history.content_columns(reader):
-        same &= pl.col(name).shift(1).over(key).eq_missing(pl.col(name))
+        same &= _exactly(pl, name).shift(1).over(key).eq_missing(_exactly(pl, name))
     rows = rows.sort(*key, VALID_FROM).with_columns(__starts=~same.fill_null(False))
     rows = rows.with_columns(__run=pl.col("__starts").cum_sum().over(key))
     rows = rows.with_columns(pl.col(VALID_TO).last().over([*key, "__run"]))
     start, end, current = history.time_column_names(reader)
     times = [pl.col(VALID_FROM).alias(start)] if start else []
     times += [pl.col(VALID_TO).alias(end), pl.col(VALID_TO).is_null().alias(current)]
-    whole = rows.filter(pl.col("__starts") & ~pl.col(TOMBSTONE)).select(*map(pl.col, reader.schema.names), *times)
+    entries = [_exactly(pl, name) for name in reader.schema.names]
+    whole = rows.filter(pl.col("__starts") & ~pl.col(TOMBSTONE)).select(*entries, *times)
     return whole  # type: ignore[no-any-return]
+
+
+def _exactly(pl: Any, name: str) -> Any:
+    """Return the Polars expression for the column of this name, also of one that Polars takes for a pattern."""
+    return pl.col(f"^{re.escape(name)}$" if name == "*" or name.startswith("^") else name)
 
 
 def _files_with_spans(reader: Reader) -> list[tuple[Span | None, StoredFile]]:
@@ -421,7 +428,7 @@ def _lazy_frame(polars: Any, files: ViewFiles) -> polars.LazyFrame:
         frame = polars.scan_pyarrow_dataset(files.dataset())
     if isinstance(files.view, StreamView):
         frame = frame.with_columns(polars.col(EPOCH).fill_null(0))
-    return frame.select(_shown_columns(files))  # type: ignore[no-any-return]
+    return frame.select([_exactly(polars, name) for name in _shown_columns(files)])  # type: ignore[no-any-return]
 
 
 def import_engine(module: str, *, extra: str) -> Any:

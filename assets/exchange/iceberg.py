@@ -53,12 +53,20 @@ class IcebergTable:
     identifier: str
     catalog: str = "default"
 
+    def __post_init__(self) -> None:
+        _check_identifier(self.identifier)
+
     def open(self) -> Catalog:
-        """Open the catalogue. Raises ConfigurationError if PyIceberg is not installed or does not know it."""
+        """Open the catalogue.
+
+        Raises ConfigurationError if PyIceberg is not installed or does not know it, TransientError without an answer.
+        """
         load: Callable[[str], Catalog] = import_engine("pyiceberg.catalog", extra="iceberg").load_catalog
+        from pyiceberg.exceptions import NotInstalledError
+
         try:
             return load(self.catalog)
-        except (ValueError, ImportError, TypeError) as error:
+        except (ValueError, ImportError, TypeError, NotInstalledError) as error:
             name = self.catalog.upper()
             raise errors.ConfigurationError(
                 f"the Iceberg catalogue {self.catalog!r} can't be opened: {error}",
@@ -66,6 +74,32 @@ class IcebergTable:
                 "its other settings.",
                 setting=f"PYICEBERG_CATALOG__{name}__URI",
             ) from error
+        except Exception as error:
+            if not _is_of_client(error):
+                raise
+            raise _client_error(self.catalog, error) from error
+
+
+_CLIENTS = ("pyiceberg", "requests", "urllib3", "sqlalchemy", "botocore")
+
+
+def _is_of_client(error: Exception) -> bool:
+    """Whether an error is one of a catalogue's client."""
+    return type(error).__module__.partition(".")[0] in _CLIENTS
+
+
+def _client_error(catalog: str, error: Exception) -> errors.TransientError:
+    reason = errors.redact_passwords((str(error).splitlines() or [type(error).__name__])[0].rstrip("."))
+    problem = f"the Iceberg catalogue {catalog!r} does not answer, or refuses a request: {reason}."
+    step = "See that its server runs, and that its URI and credentials are right; then run it again."
+    return errors.TransientError(problem, step)
+
+
+def _check_identifier(identifier: str) -> None:
+    namespace, _, name = identifier.rpartition(".")
+    if not name.strip() or not all(map(str.strip, namespace.split("."))):
+        problem = f"{identifier!r} is no identifier of an Iceberg table: expected a namespace and a name."
+        raise errors.ConfigurationError(problem, "Write NAMESPACE.NAME, such as reference.planes.", table=identifier)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,10 +133,20 @@ def register_in_iceberg(
 
     Raises DatasetError for a version that is not sealed or whose files can't be used directly (see `parquet_files`),
     for a table that is not this dataset's, and for columns that were removed or changed their type; CommitConflictError
-    if another writer changed the table concurrently; ConfigurationError if PyIceberg is not installed.
+    if another writer changed the table concurrently; TransientError if the catalogue does not answer;
+    ConfigurationError if PyIceberg is not installed, and for an identifier without a namespace.
     """
     import_engine("pyiceberg.table", extra="iceberg")
-    return lend_whole_files(view, lambda files: _register(files, catalog, identifier, dict(properties or {})))
+    _check_identifier(identifier)
+    if "operation" in (properties or {}):
+        problem = "the properties of a snapshot of Iceberg have the name 'operation', which Iceberg sets itself."
+        raise errors.ConfigurationError(problem, "Rename it.", argument="properties")
+    try:
+        return lend_whole_files(view, lambda files: _register(files, catalog, identifier, dict(properties or {})))
+    except Exception as error:
+        if not _is_of_client(error):
+            raise
+        raise _client_error(catalog.name, error) from error
 
 
 def _register(files: ViewFiles, catalog: Catalog, identifier: str, properties: dict[str, str]) -> IcebergSnapshot:

@@ -14,7 +14,7 @@ from itertools import chain, count
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, Computation, FileSource, QuerySource
-from dagster_adjunct.assets.declaration.snapshots import run_query
+from dagster_adjunct.assets.declaration.snapshots import call_user_function, run_query
 from dagster_adjunct.assets.sources import deliveries, entries
 from dagster_adjunct.assets.sources.deliveries import Awaiting, Delivery, VersionSource
 from dagster_adjunct.assets.sources.entries import Offsets, OpenedStream
@@ -273,7 +273,7 @@ class QueryVersions(VersionSource):
         """Return the query's result. Raises DatasetError if its columns are not as declared."""
         query, what = self._query.query, self._what(delivery)
         assert not isinstance(query, str), "SQL needs Spark"
-        answer = query(IN_PROCESS, delivery.content)
+        answer = call_user_function(self.spec, what, "function", partial(query, IN_PROCESS, delivery.content))
         if not isinstance(answer, ArrowFrame):
             step = "Without Spark, return an Arrow table, or a pandas or Polars frame."
             raise DatasetError(f"{what} returned a {type(answer).__name__}.", step, dataset=self.spec.name)
@@ -290,7 +290,11 @@ class QueryVersions(VersionSource):
     def records_in_spark(self, delivery: Delivery, spark: SparkSession) -> DataFrame:
         """Return the query's result. Raises DatasetError if its columns are not as declared."""
         what, query, computation = self._what(delivery), self._query.query, delivery.content
-        ready = _fill_placeholders(query, computation) if isinstance(query, str) else partial(query, spark, computation)
+        ready: str | Callable[[], object]
+        if isinstance(query, str):
+            ready = _fill_placeholders(query, computation)
+        else:
+            ready = partial(call_user_function, self.spec, what, "function", partial(query, spark, computation))
         frame = run_query(self.spec, what, spark, ready)
         columns = [(field.name, field.dataType.simpleString()) for field in frame.schema.fields]
         _check_columns(columns, self._query.schema, what)

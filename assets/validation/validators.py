@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 Rule = Literal["exact", "additive", "any"]
 SAMPLE_SIZE = 5
-_SELECT = re.compile(r"\(*\s*(select|with)\b", re.IGNORECASE)
+_SELECT = re.compile(r"(?:[\s(]|--[^\n]*\n|/\*.*?\*/)*(select|with)\b", re.IGNORECASE | re.DOTALL)
 VERSION, CURRENT = "version", "current"
 """The tables that a validator's SELECT reads: the candidate, and the served version."""
 
@@ -258,11 +258,12 @@ def check_values_in(candidate: Candidate, column: str, values: tuple[Any, ...]) 
         counted = others.groupBy(F.col(name).alias("value")).count().orderBy(F.desc("count"), "value").collect()
     except (NumberFormatException, DateTimeException) as error:
         # Spark only casts to compare with values of another type, so the data is not the cause.
+        # Its message may have a value of the column, which may be sensitive.
         problem = (
             f"values_in({column!r}) has values that can't be compared with the column's type, {field.type}: "
-            f"{first_message_line(error)}"
+            f"{_condition(error)}."
         )
-        raise errors.ConfigurationError(problem, "List values of that type.", argument="values") from error
+        raise errors.ConfigurationError(problem, "List values of that type.", argument="values") from None
     violations = sum(row["count"] for row in counted)
     if not violations:
         return Finding(True, f"{column!r} holds nothing but the {len(values):,} allowed values", {"violations": 0})
@@ -283,8 +284,8 @@ def check_sql(candidate: Candidate, sql: str) -> Finding:
     violations = broken.count()
     if not violations:
         return Finding(True, "no row breaks it", {"violations": 0})
-    # A SELECT may not return the key columns: then the sample is of its own rows.
-    key = [name for name in candidate.view.sealed.key if name in broken.columns]
+    # A SELECT may not return the key columns, or those of both sides of a join: then the sample is of its own rows.
+    key = [name for name in candidate.view.sealed.key if broken.columns.count(name) == 1]
     wanted = [quote_name(name) for name in key] or ["*"]
     sample = [[to_json_value(value) for value in row] for row in broken.select(*wanted).limit(SAMPLE_SIZE).collect()]
     what = ", ".join(key) or "rows"
@@ -425,7 +426,9 @@ def evaluate(
     validator; TransientError, MemoryError and py4j errors propagate unchanged. With severity "warn" only MemoryError
     and a broken JVM propagate, and everything else is a failed verdict.
     """
-    return tuple(_hide_sensitive_values(_evaluate_one(validator, candidate), sensitive) for validator in validators)
+    hides = bool(sensitive)
+    verdicts = (_evaluate_one(validator, candidate, hides_values=hides) for validator in validators)
+    return tuple(_hide_sensitive_values(verdict, sensitive) for verdict in verdicts)
 
 
 def _hide_sensitive_values(verdict: Verdict, sensitive: Collection[str]) -> Verdict:
@@ -442,7 +445,7 @@ def _hide_sensitive_values(verdict: Verdict, sensitive: Collection[str]) -> Verd
     return result.model_copy(update={"facts": facts, "message": message})
 
 
-def _evaluate_one(validator: Validator, candidate: Candidate) -> Verdict:
+def _evaluate_one(validator: Validator, candidate: Candidate, *, hides_values: bool) -> Verdict:
     warns = validator.severity == "warn"
     try:
         verdict: object = validator(candidate)
@@ -461,9 +464,13 @@ def _evaluate_one(validator: Validator, candidate: Candidate) -> Verdict:
         analysis = _package(error) == "pyspark" and _is_a(error, "AnalysisException")
         if not warns and (isinstance(error, _MISTAKES) or analysis):
             raise _mistake_error(validator, candidate, error) from error
-        _logger.exception("validator %s raised on version %s", validator.name, candidate.view.version)
         sparks = _package(error) in ("pyspark", "py4j")
+        hides_values = hides_values and sparks and not analysis  # Spark names the value that it can't convert
+        logged = None if hides_values else error
+        _logger.error("validator %s raised on version %s", validator.name, candidate.view.version, exc_info=logged)
         text = first_message_line(error) if sparks else str(error)  # Spark appends its whole plan
+        if hides_values:
+            text = f"{_condition(error)}: values of sensitive columns are hidden"
         message = f"{type(error).__name__}: {text}"[:_MESSAGE_LENGTH]
         return Verdict(name=validator.name, passed=False, severity=validator.severity, message=message)
     return verdict.model_copy(update={"name": validator.name, "severity": validator.severity})
@@ -482,6 +489,12 @@ def _is_a(error: Exception, name: str) -> bool:
 
 def _package(error: Exception) -> str:
     return type(error).__module__.partition(".")[0]
+
+
+def _condition(error: Exception) -> str:
+    """Return the name of Spark's error condition, such as [CAST_INVALID_INPUT], without its message."""
+    named = re.match(r"\[[\w.]+\]", first_message_line(error))
+    return named[0] if named else "an error of a row"
 
 
 def _mistake_error(validator: Validator, candidate: Candidate, error: Exception) -> errors.ValidatorError:

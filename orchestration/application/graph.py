@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 
 def to_dagster_name(name: str) -> str:
-    """Return a valid Dagster name: every character other than a letter, digit or "_" becomes "_"."""
-    return re.sub(r"\W", "_", name)
+    """Return a valid Dagster name: every character other than an ASCII letter, digit or "_" becomes "_"."""
+    return re.sub(r"\W", "_", name, flags=re.ASCII)
 
 
 DatasetGroup = tuple["AdjunctDataset", ...]

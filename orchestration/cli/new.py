@@ -7,7 +7,6 @@ It is a copy of `examples/new_project` under the new name; with --yaml, the appl
 from __future__ import annotations
 
 import importlib.util
-import keyword
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +19,7 @@ from dagster_adjunct.resources.errors import ConfigurationError, translate_file_
 _EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 _MODULE, _TITLE = "new_project", "new-project"
 _COMPONENT = "defs/orders/defs.yaml"
+_IN_YAML = frozenset({"on", "off", "yes", "no", "true", "false", "null"})  # no texts there without quotes
 _NAME = re.compile(r"[a-z][a-z0-9]*([-_][a-z0-9]+)*")
 
 
@@ -46,10 +46,16 @@ def create_project(name: str, *, in_yaml: bool = False) -> Path:
 
     Raises ConfigurationError for a name that is no module's, or that another module or a folder has already.
     """
+    from dagster._core.definitions.utils import DISALLOWED_NAMES
+
     from dagster_adjunct.orchestration.code_location.definitions import prepare_dagster_home
 
     module = name.replace("-", "_")
-    if not _NAME.fullmatch(name) or keyword.iskeyword(module):
+    if name in _IN_YAML or name in DISALLOWED_NAMES:
+        problem = f"{name!r} can't be the name of a project: its application has the same name, which "
+        problem += "YAML or Dagster reserves."
+        raise ConfigurationError(problem, f"Use another name, such as {name}-streams.", argument="name")
+    if not _NAME.fullmatch(name):
         problem = f"{name!r} can't be the name of a project: its module has the same name."
         step = "Use lower-case letters and digits, with single - or _ between them, as in my-orders."
         raise ConfigurationError(problem, step, argument="name")

@@ -573,7 +573,7 @@ class AdjunctScaffolder(Scaffolder[Any]):
         example = (_EXAMPLES / "component.yaml").read_text(encoding="utf-8")
         if request.append:
             with request.target_path.open("a", encoding="utf-8") as file:
-                file.write(f"---\n{example}")
+                file.write(f"\n---\n{example}")  # its last line may not end in a line break
             return
         request.target_path.mkdir(parents=True, exist_ok=True)
         (request.target_path / "defs.yaml").write_text(example, encoding="utf-8")

@@ -7,8 +7,10 @@ from dataclasses import replace
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+from typing import Any
 
 import dagster as dg
+from dagster._core.definitions.utils import DISALLOWED_NAMES
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.exchange.iceberg import IcebergTable
@@ -117,6 +119,7 @@ def build_definitions(
     found += [one for job in jobs.iceberg_jobs(stored, iceberg or {}) for one in jobs.with_schedule("iceberg", job)]
     lake_resource, spark_resource = _resources(lake)
     spark_resource = spark or spark_resource
+    _reject_taken_names(found)
     launchers = [one for one in found if isinstance(one, Launcher)]
     stale = _stale_launchers(graph, {launcher.job.name: launcher.job for launcher in launchers})
     built, automation = _automate(graph, apps, [*launchers, *stale], lake_resource)
@@ -239,6 +242,25 @@ def _reject_duplicate_names(apps: Sequence[Application]) -> None:
                 "Rename one of them, and pass each application only once.",
                 application=app.name,
             )
+
+
+def _reject_taken_names(found: Sequence[Launch]) -> None:
+    """Raise ConfigurationError for a job that Dagster refuses, and two jobs, sensors or schedules of one name."""
+    kinds: tuple[tuple[str, Any], ...] = (
+        ("jobs", LaunchedJob),
+        ("sensors", Launcher),
+        ("schedules", dg.ScheduleDefinition),
+    )
+    for what, kind in kinds:
+        names = [one.name for one in found if isinstance(one, kind)]
+        for name in names:
+            if name in DISALLOWED_NAMES and kind is LaunchedJob:
+                problem = f"application {name!r} has a name that Dagster reserves, and its job would have it."
+                raise ConfigurationError(problem, "Rename the application.", application=name)
+            if names.count(name) > 1:
+                problem = f"build_definitions(): two {what} have the name {name!r}. Such names are made of those of "
+                problem += "applications and datasets, as shop_discard for the application shop."
+                raise ConfigurationError(problem, "Rename an application or a dataset.", argument="more")
 
 
 def _reject_cycles(built: Sequence[dg.AssetsDefinition]) -> None:

@@ -29,6 +29,15 @@ LOADER = "adjunct_loader"
 """The key of the resource: `dg.AssetIn(key=…, input_manager_key="adjunct_loader")`."""
 
 
+def _pandas(table: pa.Table) -> Any:
+    whole, frame = _engine("pandas").Int64Dtype(), table.to_pandas()
+    for name in table.column_names:
+        column = table.column(name)
+        if column.null_count and column.type == pa.int64():  # as floats they would be rounded beyond 2**53
+            frame[name] = column.to_pandas(types_mapper=lambda _: whole)
+    return frame
+
+
 def _polars(table: pa.Table) -> Any:
     return _engine("polars").from_arrow(table)
 
@@ -41,7 +50,7 @@ def _engine(module: str) -> Any:
 
 _FORMS: Mapping[str, Callable[[pa.Table], Any]] = {
     "pyarrow.Table": lambda table: table,
-    "pandas.DataFrame": lambda table: table.to_pandas(),
+    "pandas.DataFrame": _pandas,
     "polars.DataFrame": _polars,
     "polars.LazyFrame": lambda table: _polars(table).lazy(),
     "duckdb.DuckDBPyRelation": lambda table: _engine("duckdb").from_arrow(table),

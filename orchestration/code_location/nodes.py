@@ -76,7 +76,7 @@ class NodeKind:
 VERSION_KEY = "adjunct/data_version"
 """Metadata key of an output's own data version; it is removed before the metadata is shown."""
 _SHORTEST_WINDOW = timedelta(minutes=1)
-_NON_WORD = re.compile(r"\W")
+_NON_WORD = re.compile(r"\W", re.ASCII)
 
 
 def asset_subject(app: Application, node: LineageNode) -> AssetSubject:

@@ -83,27 +83,83 @@ def open_decompressed(path: Path, name: str) -> Any:
     return raw if codec is None else pa.CompressedInputStream(raw, codec)
 
 
-class TailReader(ArrowReadableFile):
-    """A stream that keeps the last bytes that were read from another one."""
+_BOM = b"\xef\xbb\xbf"
+_QUOTES = re.compile(rb'"+')
+_DELIMITERS = b",\r\n"
 
-    KEPT = 64 * 1024
+
+class QuoteReader(ArrowReadableFile):
+    """The stream of a CSV file, which looks for misplaced quotes while it is read.
+
+    Arrow accepts them: it reads `"a"b` as ab, and a value without its closing quote with the lines that follow.
+    """
 
     def __init__(self, source: Any) -> None:
         super().__init__()
         self._source = source
-        self.tail = b""
+        self._ended = self._quoted = False
+        self._carried = b""  # the last byte, and the quotes that end a block, which may go on in the next one
+        self._lines = 1
+        self._opened = self._misplaced = (0, "")  # the line, and some of its text
 
     def readable(self) -> bool:
         return True
 
     def read(self, size: int | None = -1) -> bytes:
         data = bytes(self._source.read(None if size is None or size < 0 else size))
-        self.tail = (self.tail + data)[-self.KEPT :] if len(data) < self.KEPT else data[-self.KEPT :]
+        self._ended = not data
+        self._check(data or b"\n")
         return data
 
     def close(self) -> None:
         self._source.close()
         super().close()
+
+    def quote_error(self, where: str) -> SchemaMismatchError | None:
+        """Return the error for the first misplaced quote that was read, or for a value without its closing quote."""
+        line, text = self._misplaced
+        problem = f"line {line}: a quoted value goes on after its closing quote: {text!r}"
+        if not line and self._ended and self._quoted:
+            line, text = self._opened
+            problem = f"line {line}: the file ends within a quoted value, which begins with {text!r}"
+        step = "Deliver the file again, complete, with each quote closed and quotes in values doubled."
+        return SchemaMismatchError(f"{where}, {problem}.", step, line=line) if line else None
+
+    def _check(self, data: bytes) -> None:
+        block = self._carried + data if self._carried else b"\n" + data.removeprefix(_BOM)
+        whole = len(block.rstrip(b'"'))
+        letters = np.frombuffer(block, np.uint8)
+        quotes = np.flatnonzero(letters[1:whole] == ord('"')) + 1
+        opening, closing = quotes[self._quoted :: 2], quotes[not self._quoted :: 2]
+        # The usual case, that each second quote closes a value or escapes the next one, needs no search one by one.
+        if np.isin(np.r_[letters[opening - 1], letters[closing + 1]], [*_DELIMITERS, ord('"')]).all():
+            opened = opening[letters[opening - 1] != ord('"')][-1:].tolist()
+            self._quoted ^= len(quotes) % 2 == 1
+        else:
+            opened = self._search(block, whole)
+        if self._quoted and opened:
+            self._opened = self._excerpt(block, opened[0], opened[0] + 1)
+        self._lines += block.count(b"\n", 1, whole)
+        self._carried = block[whole - 1 :]
+
+    def _search(self, block: bytes, whole: int) -> list[int]:
+        """Look for a misplaced quote in a block, and return where its last quoted value begins."""
+        opened: list[int] = []
+        for run in _QUOTES.finditer(block, 1, whole):
+            start, end = run.span()
+            count = end - start
+            if not self._quoted:
+                if block[start - 1] not in _DELIMITERS:
+                    continue  # as text in a value without quotes
+                self._quoted, opened, count = True, [start], count - 1
+            if count % 2:  # of two, the first one escapes the second
+                self._quoted = False
+                if block[end] not in _DELIMITERS and not self._misplaced[0]:
+                    self._misplaced = self._excerpt(block, start, max(1, start - 20))
+        return opened
+
+    def _excerpt(self, block: bytes, at: int, start: int) -> tuple[int, str]:
+        return self._lines + block.count(b"\n", 1, at), block[start : start + 40].decode(errors="replace")
 
 
 _HEADER = 1024 * 1024
@@ -116,24 +172,25 @@ def read_csv(tree: FileTree, file: ListedFile, schema: Schema, where: str) -> It
     """Yield the file's records as (number of the first record, table)."""
     with tree.on_disk(file) as path:
         names = _read_header(path, file.path, schema, where)
-        number, last = 0, None  # the last value, if the last column is a string
+        number = 0
         numbers = {field.name for field in schema.fields if field.type in ("float", "double")}
-        source = TailReader(open_decompressed(path, file.path))
+        source = QuoteReader(open_decompressed(path, file.path))
         try:
             for batch in _csv_reader(source, schema):
                 table = pa.Table.from_batches([batch])
-                if table.num_rows and schema.field(names[-1]).type == "string":
-                    last = table.column(names[-1])[-1].as_py()
                 for name in [name for name in numbers if pc.any(pc.is_inf(table.column(name))).as_py()]:
                     numbers.remove(name)
                     _check_infinities(path, file.path, schema.field(name), schema, where)
                 yield number, table.select(list(schema.names))
                 number += table.num_rows
         except pa.ArrowInvalid as error:
-            raise _csv_error(error, names, schema, where) from error
+            if "Empty CSV file or block" in str(error):
+                return  # after a header line without a line break
+            raise source.quote_error(where) or _csv_error(error, names, schema, where) from error
         except OSError as error:
             raise unreadable_file_error(where, error) from error
-        _check_closed(source.tail, names[-1], last, where)
+        if (misquoted := source.quote_error(where)) is not None:
+            raise misquoted
 
 
 def _check_infinities(path: Path, name: str, field: Field, schema: Schema, where: str) -> None:
@@ -196,22 +253,6 @@ def _csv_error(error: Exception, names: list[str], schema: Schema, where: str) -
         problem = f"{where}, line {misfit[1]}: {misfit[2].rstrip('.')}."
         return SchemaMismatchError(problem, "Correct the line: it needs a value for every column.", line=int(misfit[1]))
     return unreadable_file_error(where, error)
-
-
-def _check_closed(tail: bytes, column: str, last: str | None, where: str) -> None:
-    """Raise SchemaMismatchError for a file that ends within a quoted value, which the reader accepts.
-
-    Otherwise one quote too many would read all lines after it as one value.
-    """
-    if last is None or len(last) > TailReader.KEPT // 8:
-        return
-    ending = tail.rstrip(b"\r\n")
-    plain = last.encode()
-    unquoted = b"\n" not in plain and (ending == plain or ending.endswith((b"," + plain, b"\n" + plain, b"\r" + plain)))
-    if not (ending.endswith(b'"') or unquoted):
-        problem = f"{where} ends within a quoted value, which begins with {last[:40]!r}."
-        step = "Deliver the file again, complete, with each quote closed and quotes in values doubled."
-        raise SchemaMismatchError(problem, step, column=column)
 
 
 FileFormat = Literal["parquet", "csv", "jsonl"]
@@ -282,7 +323,6 @@ class DeclaredFiles:
 
 
 _JSON_BLOCK = 8 * 1024 * 1024
-_BOM = b"\xef\xbb\xbf"
 _TEXTS = ("date", "timestamp", "binary")
 
 
@@ -364,14 +404,17 @@ def _json_error(block: bytes, first: int, schema: Schema, where: str, error: Exc
             step = "Correct the line: it must be one JSON object with declared fields only."
             problem = f"{where}, line {number}: {problem}. Declared are {declared}."
             return SchemaMismatchError(problem, step, line=number)
-    for field in schema.fields:
+    for fields in ((), *((field,) for field in schema.fields)):  # without columns: a line that Arrow can't parse
         try:
-            _read_json(block, (field,), others="ignore")
+            _read_json(block, fields, others="ignore")
         except pa.ArrowInvalid as arrow_error:
-            number = first + _find_first_bad_line(lines, field)
-            problem = f"{where}, line {number}: {describe_column(field)}: {arrow_error}"
+            number = first + _find_first_bad_line(lines, fields)
+            about = "".join(f"{describe_column(field)}: " for field in fields)
+            column = fields[0].name if fields else None
             step = "Correct the value, or the column's declared type."
-            return SchemaMismatchError(problem, step, column=field.name, line=number)
+            return SchemaMismatchError(
+                f"{where}, line {number}: {about}{arrow_error}", step, column=column, line=number
+            )
     return unreadable_file_error(where, error)
 
 
@@ -388,14 +431,14 @@ def _find_line_problem(line: bytes, schema: Schema) -> str:
     return f"field {unknown[0]!r} is not declared" if unknown else ""
 
 
-def _find_first_bad_line(lines: list[bytes], field: Field) -> int:
-    """Return the index of the first line whose value of the column can't be read, by bisection."""
+def _find_first_bad_line(lines: list[bytes], fields: tuple[Field, ...]) -> int:
+    """Return the index of the first line whose values of these columns can't be read, by bisection."""
 
     def fails(index: int) -> bool:
         part = b"\n".join(lines[: index + 1])
         try:
             if part.strip():
-                _read_json(part, (field,), others="ignore")
+                _read_json(part, fields, others="ignore")
         except pa.ArrowInvalid:
             return True
         return False
@@ -418,7 +461,8 @@ def read_parquet(
     number = 0
     for group in range(parquet.metadata.num_row_groups):
         rows, column = parquet.metadata.row_group(group).num_rows, parquet.metadata.row_group(group).column(0)
-        if start <= min(filter(None, (column.data_page_offset, column.dictionary_page_offset))) < end:
+        # A group without rows may have no page.
+        if rows and start <= min(filter(None, (column.data_page_offset, column.dictionary_page_offset))) < end:
             at = number
             try:
                 for batch in parquet.iter_batches(_BATCH, row_groups=[group]):

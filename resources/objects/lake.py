@@ -94,7 +94,7 @@ class LakeSettings(BaseSettings):
     """
 
     model_config = SettingsConfigDict(
-        env_prefix="ADJUNCT_S3_", frozen=True, populate_by_name=True, hide_input_in_errors=True
+        env_prefix="ADJUNCT_S3_", env_ignore_empty=True, frozen=True, populate_by_name=True, hide_input_in_errors=True
     )
 
     endpoint: str | None = None

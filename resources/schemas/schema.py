@@ -54,8 +54,9 @@ class Field:
             raise SchemaMismatchError(problem, "Rename the column.", column=self.name)
         normal = _ALIASES.get(self.type.strip().lower(), self.type.strip().lower()).replace(" ", "")
         if not is_storable(normal):
-            problem = f"column {self.name!r} has type {self.type!r}: expected {', '.join(TYPES)} or decimal(p,s)."
-            step = "Flatten nested values, or store them as a JSON string."
+            expected = f"{', '.join(TYPES)}, or decimal(p,s) of at most 38 digits, s of them after the point"
+            problem = f"column {self.name!r} has type {self.type!r}: expected {expected}."
+            step = "Cast the column to one of them; flatten nested values, or store them as a JSON string."
             raise SchemaMismatchError(problem, step, column=self.name)
         object.__setattr__(self, "type", normal)
 
@@ -189,7 +190,8 @@ def named_column(name: str) -> Column:
 
 def is_storable(kind: str) -> bool:
     """Whether a column of a schema can have this type of Spark."""
-    return kind in TYPES or _DECIMAL.fullmatch(kind) is not None
+    precision, scale = decimal_digits(kind) or (0, 0)
+    return kind in TYPES or max(1, scale) <= precision <= 38
 
 
 def decimal_digits(kind: str) -> tuple[int, int] | None:

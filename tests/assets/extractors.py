@@ -47,3 +47,7 @@ NOT_A_FACTORY = 7
 
 def not_a_function() -> int:
     return 7
+
+
+def without_its_setting() -> Function:
+    raise KeyError("FLEET_TOKEN")

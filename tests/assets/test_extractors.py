@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 import re
 from collections.abc import Iterator
@@ -24,7 +25,7 @@ from dagster_adjunct.resources.errors import ConfigurationError, DatasetError, S
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.tasks import decode_error, encode_task_errors
 from dagster_adjunct.resources.streams.lake.read import with_meta_columns
-from dagster_adjunct.resources.streams.system import EPOCH
+from dagster_adjunct.resources.streams.system import EPOCH, OFFSET, PARTITION, TIMESTAMP, TOMBSTONE
 from tests.assets.conftest import World
 
 if TYPE_CHECKING:
@@ -258,11 +259,25 @@ def test_a_column_that_is_promised_unchanged_has_to_be() -> None:
         run(extractor, ("N1", 1, "", 0, 2, False))
 
 
+def test_nan_is_equal_to_the_nan_that_is_passed_on_unchanged() -> None:
+    marks = {
+        PARTITION: pa.array([0], pa.int32()),
+        OFFSET: [0],
+        TIMESTAMP: pa.nulls(1, pa.timestamp("us", "UTC")),
+        TOMBSTONE: [False],
+    }
+    records = pa.table({"k": ["a"], "ratio": [math.nan], **marks})
+    extractor = PythonExtractor("tests.assets.extractors:same", "k STRING, ratio DOUBLE", ("k", "ratio"))
+    schema = Schema.of(k="string", ratio="double")
+    assert str(extractor.apply_arrow(records, schema, "dataset 'x'").to_pylist()[0]["ratio"]) == "nan"
+
+
 @pytest.mark.parametrize(
     ("factory", "problem"),
     [
         ("no.such.module:f", "can't be imported"),
         ("tests.assets.extractors:nothing", "can't be imported"),
+        ("tests.assets.extractors:without_its_setting", r"failed \(KeyError: 'FLEET_TOKEN'\)"),
         ("tests.assets.extractors:NOT_A_FACTORY", "returns NoneType"),
         ("tests.assets.extractors:not_a_function", "returns int: expected a function"),
     ],

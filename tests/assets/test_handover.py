@@ -110,6 +110,12 @@ def test_every_engine_reads_what_was_written_on_s3(bucket: VersionReader) -> Non
     check_all_engines(bucket)
 
 
+def test_columns_whose_names_are_patterns_of_polars_are_those_columns(tmp_path: Path) -> None:
+    schema = Schema.of({"k": "string", "*": "int", "^k$": "int"})
+    view = view_of(open_lake(tmp_path / "lake").store, [("a", 1, 2)], schema=schema, key=["k"], partitions=1)
+    assert polars_frame(view).collect().rows(named=True) == [{"k": "a", "*": 1, "^k$": 2}]
+
+
 def test_a_folder_whose_name_is_a_pattern_gives_no_files_of_others(tmp_path: Path) -> None:
     lakes = [open_lake(tmp_path / name) for name in ("lak?", "lake")]
     views = [view_of(lake.store, [ROWS[i]], schema=SCHEMA, key=["k"], partitions=1) for i, lake in enumerate(lakes)]

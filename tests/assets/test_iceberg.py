@@ -16,7 +16,12 @@ import pytest
 
 from dagster_adjunct.assets.declaration.policies import DiscardPolicy
 from dagster_adjunct.assets.exchange.handover import parquet_files
-from dagster_adjunct.assets.exchange.iceberg import IcebergSnapshot, register_in_iceberg, release_from_iceberg
+from dagster_adjunct.assets.exchange.iceberg import (
+    IcebergSnapshot,
+    IcebergTable,
+    register_in_iceberg,
+    release_from_iceberg,
+)
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.retention.discard import discard
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
@@ -28,6 +33,7 @@ from dagster_adjunct.resources.errors import (
     ConfigurationError,
     DatasetError,
     ManifestMismatchError,
+    TransientError,
     VersionDiscardedError,
 )
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
@@ -352,3 +358,36 @@ def test_without_pyiceberg_it_says_what_to_install(planes: Published, monkeypatc
     monkeypatch.setitem(sys.modules, "pyiceberg.table", None)
     with pytest.raises(ConfigurationError, match=r'pip install "dagster-adjunct\[iceberg\]"'):
         planes.register(planes.publish([plane(1)]))
+
+
+@pytest.mark.parametrize("identifier", ["planes", "", "reference.", ".planes", "a..b"])
+def test_an_identifier_without_a_namespace_or_a_name_is_refused(planes: Published, identifier: str) -> None:
+    view = planes.publish([plane(1)])
+    for attempt in (lambda: register_in_iceberg(view, planes.catalog, identifier), lambda: IcebergTable(identifier)):
+        with pytest.raises(ConfigurationError) as caught:
+            attempt()
+        assert caught.value.table == identifier
+
+
+def test_a_property_that_iceberg_sets_itself_is_refused(planes: Published) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        planes.register(planes.publish([plane(1)]), properties={"operation": "import"})
+    assert caught.value.argument == "properties"
+
+
+def test_a_catalogue_that_does_not_answer_may_do_so_later(
+    planes: Published, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import pyiceberg.catalog
+    from pyiceberg.catalog.sql import SqlCatalog
+    from pyiceberg.utils.config import Config
+
+    place = f"sqlite:///{tmp_path}/nowhere/catalog.db"
+    catalog = SqlCatalog("gone", uri=place, warehouse=str(tmp_path), init_catalog_tables="false")
+    with pytest.raises(TransientError, match="'gone' does not answer"):
+        register_in_iceberg(planes.publish([plane(1)]), catalog, TABLE)
+    for name, value in {"TYPE": "sql", "URI": place}.items():
+        monkeypatch.setenv(f"PYICEBERG_CATALOG__GONE__{name}", value)
+    monkeypatch.setattr(pyiceberg.catalog, "_ENV_CONFIG", Config())  # it is read once, when this is imported
+    with pytest.raises(TransientError, match="'gone' does not answer"):
+        IcebergTable(TABLE, "gone").open()

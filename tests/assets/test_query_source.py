@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import math
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -21,8 +22,8 @@ from dagster_adjunct.assets.sources.version_sources import (
     open_source,
 )
 from dagster_adjunct.assets.versions.manifest import Abandoned, Delivered
-from dagster_adjunct.resources.errors import ConfigurationError, DatasetError
-from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, DatasetError, TransientError
+from dagster_adjunct.resources.objects.lake import Lake, open_lake
 from dagster_adjunct.resources.objects.store import InMemoryStore
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
@@ -159,3 +160,36 @@ def test_a_query_that_can_not_be_planned_or_returns_no_frame_names_the_dataset(s
         source = opened(dataset(query))
         with pytest.raises(DatasetError, match=f"'planes'.*query fleet.*{problem}"):
             source.read(delivered(source), lambda: spark)
+
+
+class OperationalError(Exception):
+    """As drivers of databases name it, which share no base class."""
+
+
+@pytest.mark.parametrize(
+    ("raised", "error"),
+    [
+        (ConnectionResetError("cut off"), TransientError),
+        (TimeoutError("too slow"), TransientError),
+        (OperationalError("server closed the connection"), TransientError),
+        (KeyError("seats"), DatasetError),
+        (FileNotFoundError("fleet.csv"), DatasetError),
+    ],
+)
+def test_a_query_that_fails_names_the_dataset_and_may_be_run_again_if_cut_off(
+    raised: Exception, error: type[AdjunctError]
+) -> None:
+    def query(*_: Any) -> Any:
+        raise raised
+
+    source = opened(dataset(query))
+    with pytest.raises(error, match=rf"'planes'.*query fleet: its function failed: {type(raised).__name__}"):
+        source.read(delivered(source), IN_PROCESS)
+
+
+def test_a_query_that_returns_a_null_key_is_run_once(tmp_path: Path) -> None:
+    answers = [pa.table({"tailnum": ["N1", None], "seats": pa.array([1, 2], pa.int32()), "note": ["", ""]})]
+    lake = open_lake(tmp_path / "lake")
+    report = advance_dataset(dataset(lambda *_: answers.pop()), lake=lake, systems={}, spark=IN_PROCESS, by="test")
+    assert (report.action, answers) == ("rejected", [])
+    assert "NullKeyError" in report.note

@@ -30,6 +30,7 @@ from dagster_adjunct.assets.validation.validators import (
     Finding,
     custom,
     evaluate,
+    iterate_sql_rules,
     min_rows,
     no_null_keys,
     no_nulls,
@@ -464,11 +465,16 @@ def test_rules_in_sql_count_what_breaks_them_and_tell_some_keys(on_spark: Candid
     with_null = {verdict.message for verdict in evaluate([values_in("maker", ["AIRBUS", "BOEING", None])], on_spark)}
     assert with_null == {verdicts["values_in_maker"].message}
     assert values_in("maker", [None])(on_spark).facts["violations"] == 3
-    hidden = {verdict.name: verdict.message for verdict in evaluate(rules[2::3], on_spark, ["maker", "tailnum"])}
+    hidden = {
+        verdict.name: verdict.message for verdict in evaluate([rules[2], *rules[4:6]], on_spark, ["maker", "tailnum"])
+    }
     assert hidden == {
+        "numbers": "NumberFormatException: [CAST_INVALID_INPUT]: values of sensitive columns are hidden",
         "none_lost": "broken by 1 row: values of sensitive columns are hidden",
         "values_in_maker": "other values of 'maker' in 1 row: values of sensitive columns are hidden",
     }
+    both = sql_check("both", "SELECT * FROM version v JOIN current c ON v.tailnum = c.tailnum")
+    assert both(on_spark).facts["sample_of"] == "rows", "where two columns have the name of the key"
     assert spark.table("version").count() == 3
     rows = spark.sql("SHOW TABLES").collect()
     assert [row.tableName for row in rows if row.isTemporary] == ["version"]
@@ -493,9 +499,16 @@ def test_a_rule_that_does_not_fit_the_columns_refuses_nothing(on_spark: Candidat
     with pytest.raises(ValidatorError) as raised:
         evaluate([wrong], on_spark)
     assert message in raised.value.problem
+    assert "AIRBUS" not in raised.value.problem
     (warned,) = evaluate([replace(wrong, severity="warn")], on_spark)
     assert not warned.passed
     assert message in warned.message
+
+
+@pytest.mark.parametrize("before", ["", "(", "-- which planes\n", "/* which\nplanes */ ", "--\n\t(/**/\n"])
+def test_a_select_may_begin_with_comments(before: str) -> None:
+    rules = fleet(sql_check("a", f"{before}SELECT * FROM version"), sql_check("b", f"{before}selected > 0"))
+    assert [is_select for _, _, is_select in iterate_sql_rules(rules)] == [True, False]
 
 
 # -- in a cycle

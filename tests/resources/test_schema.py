@@ -25,9 +25,11 @@ def test_a_schema_comes_back_from_json_and_arrow() -> None:
 
 
 def test_a_type_that_can_not_be_stored_is_refused_with_the_choice() -> None:
-    with pytest.raises(SchemaMismatchError) as failure:
-        Schema.of(a="array<int>")
-    assert failure.value.facts == {"column": "a"}
+    for kind in ("array<int>", "decimal(39,2)", "decimal(0,0)", "decimal(5,6)"):
+        with pytest.raises(SchemaMismatchError) as failure:
+            Schema.of(a=kind)
+        assert failure.value.facts == {"column": "a"}
+    assert Schema.of(a="decimal(38,38)").to_arrow().field("a").type == pa.decimal128(38, 38)
     with pytest.raises(SchemaMismatchError) as failure:
         Schema.from_arrow(pa.schema([("at", pa.timestamp("us"))]))
     assert failure.value.facts == {"column": "at"}

@@ -22,6 +22,7 @@ from dagster_adjunct.resources.streams.kafka.schema_registry import HEADER_BYTES
 from dagster_adjunct.resources.validation import validated
 
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+_TIMES = tuple(f"{kind}-{unit}" for kind in ("time", "timestamp", "local-timestamp") for unit in ("millis", "micros"))
 _COLUMN_TYPES = {
     "int": "int", "long": "bigint", "float": "float", "double": "double", "boolean": "boolean", "string": "string",
     "bytes": "binary", "fixed": "binary", "enum": "string",
@@ -169,10 +170,8 @@ def convert_to_avro(column: pa.Array, declared: Any, name: str, what: str) -> li
             raise SchemaMismatchError(problem, "Truncate it, or declare micros.", column=name) from error
     values: list[Any] = column.to_pylist()
     parse: Callable[[str], Any]
-    if logical in ("time-millis", "time-micros"):
-        parse = dt.time.fromisoformat
-    elif logical in ("local-timestamp-millis", "local-timestamp-micros"):
-        parse = dt.datetime.fromisoformat
+    if logical in _TIMES and avro_column_type(declared) == "string":
+        parse = partial(_parse_time, logical)
     elif is_json_column(declared):
         parse = lambda text: _value_from_json(json.loads(text), declared)  # noqa: E731
     else:
@@ -180,7 +179,7 @@ def convert_to_avro(column: pa.Array, declared: Any, name: str, what: str) -> li
     try:
         return [None if value is None else parse(value) for value in values]
     except (*formats.CONVERSION_ERRORS, AttributeError) as error:
-        form = "JSON of its Avro type" if is_json_column(declared) else "an ISO time"
+        form = "JSON of its Avro type" if is_json_column(declared) else f"an ISO {logical}, which has no zone"
         raise SchemaMismatchError(f"{what} has a text that is not {form}.", column=name) from error
 
 
@@ -198,10 +197,20 @@ def _value_from_json(value: Any, declared: Any) -> Any:
         return {key: _value_from_json(item, kind["values"]) for key, item in value.items()}
     if logical == "decimal":
         return Decimal(value)
-    if logical is not None and isinstance(value, str) and logical != "uuid":
-        made = dt.time if logical.startswith("time-") else dt.date if logical == "date" else dt.datetime
-        return made.fromisoformat(value)
+    if logical == "date":
+        return dt.date.fromisoformat(value)
+    if logical in _TIMES:
+        return _parse_time(logical, value)
     return base64.b64decode(value, validate=True) if name in ("bytes", "fixed") else value
+
+
+def _parse_time(logical: str, text: str) -> dt.time | dt.datetime:
+    """Return an ISO text as the value of a logical type of times. Raises ValueError if fastavro would change it."""
+    kind, _, unit = logical.rpartition("-")
+    value = dt.time.fromisoformat(text) if kind == "time" else dt.datetime.fromisoformat(text)
+    if (value.tzinfo is not None) != (kind == "timestamp") or (unit == "millis" and value.microsecond % 1000):
+        raise ValueError(f"{text!r} is no {logical}")
+    return value
 
 
 # The errors of fastavro for bytes that do not match the schema.

@@ -71,7 +71,9 @@ def test_in_yaml_it_declares_the_same_application(tmp_path: Path, monkeypatch: p
     assert definitions.resolve_job_def("prices_in_yaml") is not None
 
 
-@pytest.mark.parametrize("name", ["Prices", "1st", "my orders", "../orders", "class", "a--b", "", "my.orders", "-x-"])
+@pytest.mark.parametrize(
+    "name", ["Prices", "1st", "my orders", "../orders", "class", "a--b", "", "my.orders", "-x-", "on", "output"]
+)
 def test_a_name_that_is_no_modules_is_refused(name: str, tmp_path: Path) -> None:
     error = CliRunner().invoke(root, ["new", "--", name]).exception
     assert isinstance(error, ConfigurationError)

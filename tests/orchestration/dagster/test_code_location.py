@@ -223,7 +223,7 @@ def test_sensors_are_stopped_until_somebody_starts_them(tmp_path: Path) -> None:
 def test_the_folder_of_a_dataset_is_an_external_asset_and_a_query_is_none() -> None:
     schema = Schema.of(item="string", label="string")
     labels = bounded_dataset(
-        "labels", input=FileSource("s3://bucket/shop-data/labels", "csv", schema), key="item", broadcast=True
+        "labels", input=FileSource("s3://bucket/shop-data/läbels", "csv", schema), key="item", broadcast=True
     )
     prices = bounded_dataset("prices", input=QuerySource("SELECT …", schema), key="item", broadcast=True)
     app = Application("shop")
@@ -232,10 +232,10 @@ def test_the_folder_of_a_dataset_is_an_external_asset_and_a_query_is_none() -> N
         app.output_stream("lake.priced", partitions=2)
     )
     graph = build_definitions(app).resolve_asset_graph()
-    files = AssetKey(["files", "bucket", "shop_data", "labels"])
+    files = AssetKey(["files", "bucket", "shop_data", "l_bels"])
     assert graph.get(AssetKey(["datasets", "labels_dataset"])).parent_keys == {files}
     assert graph.get(AssetKey(["datasets", "prices_dataset"])).parent_keys == set()
-    assert graph.get(files).metadata["dagster/uri"] == "s3://bucket/shop-data/labels"
+    assert graph.get(files).metadata["dagster/uri"] == "s3://bucket/shop-data/läbels"
     assert (graph.get(files).kinds, graph.get(files).is_materializable) == ({"csv"}, False)
 
 
@@ -244,10 +244,10 @@ def test_two_nodes_with_one_asset_key_and_two_jobs_with_one_name_are_rejected() 
         def get_asset_key(self, subject: AssetSubject) -> AssetKey:
             return AssetKey(["same"])
 
-    def reading(name: str) -> Application:
+    def reading(name: str, out: str = "lake.out") -> Application:
         app = Application(name)
         planes = app.table(bounded_dataset("planes", input="lake.planes", key="k", partitions=2))
-        app.input_stream("lake.in").join(planes, on="k").send_to(app.output_stream("lake.out", partitions=2, key="k"))
+        app.input_stream("lake.in").join(planes, on="k").send_to(app.output_stream(out, partitions=2, key="k"))
         return app
 
     with pytest.raises(
@@ -258,6 +258,12 @@ def test_two_nodes_with_one_asset_key_and_two_jobs_with_one_name_are_rejected() 
         with pytest.raises(ConfigurationError) as caught:
             build_definitions(reading("a-b"), reading(other))
         assert caught.value.application == other
+    for other in ("a-discard", "a-startpoint"):
+        with pytest.raises(ConfigurationError, match=f"two jobs have the name '{other.replace('-', '_')}'"):
+            build_definitions(reading("a"), reading(other, "lake.other"))
+    with pytest.raises(ConfigurationError) as caught:
+        build_definitions(reading("output"))
+    assert caught.value.application == "output"
 
 
 def test_every_kind_of_node_says_what_it_is_in_dagster() -> None:

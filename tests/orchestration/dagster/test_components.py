@@ -13,13 +13,16 @@ from typing import Any
 
 import dagster as dg
 import pytest
+import yaml
 from dagster.components.core.component_tree import ComponentTree
+from dagster.components.scaffold.scaffold import ScaffoldRequest
 from dagster_shared.yaml_utils import parse_yaml_with_source_position, parse_yamls_with_source_position
 
 from dagster_adjunct import Application, Lake, LakeStreams, Schema, bounded_dataset, open_lake, unbounded_dataset
 from dagster_adjunct.automation import new_records, new_version, stale
 from dagster_adjunct.changes import DebeziumEnvelope, DeltaCompaction
 from dagster_adjunct.components import AdjunctComponent
+from dagster_adjunct.orchestration.code_location.components import AdjunctScaffolder
 from dagster_adjunct.resources.streams.system import registered_systems
 from dagster_adjunct.streams import ARRIVAL
 from dagster_adjunct.tables import RemoteTable, SqliteTable
@@ -522,6 +525,16 @@ def test_a_condition_that_nothing_answers_is_told_with_the_line_of_what_has_it(l
 
 
 @pytest.mark.long  # docs/components.md does the same as written, in test_docs.py
+def test_an_example_is_appended_to_a_file_whatever_its_last_line(tmp_path: Path) -> None:
+    file = tmp_path / "defs.yaml"
+    file.write_text("type: a.B\nattributes: {c: d}")
+    request = ScaffoldRequest("x", file, "yaml", None, None, append=True)
+    AdjunctScaffolder().scaffold(request)
+    mine, example = yaml.safe_load_all(file.read_text())
+    assert mine == {"type": "a.B", "attributes": {"c": "d"}}
+    assert example["type"] == "dagster_adjunct.components.AdjunctComponent"
+
+
 def test_a_project_of_dagsters_own_has_a_green_run_of_what_is_scaffolded(tmp_path: Path) -> None:
     """`create-dagster`, `dg scaffold defs`, `dg check`, `dg list`, `dg launch`, as a user types them."""
     environment = {**os.environ, "DAGSTER_DISABLE_TELEMETRY": "1", "PYTHONPATH": "src", "COLUMNS": "200"}

@@ -26,6 +26,7 @@ from dagster_adjunct import (
 )
 from dagster_adjunct.assets.versions.leases import list_leases
 from dagster_adjunct.errors import AdjunctError, ConfigurationError
+from dagster_adjunct.orchestration.code_location.loading import _pandas
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 
 PRICES = Schema.of(k="string", price="double")
@@ -103,6 +104,14 @@ def test_a_dataset_with_changes_comes_in_the_form_that_is_annotated(lake: Lake, 
     given = loaded(lake, ["datasets", "people_dataset"], annotation)
     assert isinstance(given, kind)
     assert sorted(as_rows(given), key=lambda row: row["k"]) == PEOPLE
+
+
+def test_whole_numbers_with_gaps_are_exact_in_pandas() -> None:
+    table = pa.table({"k": ["a", "b"], "n": pa.array([2**53 + 1, None]), "i": pa.array([1, None], pa.int32())})
+    frame = _pandas(table)
+    assert list(frame.columns) == ["k", "n", "i"]
+    assert frame["n"].tolist() == [2**53 + 1, pd.NA]
+    assert _pandas(table[:1]).dtypes["n"] == "int64"
 
 
 def test_versions_and_streams_come_without_hidden_columns_and_deletions(lake: Lake) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from dagster_adjunct import Application, Schema, bounded_dataset, unbounded_dataset
 from dagster_adjunct.errors import ConfigurationError, PlanningError
-from dagster_adjunct.orchestration.testing import arrow_table
+from dagster_adjunct.orchestration.testing import arrow_table, stream_schema
 from dagster_adjunct.sources import FileSource
 from dagster_adjunct.tables import PostgresTable, RemoteTable, TableWriteFunction
 from dagster_adjunct.testing import TestApplication, TestStream
@@ -192,6 +192,14 @@ def test_a_users_table_function_is_not_called_but_its_limits_hold(spark: SparkSe
     with TestApplication(told(True), STREAMS) as test, pytest.raises(PlanningError) as failure:
         test.run(spark)
     assert failure.value.operator == "send-to-table-3-service"
+
+
+def test_an_undescribed_stream_has_the_columns_of_all_its_first_records() -> None:
+    schema = stream_schema("lake.visits", None, [{"visitor": "ann"}, {"visitor": "bob", "spent": 1.0}])
+    assert schema == Schema.of(visitor="string", spent="double")
+    with pytest.raises(ConfigurationError, match=r"'shop' has type 'null'.*describe the stream") as failure:
+        stream_schema("lake.visits", None, [{"visitor": "ann", "shop": None}])
+    assert failure.value.stream == "lake.visits"
 
 
 def test_mistakes_are_told_as_in_production_and_before_spark(tmp_path: Path) -> None:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import bz2
+import csv
 import datetime as dt
 import gzip
+import io
 import math
+import random
 import re
+from collections import Counter
 from collections.abc import Iterator
 from decimal import Decimal
 from itertools import pairwise
@@ -18,9 +22,16 @@ import pyarrow.parquet as pq
 import pytest
 
 from dagster_adjunct.resources.errors import SchemaMismatchError, SourceChangedError
-from dagster_adjunct.resources.files.formats import DeclaredFiles, FileFormat, count_file_records, plan_tasks
+from dagster_adjunct.resources.files.formats import (
+    DeclaredFiles,
+    FileFormat,
+    QuoteReader,
+    count_file_records,
+    plan_tasks,
+)
 from dagster_adjunct.resources.files.tree import ListedFile, open_tree
 from dagster_adjunct.resources.schemas.schema import Schema
+from tests.rounds import rounds
 
 PLANES = Schema.of(tailnum="string", seats="int")
 EVERYTHING = Schema.of(
@@ -93,7 +104,10 @@ def test_the_byte_order_mark_and_carriage_returns_of_a_csv_file_are_no_content(f
         ("Tailnum,seats\nN1,2\n", ["column 'tailnum' is missing", "column 'Tailnum' is not declared"]),
         ("", ["is empty", "a header line"]),
         ("\n\n", ["is empty"]),
-        ('seats,tailnum\n1,N1\n2,"N2\n3,N3\n', ["ends within a quoted value", "N2"]),
+        ('seats,tailnum\n1,N1\n2,"N2\n3,N3\n', ["line 3", "ends within a quoted value", "N2"]),
+        ('seats,tailnum\n1,N1\n2,"N2' + "\n3,N3" * 5_000, ["line 3", "ends within a quoted value"]),
+        ('seats,tailnum\n1,"N1"\n2,"N2\n3,"N3"\n4,"N4"\n', ["line 4", "after its closing quote"]),
+        ('seats,tailnum\n1,"the ""first"" N1"\n2,"the "second" N2"\n', ["line 3", "after its closing quote", "second"]),
         ('seats,tailnum\n1,N1\n2,"N2', ["ends within a quoted value"]),
         ('tailnum,seats\n"N1,1\nN2,2\n', ["line 2"]),
         (f'tailnum,"seats\n{"N1,1" * 50_000}\n', ["field larger than field limit"]),
@@ -146,6 +160,39 @@ def test_the_lines_of_a_csv_file_may_end_in_any_way(folder: Path, ending: str) -
 def test_the_last_value_of_a_csv_file_may_end_it_in_any_way(folder: Path, last: str, ending: str) -> None:
     (folder / "a.csv").write_text(f"seats,tailnum\n1,N1\n2,{last}{ending}", newline="")
     assert len(rows(folder, "a.csv", "csv")) == 2
+
+
+class Blocks(io.BytesIO):
+    def __init__(self, data: bytes, size: int) -> None:
+        super().__init__(data)
+        self._size = size
+
+    def read(self, size: int | None = -1) -> bytes:
+        return super().read(self._size)
+
+
+def test_quotes_are_misplaced_where_a_strict_reader_of_csv_finds_them_so() -> None:
+    draw, found = random.Random(5), Counter[str]()
+    for _ in range(rounds(300, 30_000)):
+        text = "".join(draw.choices('""",\nab\r', k=draw.randint(1, 12)))
+        reader = QuoteReader(Blocks(text.encode(), draw.randint(1, 6)))
+        while reader.read():
+            pass
+        try:
+            expected = str(list(csv.reader(io.StringIO(text, newline=""), strict=True)) and "")
+        except csv.Error as error:
+            expected = "within a quoted" if "unexpected end" in str(error) else "after its closing"
+        refusal = reader.quote_error("a.csv")
+        assert (expected in refusal.problem) if refusal and expected else (not refusal and not expected), text
+        found[expected] += 1
+    assert min(found.values()) > 20
+
+
+def test_an_open_value_of_bytes_is_no_value_and_the_header_alone_is_a_file(folder: Path) -> None:
+    (folder / "a.csv").write_text('id,raw\n1,"a\n2,b\n')
+    refused(folder, "a.csv", "csv", "line 2", "ends within a quoted value", schema=Schema.of(id="int", raw="binary"))
+    (folder / "b.csv").write_text("tailnum,seats")
+    assert rows(folder, "b.csv", "csv") == []
 
 
 def test_a_csv_value_that_is_not_utf_8_or_has_no_zone_is_refused(folder: Path) -> None:
@@ -211,6 +258,7 @@ def test_a_json_lines_file_is_typed_by_the_schema_and_absent_fields_are_null(fol
         (f'{{"tailnum":{"[" * 100_000}{"]" * 100_000}}}\n', ["line 1", "not JSON"]),
         ('{"tailnum":"N1"}\n{"tailnum":"N2",\n', ["line 2", "not JSON"]),
         ('{"tailnum":"N1","tailnum":"N2"}\n', ["line 1", "'tailnum'", "twice"]),
+        ('{"tailnum":"N1"}\n{"tailnum":"N2","seats":1e400}\n', ["line 2: JSON parse error", "too big"]),
     ],
 )  # fmt: skip
 def test_a_json_line_that_is_not_as_declared_is_refused_with_file_line_and_column(
@@ -284,6 +332,15 @@ def test_a_parquet_file_that_is_not_as_declared_is_refused_by_its_footer(
     with pytest.raises(SchemaMismatchError) as caught:
         count_file_records(DeclaredFiles(tree, "parquet", PLANES, "dataset 'planes'"), tree.list())
     assert str(caught.value.file).endswith("a.parquet")
+
+
+@pytest.mark.parametrize("dictionary", [True, False])
+def test_groups_without_rows_are_read_in_parquet(folder: Path, dictionary: bool) -> None:
+    table = pa.table({"tailnum": ["N1", "N2"], "seats": pa.array([1, 2], pa.int32())})
+    with pq.ParquetWriter(folder / "a.parquet", table.schema, use_dictionary=dictionary) as writer:
+        for part in (table[:0], table[:1], table[:0], table[1:]):
+            writer.write_table(part)
+    assert rows(folder, "a.parquet", "parquet") == table.to_pylist()
 
 
 def test_a_time_without_a_zone_is_refused_in_parquet(folder: Path) -> None:

@@ -248,6 +248,14 @@ def test_a_disk_that_fails_is_told_as_what_may_pass(tmp_path: Path, monkeypatch:
     assert caught.value.__cause__.errno == errno.ENOSPC
 
 
+def test_an_empty_variable_is_one_that_is_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in LakeSettings.model_fields:
+        monkeypatch.setenv("ADJUNCT_LAKE_SHARED" if name == "shared" else f"ADJUNCT_S3_{name.upper()}", "")
+    settings = LakeSettings()
+    assert not settings.model_fields_set
+    assert (settings.region, settings.shared, settings.attempts) == (None, False, 6)
+
+
 def test_settings_that_contradict_each_other_are_refused() -> None:
     with pytest.raises((ValueError, ConfigurationError), match="sse_kms_key_id needs sse"):
         LakeSettings(sse_kms_key_id="key")

@@ -437,6 +437,13 @@ def test_text_in_avro_that_is_not_utf_8_is_refused() -> None:
         ("status", "GONE", "does not fit its Avro schema"),
         ("hash", b"\0", "does not fit its Avro schema"),
         ("time", "noon", "column 'time' has a text that is not an ISO time"),
+        ("time", "01:02:03.000004", "column 'time' has a text that is not an ISO time-millis"),
+        ("time", "01:02:03+01:00", "column 'time' has a text that is not an ISO time-millis, which has no zone"),
+        (
+            "plane",
+            '{"raw":"AA==","made":"2024-01-01T00:00:00"}',
+            "'plane' has a text that is not JSON of its Avro type",
+        ),
     ],
 )
 def test_a_value_that_avro_would_change_or_refuse_is_not_written(column: str, value: Any, message: str) -> None:
@@ -445,6 +452,12 @@ def test_a_value_that_avro_would_change_or_refuse_is_not_written(column: str, va
     with pytest.raises(SchemaMismatchError, match=message) as caught:
         written(topic, row | {column: value})
     assert caught.value.column in (column, None)
+
+
+def test_a_text_of_a_logical_type_of_ones_own_stays_text() -> None:
+    email = {"type": "string", "logicalType": "email"}
+    topic = KafkaTopic(value=Avro(avro_schema(("a", {"type": "array", "items": email}))))
+    assert read(topic, written(topic, {"a": '["x@y"]'})[0]["__value"])[0] == {"a": '["x@y"]'}
 
 
 def test_a_local_time_is_not_taken_for_one_of_a_zone() -> None:
