@@ -8,7 +8,7 @@ configuration, in its logs, or in pickles for tasks.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import dagster as dg
 from pydantic import Field
@@ -27,9 +27,6 @@ from dagster_adjunct.resources.key_value_rows.rows import KeyValueRows
 from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.tables.table import BlockingTable, RemoteTable
 from dagster_adjunct.resources.validation import validated
-
-if TYPE_CHECKING:
-    pass
 
 
 @validated
