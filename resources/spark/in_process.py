@@ -40,8 +40,12 @@ class InProcess:
 IN_PROCESS: Final = InProcess()
 # The master that means IN_PROCESS, in ADJUNCT_SPARK_MASTER, in commands and in SparkResource.
 _NO_MASTER = "none"
-_ZONE = "spark.sql.session.timeZone"
-_UTC = frozenset({"utc", "etc/utc", "gmt", "etc/gmt", "z", "+00:00", "gmt+0", "utc+0", "utc+00:00"})
+_REQUIRED = {
+    "spark.sql.session.timeZone": (
+        "UTC", frozenset({"utc", "etc/utc", "gmt", "etc/gmt", "z", "+00:00", "gmt+0", "utc+0", "utc+00:00"}),
+    ),
+    "spark.sql.ansi.enabled": ("true", frozenset({"true"})),
+}  # fmt: skip
 
 
 def is_in_process(master: str | None) -> bool:
@@ -69,34 +73,37 @@ def identify_session(session: SparkSession) -> str:
 
 
 def resolve_session(spark: SparkSession | Callable[[], SparkSession]) -> SparkSession:
-    """Return the session, started if a function that starts it is given. Raises ConfigurationError as `require_utc`."""
+    """Return the session, started if a function that starts it is given, with the settings that it needs."""
     session = spark() if callable(spark) else spark
     if not hasattr(session, "createDataFrame"):
         problem = f"spark is {session!r}: expected a SparkSession, or a function that returns one."
         raise ConfigurationError(problem, "Pass a session, or open one with session_scope().", argument="spark")
-    return require_utc(session)
+    return require_settings(session)
 
 
-def require_utc(session: SparkSession) -> SparkSession:
-    """Return the session if its time zone is UTC, or else raise ConfigurationError.
+def require_settings(session: SparkSession) -> SparkSession:
+    """Return the session if its time zone is UTC and its SQL is ANSI's, or else raise ConfigurationError.
 
-    In another zone Spark would cast dates, timestamps and strings differently from the code that reads without Spark.
+    Otherwise Spark would cast dates, timestamps and strings, and compare numbers, differently from the code that
+    computes without Spark, and sums that overflow would be null.
     """
-    zone = session.conf.get(_ZONE)
-    if (zone or "").lower() not in _UTC:
-        step = f'Call spark.conf.set("{_ZONE}", "UTC"), or set it where the session is built.'
-        raise ConfigurationError(f"the Spark session has the time zone {zone}: expected UTC.", step, setting=_ZONE)
+    for name, (wanted, accepted) in _REQUIRED.items():
+        found = session.conf.get(name)
+        if (found or "").lower() not in accepted:
+            problem = f"the Spark session has {name}={found}: expected {wanted}."
+            step = f'Call spark.conf.set("{name}", "{wanted}"), or set it where the session is built.'
+            raise ConfigurationError(problem, step, setting=name)
     return session
 
 
 def session_factory(spark: SparkSession | Callable[[], SparkSession]) -> Callable[[], SparkSession]:
     """Return a function that returns the session, and starts it only when it is called.
 
-    The time zone of an existing session is checked at once (`require_utc`), that of a new one when it is started.
+    An existing session is checked at once (`require_settings`), a new one when it is started.
     """
     if isinstance(spark, InProcess):
         return spark
     if not callable(spark):
-        require_utc(spark)
+        require_settings(spark)
         return lambda: spark
-    return lambda: require_utc(spark())
+    return lambda: require_settings(spark())

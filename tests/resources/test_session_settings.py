@@ -1,4 +1,4 @@
-"""Sessions in other time zones than UTC are refused wherever one is given, before anything is begun."""
+"""Sessions whose time zone is not UTC, or whose SQL is not ANSI's, are refused before anything is begun."""
 
 from __future__ import annotations
 
@@ -67,3 +67,11 @@ def test_a_session_in_another_time_zone_is_refused(
     assert f'spark.conf.set("{ZONE}", "UTC")' in str(caught.value)
     elsewhere.conf.set(ZONE, "Etc/UTC")
     assert resolve_session(elsewhere) is elsewhere
+
+
+def test_a_session_whose_sql_is_not_that_of_ansi_is_refused(spark: SparkSession) -> None:
+    session = spark.newSession()
+    session.conf.set("spark.sql.ansi.enabled", "false")
+    with pytest.raises(ConfigurationError, match=r"ansi\.enabled=false: expected true.*spark\.conf\.set") as caught:
+        resolve_session(session)
+    assert caught.value.setting == "spark.sql.ansi.enabled"
