@@ -102,12 +102,10 @@ def stream_schema(stream: str, given: TestStream | None, rows: Sequence[Mapping[
         problem = f"stream {stream!r} has no columns: neither a schema nor records are given."
         step = "Describe it: TestApplication(app, {…: TestStream(Schema.of(…))})."
         raise errors.ConfigurationError(problem, step, stream=stream)
-
-    what = f"stream {stream!r}"
     try:
-        return Schema.from_arrow(to_arrow_table(rows, what).schema)
+        return Schema.from_arrow(to_arrow_table(rows, "its first records").schema)
     except errors.SchemaMismatchError as error:
-        problem = error.problem if error.problem.startswith(what) else f"{what}: {error.problem}"
+        problem = f"stream {stream!r}: {error.problem}"
         step = f"{error.next_step} Or describe the stream: TestApplication(app, {{…: TestStream(Schema.of(…))}})."
         raise errors.ConfigurationError(problem, step, stream=stream) from error
 
