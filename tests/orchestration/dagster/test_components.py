@@ -524,7 +524,6 @@ def test_a_condition_that_nothing_answers_is_told_with_the_line_of_what_has_it(l
     assert wrong in str(caught.value)
 
 
-@pytest.mark.long  # docs/components.md does the same as written, in test_docs.py
 def test_an_example_is_appended_to_a_file_whatever_its_last_line(tmp_path: Path) -> None:
     file = tmp_path / "defs.yaml"
     file.write_text("type: a.B\nattributes: {c: d}")
@@ -535,6 +534,7 @@ def test_an_example_is_appended_to_a_file_whatever_its_last_line(tmp_path: Path)
     assert example["type"] == "dagster_adjunct.components.AdjunctComponent"
 
 
+@pytest.mark.long  # docs/components.md does the same as written, in test_docs.py
 def test_a_project_of_dagsters_own_has_a_green_run_of_what_is_scaffolded(tmp_path: Path) -> None:
     """`create-dagster`, `dg scaffold defs`, `dg check`, `dg list`, `dg launch`, as a user types them."""
     environment = {**os.environ, "DAGSTER_DISABLE_TELEMETRY": "1", "PYTHONPATH": "src", "COLUMNS": "200"}
