@@ -44,6 +44,7 @@ from dagster_pipes import (
 from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, ObjectNotFoundError, TransientError
 from dagster_adjunct.resources.objects.heartbeat import Heartbeat
 from dagster_adjunct.resources.objects.store import ObjectStore, S3Options, StoreDescriptor
+from dagster_adjunct.resources.spark.session import spark_release
 
 RESULT, ERROR = "result", "error"
 SETTINGS = "spark.properties"
@@ -148,10 +149,8 @@ class Exchange(PipesMessageWriterChannel):
 
 def _versions() -> dict[str, str]:
     """Return the versions that have to be those of the other side, without what is not known."""
-    from pyspark import __version__ as spark
-
     found = {"Python": ".".join(platform.python_version_tuple()[:2])}  # pickled functions are its bytecode
-    found["Spark"] = ".".join(spark.split(".")[:2])  # the settings name its jars
+    found["Spark"] = spark_release()  # the settings name its jars
     with suppress(PackageNotFoundError):
         found["dagster-adjunct"] = version("dagster-adjunct")
     return found

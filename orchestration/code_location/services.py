@@ -12,7 +12,7 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
@@ -40,6 +40,7 @@ _SECRET = re.compile(r"(?i)(?!spark\.kubernetes\.(driver|executor)\.secret).*(se
 # Executors connect to the driver by the name of its node, unless the declared variables say otherwise.
 _ON_NODE = 'export SPARK_LOCAL_HOSTNAME=$(hostname -f) SPARK_LOCAL_IP=$(hostname -f); exec env "$@"'
 _SCRIPT = "--scriptLocation"  # takes precedence over the script of a Glue job
+_GLUE_GOES_ON = ("WAITING", "STARTING", "RUNNING", "STOPPING")
 _TOO_MANY = re.compile("Throttling|ConcurrentRunsExceeded")
 _UNANSWERED = {"HTTPClientError", "ConnectionError", "HTTPError"}  # of botocore and urllib3
 _OF_EMR = "EMR.secret@"  # what follows names a secret of AWS Secrets Manager, which the service reads
@@ -52,6 +53,11 @@ def check_no_secrets(settings: Mapping[str, str], what: str) -> None:
             problem = f"{what} {name} looks like a secret, and would be sent to the driver on another machine."
             step = "Leave it out: give the service a role, or a reference to a secret that it reads itself."
             raise ConfigurationError(problem, step, setting=name)
+
+
+def without_references(settings: Mapping[str, str]) -> dict[str, str]:
+    """Return the settings without references to secrets, in whose place the service gives the driver the secrets."""
+    return {name: value for name, value in settings.items() if not value.startswith(_OF_EMR)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +178,12 @@ class EmrCluster(dg.Config):
                 step_id = self._add(service, step)
             context.log.info(f"The driver is step {step_id} of EMR cluster {self.cluster_id}")
             try:
-                status = self._wait(service, step_id)
+                asked = {"ClusterId": self.cluster_id, "StepId": step_id}
+                status = _wait_for_end(
+                    "EMR",
+                    lambda: service.describe_step(**asked)["Step"]["Status"],
+                    lambda status: status["State"] not in ("PENDING", "RUNNING", "CANCEL_PENDING"),
+                )
             except BaseException:
                 with suppress(AdjunctError), _translated_errors("EMR"):  # else the driver misses the op's heartbeat
                     service.cancel_steps(ClusterId=self.cluster_id, StepIds=[step_id])
@@ -212,15 +223,6 @@ class EmrCluster(dg.Config):
                 if requests == _EMR_ADDITIONS:
                     raise
 
-    def _wait(self, service: Any, step_id: str) -> Any:
-        """Return the status of the step when it has ended."""
-        while True:
-            time.sleep(_POLL_SECONDS)
-            with suppress(TransientError), _translated_errors("EMR"):
-                status = service.describe_step(ClusterId=self.cluster_id, StepId=step_id)["Step"]["Status"]
-                if status["State"] not in ("PENDING", "RUNNING", "CANCEL_PENDING"):
-                    return status
-
 
 @validated
 class Glue(dg.Config):
@@ -247,13 +249,12 @@ class Glue(dg.Config):
 
         class Client(pipes):  # type: ignore[misc]
             def _wait_for_job_run_completion(self, job_name: str, run_id: str) -> Any:
-                """Wait for each state that is an end, and go on if the service does not answer now."""
-                while True:
-                    time.sleep(_POLL_SECONDS)
-                    with suppress(TransientError), _translated_errors("Glue"):
-                        found = service.get_job_run(JobName=job_name, RunId=run_id)
-                        if found["JobRun"]["JobRunState"] not in ("WAITING", "STARTING", "RUNNING", "STOPPING"):
-                            return found
+                """Wait until the run has ended, in any way: Dagster's own would wait for good for one that expires."""
+                return _wait_for_end(
+                    "Glue",
+                    lambda: service.get_job_run(JobName=job_name, RunId=run_id),
+                    lambda found: found["JobRun"]["JobRunState"] not in _GLUE_GOES_ON,
+                )
 
         _check_not_given(self.request, ("JobName", "Arguments"), "request")
         _check_not_given(self.arguments, (_SCRIPT,), "arguments")
@@ -338,6 +339,15 @@ def _import_client(module: str, name: str, extra: str) -> Any:
         problem = f"{name} can't be imported here ({error})."
         step = f'Install it where runs are executed: pip install "dagster-adjunct[{extra}]".'
         raise ConfigurationError(problem, step, package=package) from error
+
+
+def _wait_for_end(service: str, ask: Callable[[], Any], has_ended: Callable[[Any], bool]) -> Any:
+    """Ask every few seconds, and go on if the service does not answer now; return the answer that tells of the end."""
+    while True:
+        time.sleep(_POLL_SECONDS)
+        with suppress(TransientError), _translated_errors(service):
+            if has_ended(found := ask()):
+                return found
 
 
 @contextmanager

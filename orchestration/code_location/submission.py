@@ -43,7 +43,7 @@ from dagster_adjunct.orchestration.code_location.exchange import (
     pack,
 )
 from dagster_adjunct.orchestration.code_location.resources import SparkResource
-from dagster_adjunct.orchestration.code_location.services import STOP_SECONDS
+from dagster_adjunct.orchestration.code_location.services import STOP_SECONDS, without_references
 from dagster_adjunct.resources.errors import AdjunctError
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.objects.store import StoreDescriptor
@@ -107,7 +107,7 @@ def run_work(
             exchange = Exchange(StoreDescriptor(folder).open(), "")
         inbox = Inbox(exchange, handlers, with_output=service.is_remote)
         # spark-submit has them from elsewhere.
-        ours = settings if service.is_remote else {}
+        ours = without_references(settings) if service.is_remote else {}
         order = Order(work, open_systems, op.lake, context.run.run_id, few_in_process, ours, this_process())
         stack.enter_context(exchange.offering(order))
         try:

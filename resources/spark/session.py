@@ -300,7 +300,7 @@ def prepare_session(session: SparkSession) -> None:
     tuning.cache_jvm_functions(session)
 
 
-def _release() -> str:
+def spark_release() -> str:
     """Return the release of this PySpark. Raises ConfigurationError for one that is not supported."""
     from pyspark import __version__ as version
 
@@ -313,8 +313,8 @@ def _release() -> str:
 
 def _check_release(session: SparkSession, master: str | None) -> None:
     """Check that the session has the release of this PySpark: SPARK_HOME or a server may bring another one."""
-    if not session.version.startswith(f"{_release()}."):
-        problem = f"Spark at {master} is {session.version}: expected {_release()}, as PySpark is here."
+    if not session.version.startswith(f"{spark_release()}."):
+        problem = f"Spark at {master} is {session.version}: expected {spark_release()}, as PySpark is here."
         step = "Install the same release on both sides, or use another Spark: unset SPARK_HOME, or correct the master."
         raise ConfigurationError(problem, step, setting="spark.master")
 
@@ -479,7 +479,7 @@ def _s3a() -> dict[str, str]:
     """Return the settings for S3A, without credentials, which come from its standard chain."""
     lake = LakeSettings()
     settings = {
-        "spark.jars.packages": ",".join((f"org.apache.hadoop:hadoop-aws:{_HADOOP[_release()]}", *_S3A_PACKAGES)),
+        "spark.jars.packages": ",".join((f"org.apache.hadoop:hadoop-aws:{_HADOOP[spark_release()]}", *_S3A_PACKAGES)),
         "spark.jars.excludes": ",".join(_S3A_EXCLUDES),
         "spark.hadoop.fs.s3a.path.style.access": "true" if lake.path_style else "false",
         "spark.hadoop.fs.s3a.connection.ssl.enabled": "true",

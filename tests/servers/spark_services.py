@@ -277,7 +277,8 @@ class GlueStandIn(StandIn):
         ours = session_config(lake_url=self.s3.url(), is_elsewhere=True)
         own = {name: value for name, value in ours.items() if name.startswith("spark.jars.")}
         own |= {"spark.jars.ivy": str(Path.home() / ".cache/dagster-adjunct/ivy"), "spark.ui.enabled": "false"}
-        own |= {"spark.sql.shuffle.partitions": "36", "spark.sql.adaptive.enabled": "true"}
+        # Sessions with these are refused, so that the run's own have to win.
+        own |= {"spark.sql.session.timeZone": "America/New_York", "spark.sql.ansi.enabled": "false"}
         return ["--master", "local[2]", *(word for pair in own.items() for word in ("--conf", "=".join(pair)))]
 
 

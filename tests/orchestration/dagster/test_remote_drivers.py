@@ -21,7 +21,7 @@ from dagster._core.pipes.context import PipesMessageHandler
 from dagster_adjunct import Application, Lake, SparkResource, open_lake
 from dagster_adjunct.code_location import EmrCluster, EmrServerless, Glue, Kubernetes
 from dagster_adjunct.errors import ConfigurationError
-from dagster_adjunct.orchestration.code_location import services
+from dagster_adjunct.orchestration.code_location import services, submission
 from dagster_adjunct.orchestration.code_location.exchange import Exchange, Inbox, pack
 from dagster_adjunct.orchestration.code_location.submission import do_order
 from dagster_adjunct.resources.objects.store import InMemoryStore
@@ -29,6 +29,7 @@ from tests.doc_blocks import ROOT
 from tests.faulty_store import Fault, FaultyStore
 from tests.kept_processes import without_kept_processes
 from tests.orchestration.dagster import small, submitted
+from tests.orchestration.dagster.lab import FinishedRun
 from tests.orchestration.dagster.test_submission import run, until, when_begun
 from tests.servers.s3 import SECRET_KEY, S3Server
 from tests.servers.spark_services import (
@@ -111,6 +112,17 @@ def left(lake: Lake) -> list[str]:
     return [item.key for item in lake.store.list("exchanges/")]
 
 
+def check_as_in_process(lake: Lake, done: FinishedRun, service: StandIn, engine: str) -> None:
+    """Check what a run has charged and reported, and that Spark was started only if it is the engine."""
+    assert done.success, done.log + service.logs()
+    assert submitted.charges(lake) == submitted.expected(range(40))
+    assert done.made["charges"]["adjunct/last_batch"] == 1
+    assert done.made["charges"]["adjunct/rows"] == 40
+    assert "batch 1: committed; 40 records so far" in done.log
+    assert bool(re.search(r"Spark application \S+ on local\[2\]", done.log)) == (engine == "spark")
+    assert left(lake) == []
+
+
 @pytest.mark.server
 @pytest.mark.parametrize("engine", ["auto", pytest.param("spark", marks=[pytest.mark.spark, pytest.mark.long])])
 def test_a_job_run_computes_and_reports_what_a_run_in_process_does(
@@ -123,19 +135,13 @@ def test_a_job_run_computes_and_reports_what_a_run_in_process_does(
     request = {"executionTimeoutMinutes": 60, "configurationOverrides": overrides}
     app = submitted.charge_calls(Application("charges", engine=engine))
     done = run(lake, app, on_emr(lake.url, request=request))
-    assert done.success, done.log + emr.logs()
-    assert submitted.charges(lake) == submitted.expected(range(40))
-    assert done.made["charges"]["adjunct/last_batch"] == 1
-    assert done.made["charges"]["adjunct/rows"] == 40
-    assert "batch 1: committed; 40 records so far" in done.log
-    assert bool(re.search(r"Spark application \S+ on local\[2\]", done.log)) == (engine == "spark")
+    check_as_in_process(lake, done, emr, engine)
     assert "not be able to receive" not in done.log
     (sent,) = emr.requests
     assert sent["executionTimeoutMinutes"] == 60
     assert sent["configurationOverrides"]["monitoringConfiguration"] == overrides["monitoringConfiguration"]
     assert SECRET_KEY not in json.dumps(sent)
     assert str(ROOT) not in json.dumps(sent), "paths of this machine"
-    assert left(lake) == []
     policy = json.loads((ROOT / "deploy/iam/emr-serverless.json").read_text("utf-8"))
     allowed = {action.removeprefix("emr-serverless:") for action in policy["Statement"][0]["Action"]}
     assert allowed == {*emr.operations, "CancelJobRun", "TagResource"}
@@ -157,18 +163,12 @@ def test_a_step_computes_and_reports_what_a_run_in_process_does(
     cluster.failing, cluster.losing = 6, 1  # botocore itself asks five times
     app = submitted.charge_calls(Application("charges", engine=engine))
     done = run(lake, app, on_cluster(lake.url, environment={"ORDERS_STAGE": "test"}))
-    assert done.success, done.log + cluster.logs()
-    assert submitted.charges(lake) == submitted.expected(range(40))
-    assert done.made["charges"]["adjunct/last_batch"] == 1
-    assert done.made["charges"]["adjunct/rows"] == 40
-    assert "batch 1: committed; 40 records so far" in done.log
-    assert bool(re.search(r"Spark application \S+ on local\[2\]", done.log)) == (engine == "spark")
+    check_as_in_process(lake, done, cluster, engine)
     (sent,) = cluster.requests
     assert sent["ActionOnFailure"] == "CONTINUE", "the cluster outlives it"
     assert {"ORDERS_STAGE=test", "HADOOP_CONF_DIR=/etc/hadoop/conf"} < set(sent["HadoopJarStep"]["Args"])
     assert SECRET_KEY not in json.dumps(sent)
     assert str(ROOT) not in json.dumps(sent).replace(sys.executable, ""), "paths of this machine"
-    assert left(lake) == []
     policy = json.loads((ROOT / "deploy/iam/emr-cluster.json").read_text("utf-8"))
     allowed = {action.removeprefix("elasticmapreduce:") for action in policy["Statement"][0]["Action"]}
     assert allowed == {*cluster.operations, "CancelSteps"}
@@ -186,17 +186,11 @@ def test_a_run_of_a_glue_job_computes_and_reports_what_a_run_in_process_does(
     app = submitted.charge_calls(Application("charges", engine=engine))
     resource = on_glue(lake.url, arguments={"--enable-metrics": "true"}, request={"NumberOfWorkers": 4})
     done = run(lake, app, resource)
-    assert done.success, done.log + glue.logs()
-    assert submitted.charges(lake) == submitted.expected(range(40))
-    assert done.made["charges"]["adjunct/last_batch"] == 1
-    assert done.made["charges"]["adjunct/rows"] == 40
-    assert "batch 1: committed; 40 records so far" in done.log
-    assert bool(re.search(r"Spark application \S+ on local\[2\]", done.log)) == (engine == "spark")
+    check_as_in_process(lake, done, glue, engine)
     (sent,) = glue.requests
     assert (sent["NumberOfWorkers"], sent["Arguments"]["--enable-metrics"]) == (4, "true")
     assert SECRET_KEY not in json.dumps(sent)
     assert str(ROOT) not in json.dumps(sent), "paths of this machine"
-    assert left(lake) == []
     policy = json.loads((ROOT / "deploy/iam/glue.json").read_text("utf-8"))
     allowed = {action.removeprefix("glue:") for action in policy["Statement"][0]["Action"]}
     assert allowed == {*glue.operations, "BatchStopJobRun"}
@@ -309,9 +303,7 @@ def test_a_pod_computes_and_reports_what_a_run_in_process_does(
         )
         app = submitted.charge_calls(Application("charges", engine="auto"))
         done = run(lake, app, SparkResource(kubernetes=kubernetes))
-    assert done.success, done.log + cluster.logs()
-    assert submitted.charges(lake) == submitted.expected(range(40))
-    assert done.made["charges"]["adjunct/rows"] == 40
+    check_as_in_process(lake, done, cluster, "auto")
     assert "charging 39\n" in "".join(printed)
     (pod,) = cluster.requests
     container = pod["spec"]["containers"][0]
@@ -319,7 +311,6 @@ def test_a_pod_computes_and_reports_what_a_run_in_process_does(
     assert (container["image"], container["resources"]) == ("registry.example.com/orders:1", limits)
     assert {"name": "ORDERS_STAGE", "value": "test"} in container["env"]
     assert cluster.pods == {}, "deleted"
-    assert left(lake) == []
 
 
 @pytest.mark.parametrize(
@@ -400,6 +391,23 @@ def test_references_to_secrets_are_no_secrets_and_executors_are_pods_of_the_imag
     _, settings = spark.submission("s3://bucket/lake")
     assert settings["spark.kubernetes.container.image"] == "orders:1"
     assert settings["spark.kubernetes.executor.secretKeyRef.DSN"] == "dsn:url"
+
+
+def test_a_reference_to_a_secret_is_left_to_the_service(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It gives the driver the secret in place of the reference, which the order would put back."""
+    orders: list[submission.Order] = []
+
+    def refuse(exchange: Exchange, order: submission.Order) -> None:
+        orders.append(order)
+        raise ConfigurationError("no run.", "Stop.", argument="x")
+
+    monkeypatch.setattr(Exchange, "offering", refuse)
+    config = {"spark.hadoop.javax.jdo.option.ConnectionPassword": "EMR.secret@metastore", "spark.executor.memory": "2g"}
+    service = EmrServerless(application_id=APPLICATION, execution_role=ROLE)
+    run(lake, submitted.app, SparkResource(lake=lake.url, emr_serverless=service, spark_config=config))
+    (order,) = orders
+    assert order.settings["spark.executor.memory"] == "2g"
+    assert "spark.hadoop.javax.jdo.option.ConnectionPassword" not in order.settings
 
 
 def test_a_variable_of_a_pod_that_looks_like_a_secret_is_refused(lake: Lake, tmp_path: Path) -> None:

@@ -429,16 +429,6 @@ class WithoutRoom(FaultyStore):
         return Path("/nowhere")
 
 
-def test_a_write_is_done_though_there_is_no_room_to_merge_runs_after_it(inner, table, run, monkeypatch, caplog):
-    monkeypatch.setattr(segment_upkeep, "_IN_MEMORY", 0)
-    monkeypatch.setattr(segment_upkeep, "_MANY_RUNS", 8)
-    handle = Handle(over(WithoutRoom(inner)).open(table, 0), run)
-    for number in range(12):
-        flushed(handle, prefix=b"%d" % number)
-    assert "/nowhere" in caplog.text
-    assert handle.value(of(b"11-3")) == LARGE
-
-
 class WithoutMemory(FaultyStore):
     """A store on a machine that has no more memory for temporary files."""
 
@@ -446,13 +436,14 @@ class WithoutMemory(FaultyStore):
         raise MemoryError("no memory")
 
 
-def test_a_write_is_done_whatever_its_upkeep_raises(inner, table, run, monkeypatch, caplog):
+@pytest.mark.parametrize(("store", "told"), [(WithoutRoom, "/nowhere"), (WithoutMemory, "MemoryError: no memory")])
+def test_a_write_is_done_whatever_the_upkeep_after_it_raises(inner, table, run, monkeypatch, caplog, store, told):
     monkeypatch.setattr(segment_upkeep, "_IN_MEMORY", 0)
     monkeypatch.setattr(segment_upkeep, "_MANY_RUNS", 8)
-    handle = Handle(over(WithoutMemory(inner)).open(table, 0), run)
+    handle = Handle(over(store(inner)).open(table, 0), run)
     for number in range(12):
         flushed(handle, prefix=b"%d" % number)
-    assert "MemoryError: no memory" in caplog.text
+    assert told in caplog.text
     assert handle.value(of(b"11-3")) == LARGE
 
 
