@@ -134,6 +134,7 @@ def _emit(text: str, file: Path | None, what: str) -> None:
     except OSError as error:
         problem = f"--output {file} can't be written: {error.strerror}."
         raise ConfigurationError(problem, "Name a writable file in an existing folder.", setting="--output") from error
+    output.show_json({"output": str(file)})
     output.show_line(f"{what} is in {file}.")
 
 
