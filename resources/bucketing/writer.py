@@ -28,7 +28,7 @@ from dagster_adjunct.resources.bucketing.files import (
     pack_footer,
 )
 from dagster_adjunct.resources.bucketing.hashing import assign_buckets, row_hash
-from dagster_adjunct.resources.common import to_json_value
+from dagster_adjunct.resources.common import map_in_threads, to_json_value
 from dagster_adjunct.resources.errors import ManifestMismatchError, NullKeyError, ObjectExistsError, PermanentError
 from dagster_adjunct.resources.lazy_modules import F, np, pa, pc, pq
 from dagster_adjunct.resources.objects.store import ObjectStore, StoreDescriptor, staged_file_errors
@@ -425,12 +425,13 @@ def write_arrow_buckets(
         numbers = assign_buckets([table.column(name) for name in layout.bucket_by], layout.partitions)
     else:
         numbers = np.zeros(table.num_rows, dtype=np.int32)
-    files = []
-    for bucket in np.unique(numbers).tolist():
+
+    def write(bucket: int) -> BucketFile | None:
         rows = table.take(np.nonzero(numbers == bucket)[0])
         parts = (rows.slice(start, ROWS_PER_GROUP) for start in range(0, rows.num_rows, ROWS_PER_GROUP))
-        files.append(write_bucket_file(BucketFileWriter(store, folder, bucket, layout, options), parts))
-    return [file for file in files if file]
+        return write_bucket_file(BucketFileWriter(store, folder, bucket, layout, options), parts)
+
+    return [file for file in map_in_threads(write, np.unique(numbers).tolist()) if file]
 
 
 _BUCKET = "__bucket"
