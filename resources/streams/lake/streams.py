@@ -132,14 +132,14 @@ class LakeStreams(LakeReads, LakeAppends, StreamWriter):
 
         def decide(commit: Commit | None) -> dict[str, Any] | None:
             if commit is None or is_deletion_commit(commit):
+                # The name first, so that every stream is listed; a name without a commit is ignored.
+                with suppress(ObjectExistsError):
+                    self.lake.store.put_if_absent(f"{NAMES_PREFIX}/{name}", b"")
                 return StreamState.empty(declaration).body()
             state = self._parse(commit)
             now = evolve_declaration(name, state.declaration, declaration)
             return None if now is state.declaration else state.with_declaration(now).body()
 
-        # The name first, so that every stream is listed; a name without a commit is ignored.
-        with suppress(ObjectExistsError):
-            self.lake.store.put_if_absent(f"{NAMES_PREFIX}/{name}", b"")
         self.lake.commit_log(prefix, STREAM_KIND).transact(decide, by="create", attempts=COMMIT_ATTEMPTS)
         return self.info(name)
 
