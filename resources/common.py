@@ -375,18 +375,18 @@ def resolve_user(by: str | None) -> str:
     return by.strip()
 
 
-_REQUESTS_AT_ONCE = 8
+REQUESTS_AT_ONCE = 8
 
 
-def map_in_threads(work: Callable[[A], T], items: Iterable[A]) -> list[T]:
+def map_in_threads(work: Callable[[A], T], items: Iterable[A], at_once: int = REQUESTS_AT_ONCE) -> list[T]:
     """Return the results of `work` in the order of the items; several are under way, as they wait for a store.
 
     Raises the first error in this order, after what was under way has ended.
     """
     listed = list(items)
-    if len(listed) < 2:
+    if min(len(listed), at_once) < 2:
         return [work(item) for item in listed]
-    with ThreadPoolExecutor(min(len(listed), _REQUESTS_AT_ONCE), "adjunct-requests") as threads:
+    with ThreadPoolExecutor(min(len(listed), at_once), "adjunct-requests") as threads:
         return list(threads.map(work, listed))
 
 

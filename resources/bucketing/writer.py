@@ -28,7 +28,7 @@ from dagster_adjunct.resources.bucketing.files import (
     pack_footer,
 )
 from dagster_adjunct.resources.bucketing.hashing import assign_buckets, row_hash
-from dagster_adjunct.resources.common import map_in_threads, to_json_value
+from dagster_adjunct.resources.common import REQUESTS_AT_ONCE, map_in_threads, to_json_value
 from dagster_adjunct.resources.errors import ManifestMismatchError, NullKeyError, ObjectExistsError, PermanentError
 from dagster_adjunct.resources.lazy_modules import F, np, pa, pc, pq
 from dagster_adjunct.resources.objects.store import ObjectStore, StoreDescriptor, staged_file_errors
@@ -48,6 +48,7 @@ ROWS_PER_GROUP = 65_536
 GROUP_KEYS = b"adjunct-group-keys"
 _FACTS = b"adjunct"
 _SAMPLED = 4_096
+_COPIED_AT_ONCE = 256 * 1024 * 1024
 
 
 class RowCompleter(Protocol):
@@ -431,7 +432,9 @@ def write_arrow_buckets(
         parts = (rows.slice(start, ROWS_PER_GROUP) for start in range(0, rows.num_rows, ROWS_PER_GROUP))
         return write_bucket_file(BucketFileWriter(store, folder, bucket, layout, options), parts)
 
-    return [file for file in map_in_threads(write, np.unique(numbers).tolist()) if file]
+    buckets = np.unique(numbers).tolist()
+    at_once = _COPIED_AT_ONCE * len(buckets) // (table.nbytes + 1)  # each of them copies the rows of its bucket
+    return [file for file in map_in_threads(write, buckets, min(at_once, REQUESTS_AT_ONCE)) if file]
 
 
 _BUCKET = "__bucket"
