@@ -13,7 +13,7 @@ import re
 import sys
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, fields, is_dataclass
@@ -381,13 +381,21 @@ REQUESTS_AT_ONCE = 8
 def map_in_threads(work: Callable[[A], T], items: Iterable[A], at_once: int = REQUESTS_AT_ONCE) -> list[T]:
     """Return the results of `work` in the order of the items; several are under way, as they wait for a store.
 
-    Raises the first error in this order, after what was under way has ended.
+    Raises the first error in this order, after what was under way has ended; so does an interrupt.
     """
     listed = list(items)
     if min(len(listed), at_once) < 2:
         return [work(item) for item in listed]
+    begun: list[Future[T]] = []
     with ThreadPoolExecutor(min(len(listed), at_once), "adjunct-requests") as threads:
-        return list(threads.map(work, listed))
+        # A thread that outlives the main one can start no other: it does the rest itself.
+        with suppress(RuntimeError):
+            begun.extend(threads.submit(work, item) for item in listed)
+        try:
+            return [future.result() for future in begun] + [work(item) for item in listed[len(begun) :]]
+        finally:
+            for future in begun:
+                future.cancel()
 
 
 class LoopThread:

@@ -468,10 +468,12 @@ def open_stored_versions(lake: Lake, name: str) -> StoredVersions:
 def current_readers(datasets: Mapping[str, StoredVersions]) -> dict[str, VersionReader | None]:
     """Return a reader of each dataset's served version; members of one version set come from one snapshot of it."""
     readers: dict[str, VersionReader | None] = {}
-    snapshots = map_in_threads(lambda stored: stored.log.read_all()[1], datasets.values())
-    for name, snapshot in zip(datasets, snapshots, strict=True):
+    alone = [name for name, stored in datasets.items() if stored.spec and stored.spec.version_set is None]
+    snapshots = dict(zip(alone, map_in_threads(lambda name: datasets[name].log.read_all()[1], alone), strict=True))
+    for name, stored in datasets.items():
         if name in readers:
             continue
+        snapshot = snapshots[name] if name in snapshots else stored.log.read_all()[1]
         for member, other in datasets.items():
             if member == name or (member in snapshot and member not in readers):
                 readers[member] = other.reader_of(snapshot.get(member))

@@ -432,9 +432,10 @@ def write_arrow_buckets(
         parts = (rows.slice(start, ROWS_PER_GROUP) for start in range(0, rows.num_rows, ROWS_PER_GROUP))
         return write_bucket_file(BucketFileWriter(store, folder, bucket, layout, options), parts)
 
-    buckets = np.unique(numbers).tolist()
-    at_once = _COPIED_AT_ONCE * len(buckets) // (table.nbytes + 1)  # each of them copies the rows of its bucket
-    return [file for file in map_in_threads(write, buckets, min(at_once, REQUESTS_AT_ONCE)) if file]
+    buckets, rows = np.unique(numbers, return_counts=True)
+    # Each of them copies the rows of its bucket.
+    at_once = _COPIED_AT_ONCE * table.num_rows // (table.nbytes * int(rows.max(initial=0)) + 1)
+    return [file for file in map_in_threads(write, buckets.tolist(), min(at_once, REQUESTS_AT_ONCE)) if file]
 
 
 _BUCKET = "__bucket"
@@ -457,7 +458,7 @@ def write_buckets(
     `folder` belongs to the attempt, whose id is its last segment. `df` has the layout's columns (without `__row`, which
     the writer adds) and may have more for `order_by`. `partitioned=True` claims that partition i of `df` already holds
     exactly bucket i, so that no exchange is needed; each row is checked, so a wrong claim raises an error. With
-    `one_task`, a single task writes all buckets at the same time, for frames of few rows. The rows' digest covers the
+    `one_task`, a single task writes all buckets, for frames of few rows. The rows' digest covers the
     columns `digested`, by default the schema's; the last may be left out where it is null. With `drop_tombstones`, `df`
     has `__tombstone`, and a bucket whose keys were all deleted is returned with stats but without a name.
     """
@@ -520,15 +521,12 @@ def _task(
 
         context = TaskContext.get()
         bucket = context.partitionId() if context is not None else 0
-        store = descriptor.open()
+        store, facts = descriptor.open(), []
         rows = (pa.Table.from_batches([batch]) for batch in batches)
-
-        def write(part: tuple[int, Iterable[pa.Table]]) -> BucketFile | None:
-            return write_bucket_file(BucketFileWriter(store, folder, part[0], layout, options), part[1])
-
         try:
-            parts = [(n, list(tables)) for n, tables in _split_by_bucket(rows)] if all_buckets else [(bucket, rows)]
-            facts = [json.dumps(file.to_json()) for file in map_in_threads(write, parts) if file]
+            for number, tables in _split_by_bucket(rows) if all_buckets else [(bucket, rows)]:
+                file = write_bucket_file(BucketFileWriter(store, folder, number, layout, options), tables)
+                facts += [json.dumps(file.to_json())] if file else []
         except PermanentError as error:
             # Returned instead of raised: Spark would retry the task, and wrap the error.
             facts = [json.dumps(tasks.error_to_json(error))]

@@ -183,13 +183,17 @@ _KEPT_BYTES = 64 * 1024 * 1024
 class KeptManifests:
     """The manifests that a process has read or written in a `while_kept` block, which may be entered several times.
 
-    Manifests never change, so a run reads each of them once. Thread-safe.
+    A run reads each of them once: they never change, except that an erasure takes keys out of those of earlier commits,
+    which nobody needs. Thread-safe; pickles as one that keeps nothing.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # for blocks alone: a process may fork while another thread reads
         self._entered = self._size = 0
         self._kept: dict[str, bytes] = {}
+
+    def __reduce__(self) -> tuple[type[KeptManifests], tuple[()]]:
+        return KeptManifests, ()
 
     @contextmanager
     def while_kept(self) -> Iterator[None]:
@@ -211,6 +215,8 @@ class KeptManifests:
     def add(self, key: str, manifest: bytes) -> None:
         """Keep a manifest, inside a block."""
         if not self._entered:
+            return
+        if key in self._kept:
             return
         if self._size + len(manifest) > _KEPT_BYTES:
             self._kept, self._size = {}, 0
@@ -286,10 +292,7 @@ class CommitLog:
 
         Raises `ObjectNotFoundError` and `MalformedDocumentError`.
         """
-        data = self._kept.find(manifest_key)
-        if data is None:
-            data = self.store.get(manifest_key).data
-            self._kept.add(manifest_key, data)
+        data = self._read_manifest(manifest_key)
         step = "Restore this object from a backup or an older object version; "
         step += f"other commits of {self.prefix} are intact."
         manifest = decode_document(Manifest, data, f"manifest {manifest_key!r} in {self.store.url}", step)
@@ -299,7 +302,11 @@ class CommitLog:
             problem += f"{expected!r}; expected kind {self.kind!r} here."
             step = "It may have been copied or renamed: restore the original object."
             raise errors.MalformedDocumentError(problem, step, document=manifest_key)
+        self._kept.add(manifest_key, data)
         return _commit_of(manifest, manifest_key)
+
+    def _read_manifest(self, manifest_key: str) -> bytes:
+        return self._kept.find(manifest_key) or self.store.get(manifest_key).data
 
     def history(self, limit: int | None = None) -> Iterator[Commit]:
         """Yield the current commit, its parent and so on, until a manifest has been deleted by maintenance."""
@@ -325,7 +332,7 @@ class CommitLog:
         """
         newest = other.current()
         for commit in other.history() if newest is not None else ():
-            data = self.store.get(commit.manifest_key).data
+            data = other._read_manifest(commit.manifest_key)
             with suppress(errors.ObjectExistsError):
                 self.store.put_if_absent(self.manifest_key(commit.number, commit.id), data)
         return self._commit(newest, None, body, by, None)

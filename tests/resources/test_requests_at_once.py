@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from typing import TYPE_CHECKING
 
@@ -75,6 +77,21 @@ def test_an_append_of_which_a_file_can_not_be_written_has_no_effect(streams: Lak
         LakeStreams(lake).append("words", ROWS, producer="me", sequence=1)
     assert streams.read_arrow(streams.all_ranges("words")).num_rows == 0
     assert streams.append("words", ROWS, producer="me", sequence=1).rows == len(ROWS)
+
+
+def test_a_thread_that_outlives_the_main_one_asks_for_one_after_the_other() -> None:
+    code = """
+import threading, time
+from dagster_adjunct.resources.common import map_in_threads
+
+def late():
+    threading.main_thread().join()
+    print(map_in_threads(lambda number: number * number, [1, 2, 3]))
+
+threading.Thread(target=late).start()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=600)
+    assert (done.stdout, done.returncode) == ("[1, 4, 9]\n", 0), done.stderr
 
 
 def test_results_keep_the_order_and_the_first_error_is_raised_when_all_have_ended() -> None:

@@ -66,16 +66,17 @@ def read_tables(
     *,
     positions: bool,
     whole: bool = False,
+    finish: Callable[[pa.Table], pa.Table] = lambda table: table,
 ) -> Iterator[pa.Table]:
     """Yield these columns and those of RECORD_META (and POSITION), ordered by partition and offset.
 
     In parts of one row group, so that only one is in memory; with `whole`, all are, and files are read at the same
-    time. `segments` are those that overlap the spans.
+    time. `finish` is applied to each part. `segments` are those that overlap the spans.
     """
     schema = with_meta_columns(columns.to_arrow(), positions=positions)
 
     def read(part: _Part) -> Iterator[pa.Table]:
-        return (table.cast(schema) for table in _read_file(files, part, schema.names))
+        return (finish(table.cast(schema)) for table in _read_file(files, part, schema.names))
 
     parts = _list_files(segments, spans)
     read_files = map_in_threads(lambda part: list(read(part)), parts) if whole else map(read, parts)
@@ -444,10 +445,13 @@ class LakeReads(StreamStates, NumberedOffsets):
         declared, positions = at.state.declaration.columns, options.get("positions", False)
         schema = declared if columns is None else declared.select(columns)
         yield with_meta_columns(schema.to_arrow(), positions=positions).empty_table()
-        wanted = positions or bool(at.replaced)
-        for table in read_tables(at.files, schema, at.segments, at.spans, positions=wanted, whole=whole):
+
+        def finish(table: pa.Table) -> pa.Table:
             latest = lineage.filter_latest(table, at.replaced)
-            yield latest if positions else lineage.drop_positions(latest)
+            return latest if positions else lineage.drop_positions(latest)
+
+        wanted = positions or bool(at.replaced)
+        yield from read_tables(at.files, schema, at.segments, at.spans, positions=wanted, whole=whole, finish=finish)
 
     def task_reads(
         self, ranges: Mapping[SystemStreamPartition, OffsetRange], columns: Sequence[str]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pickle
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -73,6 +74,29 @@ def test_a_run_reads_a_manifest_once_and_sees_every_commit_of_others(store: Obje
         assert manifests_read(counted) == 2
     assert mine.current() == third
     assert manifests_read(counted) == 3
+
+
+def test_a_damaged_manifest_is_not_kept(store: ObjectStore) -> None:
+    lake = Lake(store, "tests")
+    log = CommitLog(store, "streams/a", "stream")
+    made = log.commit(None, {"n": 1}, by="me")
+    good = store.get(made.manifest_key).data
+    store.put(made.manifest_key, good[:-2])
+    with lake.manifests.while_kept():
+        with pytest.raises(MalformedDocumentError):
+            lake.commit_log("streams/a", "stream").current()
+        store.put(made.manifest_key, good)
+        assert lake.commit_log("streams/a", "stream").current() == made
+
+
+def test_a_log_is_pickled_without_what_is_kept() -> None:
+    lake = Lake(InMemoryStore(), "tests")
+    log = lake.commit_log("streams/a", "stream")
+    with lake.manifests.while_kept():
+        made = log.commit(None, {"n": "a text"}, by="me")
+        pickled = pickle.dumps(lake.manifests)
+    assert b"a text" not in pickled
+    assert pickle.loads(pickled).find(made.manifest_key) is None
 
 
 def test_what_a_run_keeps_of_manifests_is_bounded(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
