@@ -214,9 +214,7 @@ class KeptManifests:
 
     def add(self, key: str, manifest: bytes) -> None:
         """Keep a manifest, inside a block."""
-        if not self._entered:
-            return
-        if key in self._kept:
+        if not self._entered or key in self._kept:
             return
         if self._size + len(manifest) > _KEPT_BYTES:
             self._kept, self._size = {}, 0
