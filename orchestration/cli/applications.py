@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import signal
 import socket
 import sys
 import uuid
@@ -267,6 +268,8 @@ def ui(port: int, lake_url: str | None) -> None:
         else ["-m", "dagster_adjunct.orchestration.definitions"]
     )
     output.console.print(f"Dagster UI: http://127.0.0.1:{port}")
+    # A script's background process inherits an ignored SIGINT, for which Dagster would ignore SIGTERM, too.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     os.execve(sys.executable, arguments, environment)
 
 
