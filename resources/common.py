@@ -1,5 +1,5 @@
 """What all packages share: checks of arguments and names, lines of user code, registries of classes, stored documents,
-moments in microseconds, and an event loop for code that is not async."""
+moments in microseconds, threads for requests, and an event loop for code that is not async."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, fields, is_dataclass
@@ -26,6 +27,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from dagster_adjunct.resources.errors import ConfigurationError, InvalidNameError
 
+A = TypeVar("A")
 T = TypeVar("T")
 N = TypeVar("N", int, float)
 
@@ -371,6 +373,29 @@ def resolve_user(by: str | None) -> str:
     if not by.strip():
         raise ConfigurationError("by is empty.", "Give a name, or omit it.", argument="by")
     return by.strip()
+
+
+REQUESTS_AT_ONCE = 8
+
+
+def map_in_threads(work: Callable[[A], T], items: Iterable[A], at_once: int = REQUESTS_AT_ONCE) -> list[T]:
+    """Return the results of `work` in the order of the items; several are under way, as they wait for a store.
+
+    Raises the first error in this order, after what was under way has ended; so does an interrupt.
+    """
+    listed = list(items)
+    if min(len(listed), at_once) < 2:
+        return [work(item) for item in listed]
+    begun: list[Future[T]] = []
+    with ThreadPoolExecutor(min(len(listed), at_once), "adjunct-requests") as threads:
+        # A thread that outlives the main one can start no other: it does the rest itself.
+        with suppress(RuntimeError):
+            begun.extend(threads.submit(work, item) for item in listed)
+        try:
+            return [future.result() for future in begun] + [work(item) for item in listed[len(begun) :]]
+        finally:
+            for future in begun:
+                future.cancel()
 
 
 class LoopThread:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.java_classes import hurry_sparks_jvms
 from tests.temporary_files import keep_temporary_files_in_memory
@@ -32,6 +33,10 @@ def _interrupt(number: int, frame: Any) -> None:
 # With Python's own handler, asyncio.run writes each result out as text on its way: a third of the time of short calls.
 if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, _interrupt)
+
+# No drawn example fails because the machine is busy. (With CI set, Hypothesis has a profile that this one extends.)
+settings.register_profile("any-machine", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any-machine")
 
 # Thousands of tests are collected, and all of them stay: looking for garbage among them takes a fifth of the time.
 gc.disable()

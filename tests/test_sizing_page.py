@@ -27,7 +27,10 @@ def _row(run: str) -> str:
 
 
 def _requests(partitions: int, datasets: int) -> list[int]:
-    """Return the number of requests of each of the runs, one after the other, after a first one."""
+    """Return the number of requests of each of the runs, one after the other, after a first one.
+
+    Manifests, which never change, are read once in a run.
+    """
     store = FaultyStore(InMemoryStore())
     lake = Lake(store, "memory")
     streams = LakeStreams(lake)
@@ -52,6 +55,8 @@ def _requests(partitions: int, datasets: int) -> list[int]:
     def requests_of_a_run() -> int:
         store.requests.clear()
         run_application(app, lake=lake, systems={"lake": streams}, spark=IN_PROCESS, run="by-hand")
+        manifests = [key for request, key in store.requests if request == "get" and "/manifests/" in key]
+        assert len(manifests) == len(set(manifests))
         return len(store.requests)
 
     deliver(1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from dagster_adjunct.assets.reading.history import Reader, Span
@@ -10,7 +11,7 @@ from dagster_adjunct.assets.reading.superseded import kept_rows, key_codes, numb
 from dagster_adjunct.assets.reading.version_reader import VersionReader, no_history_error
 from dagster_adjunct.assets.versions.version import POSITION, TOMBSTONE
 from dagster_adjunct.resources.bucketing.files import IS_FIRST, VALID_FROM, VALID_TO
-from dagster_adjunct.resources.common import to_microseconds
+from dagster_adjunct.resources.common import map_in_threads, to_microseconds
 from dagster_adjunct.resources.lazy_modules import np, pa
 from dagster_adjunct.resources.objects.store import ObjectStore
 from dagster_adjunct.resources.schemas.schema import Schema, arrow_type
@@ -59,15 +60,13 @@ def read_rows_over_time(reader: Reader) -> pa.Table:
 def _stored_rows(view: VersionReader, bucket: int | None, *, threads: bool) -> tuple[pa.Table, Any]:
     """Return the stored rows of a bucket, or of all (None), and the generation of each (numpy)."""
     sealed = view.sealed
-    tables: list[pa.Table] = []
-    generations: list[Any] = [np.zeros(0, np.int64)]
     numbers = {generation.folder: generation.id for generation in sealed.generations}
-    for stored in list_stored_files(view.store, view.dataset, sealed):
-        if bucket is None or stored.file.bucket == bucket:
-            tables.append(read_stored_file(stored, sealed.layout, threads=threads))
-            generations.append(np.full(tables[-1].num_rows, numbers[stored.folder]))
+    stored = list_stored_files(view.store, view.dataset, sealed)
+    wanted = [one for one in stored if bucket is None or one.file.bucket == bucket]
+    tables = map_in_threads(partial(read_stored_file, layout=sealed.layout, threads=threads), wanted)
+    generations = [np.full(table.num_rows, numbers[one.folder]) for one, table in zip(wanted, tables, strict=True)]
     rows = pa.concat_tables(tables) if tables else sealed.layout.arrow_schema().empty_table()
-    return rows, np.concatenate(generations)
+    return rows, np.concatenate([np.zeros(0, np.int64), *generations])
 
 
 def _rows_of_span(store: ObjectStore, dataset: str, schema: Schema, number: int, span: Span) -> pa.Table:
@@ -75,7 +74,7 @@ def _rows_of_span(store: ObjectStore, dataset: str, schema: Schema, number: int,
     version, wanted = span.version, schema.to_arrow()
     what = f"dataset {dataset!r}, version {version.id}"
     files = (StoredFile(store, what, one.folder, file) for one in version.generations for file in one.files)
-    tables = [read_stored_file(stored, version.layout, threads=False) for stored in files]
+    tables = map_in_threads(partial(read_stored_file, layout=version.layout, threads=False), files)
     rows = pa.concat_tables(tables) if tables else version.layout.arrow_schema().empty_table()
     columns: dict[str, Any] = {
         field.name: rows.column(field.name).cast(field.type)

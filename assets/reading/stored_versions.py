@@ -29,7 +29,7 @@ from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.manifest import DatasetManifest, UnboundedManifest, as_bounded, parse_manifest
 from dagster_adjunct.assets.versions.version import SealedVersion, VersionRef, check_declaration, version_number
 from dagster_adjunct.resources import errors
-from dagster_adjunct.resources.common import argument_error
+from dagster_adjunct.resources.common import argument_error, map_in_threads
 from dagster_adjunct.resources.objects.commit_log import Commit, commit_number, is_deletion_commit
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.streams.system import StreamSystem
@@ -468,10 +468,12 @@ def open_stored_versions(lake: Lake, name: str) -> StoredVersions:
 def current_readers(datasets: Mapping[str, StoredVersions]) -> dict[str, VersionReader | None]:
     """Return a reader of each dataset's served version; members of one version set come from one snapshot of it."""
     readers: dict[str, VersionReader | None] = {}
+    alone = [name for name, stored in datasets.items() if stored.spec and stored.spec.version_set is None]
+    snapshots = dict(zip(alone, map_in_threads(lambda name: datasets[name].log.read_all()[1], alone), strict=True))
     for name, stored in datasets.items():
         if name in readers:
             continue
-        snapshot = stored.log.read_all()[1]
+        snapshot = snapshots[name] if name in snapshots else stored.log.read_all()[1]
         for member, other in datasets.items():
             if member == name or (member in snapshot and member not in readers):
                 readers[member] = other.reader_of(snapshot.get(member))

@@ -141,6 +141,7 @@ def open_runtime(
     if systems is None:
         systems = open_systems(lake, [spec.stream for spec in specs if spec.stream])
     with ExitStack() as stack:
+        stack.enter_context(lake.manifests.while_kept())
         session = stack.enter_context(session_scope(lake_url=lake.url)) if spark is None else spark
         yield Runtime(lake, systems, session_factory(session), by)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import signal
 import socket
 import sys
 import uuid
@@ -134,6 +135,7 @@ def _emit(text: str, file: Path | None, what: str) -> None:
     except OSError as error:
         problem = f"--output {file} can't be written: {error.strerror}."
         raise ConfigurationError(problem, "Name a writable file in an existing folder.", setting="--output") from error
+    output.show_json({"output": str(file)})
     output.show_line(f"{what} is in {file}.")
 
 
@@ -266,6 +268,8 @@ def ui(port: int, lake_url: str | None) -> None:
         else ["-m", "dagster_adjunct.orchestration.definitions"]
     )
     output.console.print(f"Dagster UI: http://127.0.0.1:{port}")
+    # A script's background process inherits an ignored SIGINT, for which Dagster would ignore SIGTERM, too.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     os.execve(sys.executable, arguments, environment)
 
 

@@ -84,7 +84,14 @@ def output_options(command: C) -> C:
 
 def audit_options(command: C) -> C:
     """Add --reason and --by, which every change records."""
-    return click.option("--reason", required=True, help="Why; recorded with the change.")(user_option(command))
+
+    def check(context: click.Context, option: click.Parameter, reason: str) -> str:
+        if not reason.strip():
+            raise ConfigurationError("--reason is empty.", "Say why; it is recorded.", setting="--reason")
+        return reason
+
+    text = "Why; recorded with the change."
+    return click.option("--reason", required=True, callback=check, help=text)(user_option(command))
 
 
 def parse_duration(option: str, text: str, example: str) -> timedelta:

@@ -22,7 +22,7 @@ from dagster_adjunct.assets.versions.version import Verdict, VersionRef
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.application.graph import find_output_joins, to_dagster_name
 from dagster_adjunct.orchestration.operators.stream_facts import LineageNode
-from dagster_adjunct.resources.errors import AdjunctError, ValidatorError
+from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, ValidatorError
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.streams.system import StreamSystem
 
@@ -220,6 +220,9 @@ def validator_check_specs(dataset: AdjunctDataset, key: dg.AssetKey) -> list[dg.
 
     if dataset.follows_changes:
         return []
+    if any(validator.name == ACCEPTED for validator in dataset.validators):
+        problem = f"dataset {dataset.name!r}: its validator {ACCEPTED!r} has the name of the check of its versions."
+        raise ConfigurationError(problem, "Rename the validator.", dataset=dataset.name)
     accepted = "The newest delivered version is published. If it is rejected, the previous one stays served."
     validators = [
         dg.AssetCheckSpec(

@@ -276,7 +276,7 @@ def derive_columns(app: Application, catalog: Catalog) -> tuple[tuple[str, ...],
                     check_key_types(schema, app.outputs[target.name].key, "there")
                 if unknown := [repr(name) for name, kind in written.items() if kind is None]:
                     unproven.append(
-                        f"{operator.id}: whether stream {target.name} can hold {_abbreviate(unknown)} is unproven: "
+                        f"{operator.id}: whether stream {target.name} can hold {abbreviate(unknown)} is unproven: "
                         "the type is not known yet."
                     )
         columns_known = all(columns.types is not None for columns in arriving)
@@ -315,7 +315,7 @@ def _note_declared_types(
     unknown = [pair for pair in declared if pair.type is None]
     if not unknown or not (app.strict or columns_known):
         return []
-    shown = _abbreviate([f"{pair.column!r} (to be {pair.other_type})" for pair in unknown])
+    shown = abbreviate([f"{pair.column!r} (to be {pair.other_type})" for pair in unknown])
     verb = "the type of {} is" if len(unknown) == 1 else "the types of {} are"
     what = verb.format(f"{shown}, as {unknown[0].other} declares,")
     column, kind = unknown[0].column, unknown[0].other_type
@@ -462,8 +462,9 @@ def _join_note(what: str, unproven: Sequence[str]) -> tuple[str, ...]:
     return (f"{what}: {'; '.join(unproven[:_MAX_LISTED])}{more}.",) if unproven else ()
 
 
-def _abbreviate(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _MAX_LISTED} more" if len(names) > _MAX_LISTED else ""
+def abbreviate(names: Sequence[str]) -> str:
+    """Return the first names, and how many more there are."""
+    more = f" and {len(names) - _MAX_LISTED:,} more" if len(names) > _MAX_LISTED else ""
     return f"{', '.join(names[:_MAX_LISTED])}{more}"
 
 

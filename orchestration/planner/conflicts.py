@@ -21,7 +21,7 @@ from typing import Any
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.operators.operator import Flow, Operator, Requirement, StreamEdge
 from dagster_adjunct.orchestration.operators.stream_facts import SPARK, TASK_NUMBER, Catalog, stream_size
-from dagster_adjunct.orchestration.planner.columns import Arriving, Flows, format_place, trace_flows
+from dagster_adjunct.orchestration.planner.columns import Arriving, Flows, abbreviate, format_place, trace_flows
 from dagster_adjunct.orchestration.planner.partition_counts import (
     Counts,
     Draft,
@@ -343,7 +343,7 @@ def check_co_partitioning(draft: Draft) -> None:
     same: dict[str, list[str]] = {}  # the operators at which the same is to do
     for at in dict.fromkeys(at for conflict in differing[:_MAX_LISTED] for at in conflict.at[:_MAX_LISTED]):
         same.setdefault(_describe_fixes(finder.find(at), edges), []).append(at)
-    steps = [f"At {_abbreviate(places)}: {step}." for step, places in same.items()]
+    steps = [f"At {abbreviate(places)}: {step}." for step, places in same.items()]
     in_conflict = {at for conflict in differing for at in conflict.at}
     steps += [step for where, _, step in elsewhere[:_MAX_LISTED] if where not in in_conflict]
     auto = "" if app.strict else " Or set auto_repartition=True on the application."
@@ -355,7 +355,7 @@ def check_co_partitioning(draft: Draft) -> None:
         lines = [
             f"{format_place(app.operator(where).declared_at) or app.name}: {problem}" for where, problem in problems
         ]
-        more = [f"and {len(left):,} more: {_abbreviate(left)}."] if left else []
+        more = [f"and {len(left):,} more: {abbreviate(left)}."] if left else []
         joins = len({*(where for where, _ in problems), *left})
         counted = f"{joins:,} joins" if joins > 1 else "1 join"
         problem = "\n- ".join([f"{counted} can't be proven:", *lines, *more])
@@ -377,8 +377,8 @@ def _describe_conflict(conflict: Conflict, counts: Counts, edges: Mapping[str, S
     most = find_majority(conflict.nodes, counts)
     majority = ""
     if most is not None and len(most[1]) < len(sides):
-        majority = f"; most have {most[0]}: {_abbreviate([edges[node].name for node in most[1]])}"
-    counted = _abbreviate([f"{side.name} has {side.partitions} ({side.count_from})" for side in sides])
+        majority = f"; most have {most[0]}: {abbreviate([edges[node].name for node in most[1]])}"
+    counted = abbreviate([f"{side.name} has {side.partitions} ({side.count_from})" for side in sides])
     return f"{conflict.join}{others} needs equal partition counts: {counted}{majority}."
 
 
@@ -429,7 +429,7 @@ def _find_mispartitioned(draft: Draft) -> list[tuple[str, str, str]]:
                     for at, one, wrong in breaking
                 }
                 why = "; ".join(f"{each} breaks it: {wrong}" for each, wrong in inputs.items())
-                step = f"Write {_partition_by(needed.columns)} before {flow.stream}, on {_abbreviate([*inputs])}."
+                step = f"Write {_partition_by(needed.columns)} before {flow.stream}, on {abbreviate([*inputs])}."
             else:
                 step = f"Write {_partition_by(needed.columns)} before {operator}"
                 step += f", on {name}." if len(requirements) > 1 else "."
@@ -451,11 +451,6 @@ def _suggest_partition_by(app: Application, operator: str, needed: Requirement, 
 
 def _by_columns(columns: Iterable[str]) -> str:
     return f"({', '.join(columns)}) with {SPARK}"
-
-
-def _abbreviate(names: Sequence[str]) -> str:
-    shown = ", ".join(names[:_MAX_LISTED])
-    return shown if len(names) <= _MAX_LISTED else f"{shown} and {len(names) - _MAX_LISTED:,} more"
 
 
 def _stream_label(node: str, edges: Mapping[str, StreamEdge]) -> str:

@@ -33,6 +33,7 @@ from dagster_adjunct.resources.streams.startpoint import (
     check_id,
     check_startpoint,
     check_stored_version,
+    is_storable_text,
 )
 from dagster_adjunct.resources.streams.system import StreamSystem, SystemStreamPartition
 from dagster_adjunct.resources.validation import validated_methods
@@ -356,7 +357,7 @@ class StartpointRequest:
         if self.task is not None:
             check_task(self.task)
         for name, value in (("by", self.by), ("reason", self.reason)):
-            if not value.strip() or len(value) > _TEXT_LENGTH or not _storable(value):
+            if not value.strip() or len(value) > _TEXT_LENGTH or not is_storable_text(value):
                 found, expected = f"{what}{name}={value!r:.100}", f"a text of 1 to {_TEXT_LENGTH} characters"
                 step = "Say who asks (by) and why (reason): both are shown with the replay."
                 raise argument_error(found, expected, step, argument=name)
@@ -427,14 +428,10 @@ def to_startpoint(request: StartpointRequest) -> Startpoint:
 
 def check_task(task: str) -> str:
     """Return `task` if it is a valid task name: any text, as in "Partition 3"."""
-    if not isinstance(task, str) or not 0 < len(task) <= _TASK_LENGTH or not _storable(task):
+    if not isinstance(task, str) or not 0 < len(task) <= _TASK_LENGTH or not is_storable_text(task):
         problem = f"task name {task!r} can't be stored: expected a text of 1 to {_TASK_LENGTH} characters."
         raise errors.InvalidNameError(problem, "Name the task as the plan does, as in 'Partition 3'.", argument="task")
     return task
-
-
-def _storable(text: str) -> bool:
-    return text.isascii() or not any("\ud800" <= char <= "\udfff" for char in text)
 
 
 def malformed_error(where: str, problem: str) -> errors.MalformedDocumentError:

@@ -39,7 +39,7 @@ from dagster_adjunct.orchestration.step.progress import (
     measure_state_sizes,
 )
 from dagster_adjunct.orchestration.step.recorded_answers import OpenTables
-from dagster_adjunct.resources.common import split_stream_name, sum_counters
+from dagster_adjunct.resources.common import map_in_threads, split_stream_name, sum_counters
 from dagster_adjunct.resources.errors import ConfigurationError, ObjectNotFoundError, VersionDiscardedError
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.streams.system import SourceRange, Sources, StreamSystem, SystemStreamPartition
@@ -169,29 +169,34 @@ class BatchVersions:
         Raises VersionDiscardedError, except for a `reopened` batch, whose intent alone may retain a version; the
         datasets of such versions are returned.
         """
-        left: list[str] = []
+        missing: dict[str, set[str]] = {}
         for name, version in versions.items():
             if version is None or is_transient(version):
                 continue
             held, wanted = self._leases.get(name), {version, *over_time.get(name, ())}
-            if held is not None and wanted <= set(held.versions) and not held.lost:
-                continue
+            if held is None or held.lost or not wanted <= set(held.versions):
+                missing[name] = wanted
+
+        def acquire(name: str) -> bool:
+            held, wanted = self._leases.get(name), missing[name]
             try:
                 self._leases[name] = Lease.acquire(self._runtime.lake, name, sorted(wanted), holder=self._runtime.by)
             except VersionDiscardedError:
                 if not reopened:  # a reopened version may have been rewritten by an erasure
                     raise
-                left.append(name)
-                continue
+                return False
             if held is not None:
                 held.release()
                 self._forget_readers(name, wanted)
-        return left
+            return True
+
+        return [name for name, done in zip(missing, map_in_threads(acquire, missing), strict=True) if not done]
 
     def _forget_readers(self, name: str, wanted: Collection[str]) -> None:
         """Drop the readers of versions that the batch does not read: a run that stays sees thousands of versions."""
-        for key in [key for key in self._readers if key[0] == name and key[1] not in wanted]:
-            del self._readers[key]
+        for key in list(self._readers):  # several threads do so at the same time, of different datasets
+            if key[0] == name and key[1] not in wanted:
+                del self._readers[key]
 
     def check_leases(self) -> None:
         """Raise LeaseLostError if a lease on a version in use was lost."""
@@ -201,8 +206,7 @@ class BatchVersions:
     def close(self) -> None:
         """Release the leases, and the tables that live for one run."""
         try:
-            for lease in self._leases.values():
-                lease.release()
+            map_in_threads(Lease.release, self._leases.values())
         finally:
             for table in self._tables.values():
                 table.release()

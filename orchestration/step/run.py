@@ -276,6 +276,7 @@ def run_batches(
         return now == planned
 
     with ExitStack() as stack:
+        stack.enter_context(lake.manifests.while_kept())
         lease = stack.enter_context(RunLease(lake, app.name, runtime.by, claim))
 
         def begin() -> StepContext:

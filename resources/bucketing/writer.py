@@ -28,7 +28,7 @@ from dagster_adjunct.resources.bucketing.files import (
     pack_footer,
 )
 from dagster_adjunct.resources.bucketing.hashing import assign_buckets, row_hash
-from dagster_adjunct.resources.common import to_json_value
+from dagster_adjunct.resources.common import REQUESTS_AT_ONCE, map_in_threads, to_json_value
 from dagster_adjunct.resources.errors import ManifestMismatchError, NullKeyError, ObjectExistsError, PermanentError
 from dagster_adjunct.resources.lazy_modules import F, np, pa, pc, pq
 from dagster_adjunct.resources.objects.store import ObjectStore, StoreDescriptor, staged_file_errors
@@ -48,6 +48,7 @@ ROWS_PER_GROUP = 65_536
 GROUP_KEYS = b"adjunct-group-keys"
 _FACTS = b"adjunct"
 _SAMPLED = 4_096
+_COPIED_AT_ONCE = 256 * 1024 * 1024
 
 
 class RowCompleter(Protocol):
@@ -425,12 +426,16 @@ def write_arrow_buckets(
         numbers = assign_buckets([table.column(name) for name in layout.bucket_by], layout.partitions)
     else:
         numbers = np.zeros(table.num_rows, dtype=np.int32)
-    files = []
-    for bucket in np.unique(numbers).tolist():
+
+    def write(bucket: int) -> BucketFile | None:
         rows = table.take(np.nonzero(numbers == bucket)[0])
         parts = (rows.slice(start, ROWS_PER_GROUP) for start in range(0, rows.num_rows, ROWS_PER_GROUP))
-        files.append(write_bucket_file(BucketFileWriter(store, folder, bucket, layout, options), parts))
-    return [file for file in files if file]
+        return write_bucket_file(BucketFileWriter(store, folder, bucket, layout, options), parts)
+
+    buckets, rows = np.unique(numbers, return_counts=True)
+    # Each of them copies the rows of its bucket.
+    at_once = _COPIED_AT_ONCE * table.num_rows // (table.nbytes * int(rows.max(initial=0)) + 1)
+    return [file for file in map_in_threads(write, buckets.tolist(), min(at_once, REQUESTS_AT_ONCE)) if file]
 
 
 _BUCKET = "__bucket"
@@ -453,9 +458,9 @@ def write_buckets(
     `folder` belongs to the attempt, whose id is its last segment. `df` has the layout's columns (without `__row`, which
     the writer adds) and may have more for `order_by`. `partitioned=True` claims that partition i of `df` already holds
     exactly bucket i, so that no exchange is needed; each row is checked, so a wrong claim raises an error. With
-    `one_task`, a single task writes all buckets, for frames of few rows. The rows' digest covers the columns
-    `digested`, by default the schema's; the last may be left out where it is null. With `drop_tombstones`, `df` has
-    `__tombstone`, and a bucket whose keys were all deleted is returned with stats but without a name.
+    `one_task`, a single task writes all buckets, for frames of few rows. The rows' digest covers the
+    columns `digested`, by default the schema's; the last may be left out where it is null. With `drop_tombstones`, `df`
+    has `__tombstone`, and a bucket whose keys were all deleted is returned with stats but without a name.
     """
     digest = row_hash(layout.schema.names if digested is None else digested)
     one_task = one_task and bool(layout.bucket_by)

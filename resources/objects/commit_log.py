@@ -17,11 +17,12 @@ from __future__ import annotations
 import hashlib
 import json
 import random
+import threading
 import time
 import uuid
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final, Literal, TypeVar
@@ -176,14 +177,69 @@ def commit_with_rebase(
     return commit(seen)
 
 
+_KEPT_BYTES = 64 * 1024 * 1024
+
+
+class KeptManifests:
+    """The manifests that a process has read or written in a `while_kept` block, which may be entered several times.
+
+    A run reads each of them once: they never change, except that an erasure takes keys out of those of earlier commits,
+    which nobody needs. Thread-safe; pickles as one that keeps nothing.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # for blocks alone: a process may fork while another thread reads
+        self._entered = self._size = 0
+        self._kept: dict[str, bytes] = {}
+
+    def __reduce__(self) -> tuple[type[KeptManifests], tuple[()]]:
+        return KeptManifests, ()
+
+    @contextmanager
+    def while_kept(self) -> Iterator[None]:
+        """Keep manifests, some 64 MiB of them, until all blocks have ended."""
+        with self._lock:
+            self._entered += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._entered -= 1
+                if not self._entered:
+                    self._kept, self._size = {}, 0
+
+    def find(self, key: str) -> bytes | None:
+        """Return the manifest of this key, if it is kept."""
+        return self._kept.get(key)
+
+    def add(self, key: str, manifest: bytes) -> None:
+        """Keep a manifest, inside a block."""
+        if not self._entered or key in self._kept:
+            return
+        if self._size + len(manifest) > _KEPT_BYTES:
+            self._kept, self._size = {}, 0
+        self._kept[key] = manifest
+        self._size += len(manifest)
+
+
 class CommitLog:
     """The commits of one stream, dataset or batch log below `prefix`.
 
-    `kind` ("stream", "dataset", …) is stored and checked on reading. Thread-safe; has no state but the store.
+    `kind` ("stream", "dataset", …) is stored and checked on reading. Thread-safe; has no state but the store, and the
+    manifests that its lake keeps.
     """
 
-    def __init__(self, store: ObjectStore, prefix: str, kind: str, *, clock: Callable[[], datetime] = utc_now) -> None:
+    def __init__(
+        self,
+        store: ObjectStore,
+        prefix: str,
+        kind: str,
+        *,
+        clock: Callable[[], datetime] = utc_now,
+        kept: KeptManifests | None = None,
+    ) -> None:
         self.store = store
+        self._kept = KeptManifests() if kept is None else kept
         self.prefix = check_key(prefix)
         self.kind = check_name("kind", kind)
         self.now = clock
@@ -234,7 +290,7 @@ class CommitLog:
 
         Raises `ObjectNotFoundError` and `MalformedDocumentError`.
         """
-        data = self.store.get(manifest_key).data
+        data = self._read_manifest(manifest_key)
         step = "Restore this object from a backup or an older object version; "
         step += f"other commits of {self.prefix} are intact."
         manifest = decode_document(Manifest, data, f"manifest {manifest_key!r} in {self.store.url}", step)
@@ -244,7 +300,11 @@ class CommitLog:
             problem += f"{expected!r}; expected kind {self.kind!r} here."
             step = "It may have been copied or renamed: restore the original object."
             raise errors.MalformedDocumentError(problem, step, document=manifest_key)
+        self._kept.add(manifest_key, data)
         return _commit_of(manifest, manifest_key)
+
+    def _read_manifest(self, manifest_key: str) -> bytes:
+        return self._kept.find(manifest_key) or self.store.get(manifest_key).data
 
     def history(self, limit: int | None = None) -> Iterator[Commit]:
         """Yield the current commit, its parent and so on, until a manifest has been deleted by maintenance."""
@@ -270,7 +330,7 @@ class CommitLog:
         """
         newest = other.current()
         for commit in other.history() if newest is not None else ():
-            data = self.store.get(commit.manifest_key).data
+            data = other._read_manifest(commit.manifest_key)
             with suppress(errors.ObjectExistsError):
                 self.store.put_if_absent(self.manifest_key(commit.number, commit.id), data)
         return self._commit(newest, None, body, by, None)
@@ -298,6 +358,7 @@ class CommitLog:
                 problem = f"commit id {new_id!r} was used before in {self.prefix}, at number {number}."
                 step = "Use a new id for each attempt."
                 raise errors.ConfigurationError(problem, step, argument="commit_id") from None
+        self._kept.add(key, data)
         etag = self._swap(expected, pointer)
         return replace(_commit_of(manifest, key), etag=etag)
 

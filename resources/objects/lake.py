@@ -19,7 +19,13 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.common import argument_error, check_name, utc_now
-from dagster_adjunct.resources.objects.commit_log import CommitLog, LakeDocument, decode_document, encode_document
+from dagster_adjunct.resources.objects.commit_log import (
+    CommitLog,
+    KeptManifests,
+    LakeDocument,
+    decode_document,
+    encode_document,
+)
 from dagster_adjunct.resources.objects.store import LAKE_DOCUMENT, PROBE_PREFIX, ObjectStore, S3Options, StoreDescriptor
 from dagster_adjunct.resources.validation import validated, validated_methods
 
@@ -260,7 +266,8 @@ def _create_lake(store: ObjectStore) -> None:
 class Lake:
     """An open lake. Pickles as its store's descriptor, and is not probed again.
 
-    `clock` returns the time with its zone. It is not pickled: another process uses the system clock.
+    `clock` returns the time with its zone. It is not pickled: another process uses the system clock. `manifests` are
+    those that a run keeps.
     """
 
     def __init__(
@@ -269,6 +276,7 @@ class Lake:
         self.store = store
         self._id = lake_id
         self.shared = shared
+        self.manifests = KeptManifests()
         self._clock = clock
 
     def now(self) -> datetime:
@@ -307,7 +315,7 @@ class Lake:
 
     def commit_log(self, prefix: str, kind: str) -> CommitLog:
         """Return the commit log below `prefix`."""
-        return CommitLog(self.store, prefix, kind, clock=self.now)
+        return CommitLog(self.store, prefix, kind, clock=self.now, kept=self.manifests)
 
     def __reduce__(self) -> tuple[object, tuple[StoreDescriptor, str, bool]]:
         return (_reopen, (self.store.descriptor, self.id, self.shared))

@@ -341,9 +341,10 @@ class InMemoryStore(ObjectStore):
         raise errors.ConfigurationError(problem, "Use a folder or s3:// as the lake.", url=self.url, key=key)
 
     def staging_dir(self) -> Path:
-        if self._staging is None:
-            self._staging = tempfile.TemporaryDirectory(prefix="adjunct-memory-")
-        return Path(self._staging.name)
+        with self._lock:
+            if self._staging is None:
+                self._staging = tempfile.TemporaryDirectory(prefix="adjunct-memory-")
+            return Path(self._staging.name)
 
     def _set(self, key: str, data: bytes) -> str:
         etag = hashlib.md5(data, usedforsecurity=False).hexdigest()

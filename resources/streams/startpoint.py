@@ -126,7 +126,7 @@ class StartpointSpecific(Startpoint):
 
     def __post_init__(self) -> None:
         Startpoint.__post_init__(self)
-        if not self.offset or not _is_text(self.offset):
+        if not self.offset or not is_storable_text(self.offset):
             problem = f"startpoint offset {self.offset!r} is not an offset: expected a text, as in '42'."
             raise ConfigurationError(problem, "Give the offset as the stream's system writes it.", argument="offset")
 
@@ -208,7 +208,7 @@ def check_offset(system: StreamSystem, ssp: SystemStreamPartition, answer: objec
 
     Raises ConfigurationError at once, because a stored value of another type would only fail much later.
     """
-    if isinstance(answer, str) and answer and _is_text(answer):
+    if isinstance(answer, str) and answer and is_storable_text(answer):
         return answer
     problem = f"{ssp}: stream system {system.name!r}, {asked}, returned {answer!r}: expected an offset, a text."
     step = "Correct the system; it raises OffsetOutOfRangeError for an offset that does not exist."
@@ -217,7 +217,7 @@ def check_offset(system: StreamSystem, ssp: SystemStreamPartition, answer: objec
 
 def check_id(what: str, value: str) -> None:
     """Raise ConfigurationError unless `value` can be the id of a startpoint or request."""
-    if not 0 < len(value) <= ID_LENGTH or not _is_text(value):
+    if not 0 < len(value) <= ID_LENGTH or not is_storable_text(value):
         problem = f"{what} id {value!r:.80} is not an id: expected a text of 1 to {ID_LENGTH} characters."
         raise ConfigurationError(problem, f"Leave the id out: every {what} gets a new one.", argument="id")
 
@@ -244,7 +244,7 @@ def check_timestamp_ms(name: str, value: object, what: str = "startpoint") -> No
         raise ConfigurationError(problem, step, argument=name)
 
 
-def _is_text(value: str) -> bool:
+def is_storable_text(value: str) -> bool:
     """Return whether the text can be stored as UTF-8 (a lone surrogate can't)."""
     return value.isascii() or not any("\ud800" <= char <= "\udfff" for char in value)
 

@@ -271,7 +271,7 @@ def test_a_key_of_another_type_is_refused(world: World) -> None:
 
 
 @pytest.mark.spark
-@settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=4, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(
         st.lists(st.tuples(st.integers(0, 12), st.none() | st.integers(0, 3)), max_size=15), min_size=1, max_size=3

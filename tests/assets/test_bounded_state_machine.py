@@ -354,7 +354,6 @@ def test_any_history_serves_one_whole_version(without_spark) -> None:
         settings=settings(
             max_examples=int(os.environ.get("ADJUNCT_HISTORIES", rounds(5, 20))),
             stateful_step_count=int(os.environ.get("ADJUNCT_STEPS", "50")),
-            deadline=None,
             derandomize="ADJUNCT_HISTORIES" not in os.environ,
         ),
     )

@@ -53,7 +53,7 @@ step = st.one_of(
 @pytest.mark.lengthy
 @pytest.mark.rounds
 @pytest.mark.parametrize("by_position", [False, True])
-@settings(max_examples=rounds(8, 20), deadline=None)
+@settings(max_examples=rounds(8, 20))
 @given(st.lists(step, min_size=2, max_size=9))
 def test_a_table_follows_through_any_rewriting_of_its_stream(by_position: bool, steps: list) -> None:
     """The last change that was sent wins, or the highest `at`, however offsets began anew in between."""

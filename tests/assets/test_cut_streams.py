@@ -155,7 +155,7 @@ histories = st.integers(2, 3).flatmap(
 
 @pytest.mark.lengthy
 @given(histories)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_exactly_the_whole_versions_are_taken_in_order_wherever_retention_cuts(history: History) -> None:
     history = replace(history, read=min(history.read, *map(len, history.rows)))
     ssps = [SystemStreamPartition("lake", "planes", p) for p in range(len(history.rows))]

@@ -79,7 +79,7 @@ def two_versions(draw: st.DrawFn) -> tuple[Schema, list[str], list[Row], list[Ro
 
 @pytest.mark.lengthy
 @given(two_versions(), st.integers(1, 3), st.sampled_from([None, 1, 3]), st.integers(0, 4))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_a_diff_equals_that_of_two_dictionaries(
     versions: tuple[Schema, list[str], list[Row], list[Row]], partitions: int, others: int | None, sample: int
 ) -> None:
@@ -110,7 +110,7 @@ def comparable_entry(entry: dict[str, Any] | None) -> dict[str, Any] | None:
 
 @pytest.mark.lengthy
 @given(st.integers(), st.sampled_from([0, 0.01, 0.3, 1]), st.booleans(), st.booleans())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_many_rows_are_matched_whatever_their_order(seed: int, rate: float, two_columns: bool, shuffled: bool) -> None:
     chance = random.Random(seed)
     numbers = sorted(chance.sample(range(2000), chance.randrange(400)))
@@ -253,7 +253,7 @@ def test_a_missing_and_a_damaged_file_are_named() -> None:
 
 @pytest.mark.lengthy
 @given(st.lists(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 5), st.none() | st.integers(0, 3)), max_size=8)))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_deltas_are_merged_by_position_and_generation(commits: list[list[tuple[int, int, int | None]]]) -> None:
     """Each commit is a list of (key, position, value or None for a tombstone)."""
     schema = Schema.of(k="int", v="int")

@@ -648,7 +648,7 @@ def by_key(view: VersionReader) -> dict[tuple[str, int], int]:
 
 
 @pytest.mark.lengthy
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     versions=st.lists(CONTENT, min_size=1, max_size=4),
     rounds=st.lists(st.sets(KEYS, min_size=1, max_size=6), min_size=1, max_size=2),

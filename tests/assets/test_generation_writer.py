@@ -63,7 +63,7 @@ def table_of(rows: list[tuple[object, ...]]) -> pa.Table:
 @pytest.mark.spark
 def test_the_digest_of_any_row_is_sparks(spark: SparkSession) -> None:
 
-    @settings(max_examples=6, deadline=None, derandomize=True)
+    @settings(max_examples=6, derandomize=True)
     @given(LISTS)
     def same(rows: list[tuple[object, ...]]) -> None:
         table = table_of([BY_HAND, *rows])
@@ -77,7 +77,7 @@ def test_the_digest_of_any_row_is_sparks(spark: SparkSession) -> None:
 def test_the_files_of_any_rows_are_sparks(spark: SparkSession, tmp_path: Path) -> None:
     numbered = iter(range(1000))
 
-    @settings(max_examples=4, deadline=None, derandomize=True)
+    @settings(max_examples=4, derandomize=True)
     @given(LISTS)
     def same(rows: list[tuple[object, ...]]) -> None:
         table = table_of([BY_HAND, *rows])

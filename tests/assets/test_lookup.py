@@ -128,7 +128,7 @@ def datasets(draw: st.DrawFn) -> tuple[Schema, tuple[str, ...], dict[Key, dict[s
 
 
 @pytest.mark.lengthy
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(datasets(), st.integers(1, 3), st.integers(1, 9), st.booleans(), st.data())
 def test_every_key_is_found_and_every_range_is_what_a_dict_has(
     dataset: tuple[Schema, tuple[str, ...], dict[Key, dict[str, Any]]],
@@ -157,7 +157,7 @@ def test_every_key_is_found_and_every_range_is_what_a_dict_has(
     assert [entry for _, entry in view.items(prefix)] == [rows[k] for k in sorted(rows) if k[: len(prefix)] == prefix]
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     st.sets(st.text(st.characters(codec="utf-8"), max_size=5), max_size=40), st.text("ab\udbff", max_size=3), st.data()
 )
@@ -215,7 +215,7 @@ def test_what_does_not_fit_the_key_is_an_error_at_once() -> None:
 
 
 @pytest.mark.lengthy
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.lists(st.dictionaries(st.integers(0, 12), st.booleans(), max_size=8), min_size=1, max_size=4), st.randoms())
 def test_generations_merge_by_position_and_drop_what_was_deleted(changes: list[dict[int, bool]], chance: Any) -> None:
     store = InMemoryStore()
@@ -422,7 +422,7 @@ def test_a_malformed_footer_in_the_manifest_is_named() -> None:
 
 @pytest.mark.parametrize("kind", sorted(KEY_VALUES))
 def test_rows_in_several_arrays_or_in_a_part_of_one_are_searched_alike(kind: str) -> None:
-    @settings(deadline=None, max_examples=20)
+    @settings(max_examples=20)
     @given(st.sets(KEY_VALUES[kind], min_size=2, max_size=12).map(sorted))
     def check(keys: list[Any]) -> None:
         layout = build_layout(Schema.of(k=kind, v="int"), ("k",), (), None, False)

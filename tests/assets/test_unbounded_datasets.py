@@ -219,7 +219,7 @@ CHANGES = st.lists(
 
 
 @pytest.mark.spark
-@settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=4, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(CHANGES, min_size=1, max_size=4))
 def test_base_and_deltas_equal_a_dictionary_after_every_commit(new_world, batches) -> None:
     world = weather(new_world())

@@ -210,7 +210,7 @@ Step = tuple[str, str, int, tuple[bool, bool], tuple[int, str] | None]
 
 @pytest.mark.lengthy
 @pytest.mark.rounds
-@settings(max_examples=rounds(8, 20), deadline=None, derandomize=True)
+@settings(max_examples=rounds(8, 20), derandomize=True)
 @given(st.lists(OPERATIONS, min_size=2, max_size=16))
 def test_after_any_operations_and_crashes_all_members_serve_one_delivery(steps: list[Step]) -> None:
     world, pairs, revoked = prices_with((1, 1)), [(1, 1)], set()

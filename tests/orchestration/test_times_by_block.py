@@ -65,7 +65,7 @@ def partitions(draw: st.DrawFn) -> list[list[Record]]:
     st.randoms(use_true_random=False),
     st.sampled_from(("in order", "files", "all over")),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_whoever_reads_which_records_in_whatever_order_the_same_are_behind(
     made: list[list[Record]], delay: int, before: list[tuple[int | None, int | None]], drawn: random.Random, lying: str
 ) -> None:

@@ -81,7 +81,7 @@ def streams(draw: st.DrawFn) -> list[list[Record]]:
 
 
 @given(streams(), st.integers(0, 20), st.lists(st.lists(st.integers(0, 5), min_size=3, max_size=3), max_size=5))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_any_split_into_batches_finds_the_same_late_records_and_watermarks(
     partitions: list[list[Record]], delay: int, cuts: list[list[int]]
 ) -> None:

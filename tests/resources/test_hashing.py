@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dagster_adjunct.resources.bucketing.hashing import assign_buckets, bucket_of_key, spark_hash
@@ -78,7 +78,6 @@ KEYS = st.lists(st.sampled_from(sorted(VALUES)), min_size=1, max_size=3).flatmap
 
 
 @pytest.mark.lengthy
-@settings(deadline=None)
 @given(KEYS, st.integers(1, 100_000))
 def test_a_single_key_hashes_as_columns_do(key: tuple[list[str], tuple[object, ...]], n: int) -> None:
     types, values = key
@@ -88,7 +87,6 @@ def test_a_single_key_hashes_as_columns_do(key: tuple[list[str], tuple[object, .
 
 @pytest.mark.parametrize("kind", sorted(VALUES))
 def test_stored_forms_order_as_the_values_do(kind: str) -> None:
-    @settings(deadline=None)
     @given(VALUES[kind], VALUES[kind])
     def check(one: object, other: object) -> None:
         plain = plain_converter(kind)

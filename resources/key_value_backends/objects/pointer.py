@@ -29,7 +29,13 @@ from pydantic import ValidationError
 from dagster_adjunct.resources.common import StoredDocument, first_validation_problem
 from dagster_adjunct.resources.errors import AdjunctError, PreconditionFailedError, TransientError
 from dagster_adjunct.resources.key_value.segment import TOKEN_BYTES, VERSION_BYTES, ReplyLostError
-from dagster_adjunct.resources.key_value_backends.objects.runs import Columns, RunRef, Versioned, damaged_object_error
+from dagster_adjunct.resources.key_value_backends.objects.runs import (
+    REMOVED,
+    Columns,
+    RunRef,
+    Versioned,
+    damaged_object_error,
+)
 from dagster_adjunct.resources.objects.store import ObjectStore
 
 _TOKEN_HEAD = struct.Struct("<QQI")
@@ -73,7 +79,6 @@ _POINTER_HEAD = struct.Struct("<8sI")
 _FACTS = struct.Struct("<BQQ12sI")
 _COMMIT = struct.Struct("<II")
 _CHANGE = struct.Struct(f"<HI{VERSION_BYTES}s")
-_REMOVED = 2**32 - 1
 
 
 class Status(IntEnum):
@@ -204,7 +209,7 @@ def read_log(log: bytes, at: int = 0) -> list[tuple[CommitTokens, dict[bytes, Ve
             key = log[at : at + key_length]
             at += key_length
             value = None
-            if value_length != _REMOVED:
+            if value_length != REMOVED:
                 value = log[at : at + value_length]
                 at += value_length
             writes[key] = version, value
@@ -236,7 +241,7 @@ def _commit_bytes(commit: CommitTokens, writes: Mapping[bytes, Versioned]) -> by
     tokens = commit.to_bytes()
     parts = [tokens]
     for key, (version, value) in writes.items():
-        length = _REMOVED if value is None else len(value)
+        length = REMOVED if value is None else len(value)
         parts += (_CHANGE.pack(len(key), length, version), key, value or b"")
     body = b"".join(parts)
     return _COMMIT.pack(len(body), len(tokens)) + body

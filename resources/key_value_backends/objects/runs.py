@@ -46,7 +46,8 @@ Versioned = tuple[bytes, Value]
 """Version and value."""
 
 _COUNT = struct.Struct("<I")
-_REMOVED = 2**32 - 1
+REMOVED = 2**32 - 1
+"""The stored length of the value of a removed key."""
 
 
 class Columns:
@@ -103,7 +104,7 @@ def drop_removed(entries: Columns) -> Columns:
 def write_block(entries: Columns) -> bytes:
     """Return the bytes of a block."""
     count = len(entries)
-    lengths = [_REMOVED if value is None else len(value) for value in entries.values]
+    lengths = [REMOVED if value is None else len(value) for value in entries.values]
     return b"".join(
         (
             _COUNT.pack(count),
@@ -129,11 +130,11 @@ def read_block(data: bytes) -> Columns:
     bounds = [*accumulate(key_lengths, initial=keys_at)]
     keys = [data[start:end] for start, end in pairwise(bounds)]
     values: list[Value]
-    if _REMOVED in lengths:
+    if REMOVED in lengths:
         values, at = [], bounds[-1]
         for length in lengths:
-            values.append(None if length == _REMOVED else data[at : at + length])
-            at += 0 if length == _REMOVED else length
+            values.append(None if length == REMOVED else data[at : at + length])
+            at += 0 if length == REMOVED else length
     else:
         values = [data[start:end] for start, end in pairwise(accumulate(lengths, initial=bounds[-1]))]
     return Columns(keys, versions, values)

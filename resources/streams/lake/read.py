@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial, reduce
+from itertools import chain
 from operator import or_
 from typing import TYPE_CHECKING, NamedTuple, TypedDict, Unpack, cast
 
 from dagster_adjunct.resources.bucketing.files import GENERATION_COLUMN, bucket_file_suffix, bucketed_frame
 from dagster_adjunct.resources.bucketing.writer import ROW
-from dagster_adjunct.resources.common import to_microseconds
+from dagster_adjunct.resources.common import map_in_threads, to_microseconds
 from dagster_adjunct.resources.errors import ManifestMismatchError, ObjectNotFoundError
 from dagster_adjunct.resources.lazy_modules import F, np, pa, pc, pq
 from dagster_adjunct.resources.objects.arrow_files import open_object
@@ -58,19 +59,47 @@ if TYPE_CHECKING:
 
 
 def read_tables(
-    files: StreamFiles, columns: Schema, segments: Sequence[Segment], spans: Mapping[int, Span], *, positions: bool
+    files: StreamFiles,
+    columns: Schema,
+    segments: Sequence[Segment],
+    spans: Mapping[int, Span],
+    *,
+    positions: bool,
+    whole: bool = False,
+    finish: Callable[[pa.Table], pa.Table] = lambda table: table,
 ) -> Iterator[pa.Table]:
     """Yield these columns and those of RECORD_META (and POSITION), ordered by partition and offset.
 
-    In parts of one row group, so that only one is in memory. `segments` are those that overlap the spans.
+    In parts of one row group, so that only one is in memory; with `whole`, all are, and files are read at the same
+    time. `finish` is applied to each part. `segments` are those that overlap the spans.
     """
     schema = with_meta_columns(columns.to_arrow(), positions=positions)
-    for partition, span in sorted(spans.items()):
-        for segment in segments:
-            for file in segment.files:
-                if file.partition == partition and manifest.overlaps_spans(segment, {partition: span}):
-                    for table in _read_file(files, segment, file, span, schema.names):
-                        yield table.cast(schema)
+
+    def read(part: _Part) -> Iterator[pa.Table]:
+        return (finish(table.cast(schema)) for table in _read_file(files, part, schema.names))
+
+    parts = _list_files(segments, spans)
+    read_files = map_in_threads(lambda part: list(read(part)), parts) if whole else map(read, parts)
+    yield from chain.from_iterable(read_files)
+
+
+class _Part(NamedTuple):
+    """A file of a segment, and the span of its partition that is read."""
+
+    segment: Segment
+    file: FileEntry
+    span: Span
+
+
+def _list_files(segments: Sequence[Segment], spans: Mapping[int, Span]) -> list[_Part]:
+    """Return the files with records of these spans, ordered by partition and offset."""
+    return [
+        _Part(segment, file, span)
+        for partition, span in sorted(spans.items())
+        for segment in segments
+        for file in segment.files
+        if file.partition == partition and manifest.overlaps_spans(segment, {partition: span})
+    ]
 
 
 def with_meta_columns(schema: pa.Schema, *, positions: bool = False) -> pa.Schema:
@@ -107,9 +136,8 @@ def iter_row_groups(parquet: pq.ParquetFile, column: str) -> Iterator[tuple[int,
             yield group, None, None, parquet.metadata.row_group(group).num_rows
 
 
-def _read_file(
-    files: StreamFiles, segment: Segment, file: FileEntry, span: Span, columns: Sequence[str]
-) -> Iterator[pa.Table]:
+def _read_file(files: StreamFiles, part: _Part, columns: Sequence[str]) -> Iterator[pa.Table]:
+    segment, file, span = part
     base = segment.base[file.partition]
     low, high = span[0] - base, span[1] - base
     parquet = open_segment_file(files, segment, file)
@@ -394,7 +422,7 @@ class LakeReads(StreamStates, NumberedOffsets):
 
         All of them are in memory; `read_parts` yields them in parts.
         """
-        return pa.concat_tables(self.read_parts(ranges, columns, **options))
+        return pa.concat_tables(self._iter_parts(ranges, columns, whole=True, **options))
 
     def read_parts(
         self,
@@ -403,13 +431,27 @@ class LakeReads(StreamStates, NumberedOffsets):
         **options: Unpack[ReadOptions],
     ) -> Iterator[pa.Table]:
         """Yield the same in parts of at most 65,536 records, one of them in memory. The first part is empty."""
+        return self._iter_parts(ranges, columns, whole=False, **options)
+
+    def _iter_parts(
+        self,
+        ranges: Mapping[SystemStreamPartition, OffsetRange],
+        columns: Sequence[str] | None,
+        *,
+        whole: bool,
+        **options: Unpack[ReadOptions],
+    ) -> Iterator[pa.Table]:
         at = self._locate(ranges, **options)
         declared, positions = at.state.declaration.columns, options.get("positions", False)
         schema = declared if columns is None else declared.select(columns)
         yield with_meta_columns(schema.to_arrow(), positions=positions).empty_table()
-        for table in read_tables(at.files, schema, at.segments, at.spans, positions=positions or bool(at.replaced)):
+
+        def finish(table: pa.Table) -> pa.Table:
             latest = lineage.filter_latest(table, at.replaced)
-            yield latest if positions else lineage.drop_positions(latest)
+            return latest if positions else lineage.drop_positions(latest)
+
+        wanted = positions or bool(at.replaced)
+        yield from read_tables(at.files, schema, at.segments, at.spans, positions=wanted, whole=whole, finish=finish)
 
     def task_reads(
         self, ranges: Mapping[SystemStreamPartition, OffsetRange], columns: Sequence[str]

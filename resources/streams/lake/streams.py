@@ -96,6 +96,15 @@ def evolve_declaration(
     return stored if now.to_json() == stored.columns.to_json() else stored.model_copy(update={"columns": now})
 
 
+def _describe_stream(name: str, state: StreamState) -> StreamInfo:
+    declared, rewritten, repartitioned = state.declaration, state.rewritten, None
+    if rewritten is not None:
+        ended, went_on = (tuple(map(str, offsets)) for offsets in (rewritten.ended, rewritten.next))
+        repartitioned = Repartitioning(rewritten.id, ended, went_on)
+    facts = (declared.partitions, declared.key, NEW_STREAMS.partitioner, declared.columns)
+    return StreamInfo(name, *facts, default_offset="oldest", identity=state.id, repartitioned=repartitioned)
+
+
 @validated_methods
 class LakeStreams(LakeReads, LakeAppends, StreamWriter):
     """The streams of one lake, as the system `lake`. Safe to use from several threads and processes."""
@@ -132,16 +141,17 @@ class LakeStreams(LakeReads, LakeAppends, StreamWriter):
 
         def decide(commit: Commit | None) -> dict[str, Any] | None:
             if commit is None or is_deletion_commit(commit):
+                # The name first, so that every stream is listed; a name without a commit is ignored.
+                with suppress(ObjectExistsError):
+                    self.lake.store.put_if_absent(f"{NAMES_PREFIX}/{name}", b"")
                 return StreamState.empty(declaration).body()
             state = self._parse(commit)
             now = evolve_declaration(name, state.declaration, declaration)
             return None if now is state.declaration else state.with_declaration(now).body()
 
-        # The name first, so that every stream is listed; a name without a commit is ignored.
-        with suppress(ObjectExistsError):
-            self.lake.store.put_if_absent(f"{NAMES_PREFIX}/{name}", b"")
-        self.lake.commit_log(prefix, STREAM_KIND).transact(decide, by="create", attempts=COMMIT_ATTEMPTS)
-        return self.info(name)
+        log = self.lake.commit_log(prefix, STREAM_KIND)
+        commit = log.transact(decide, by="create", attempts=COMMIT_ATTEMPTS)
+        return _describe_stream(name, self._parse(self._require_commit(name, commit)))
 
     def check_create(self, name: str, *, schema: Schema, key: Sequence[str] = (), partitions: int) -> None:
         declaration = declare_stream(name, schema, key, partitions)
@@ -150,13 +160,7 @@ class LakeStreams(LakeReads, LakeAppends, StreamWriter):
             evolve_declaration(name, self._parse(commit).declaration, declaration)
 
     def info(self, stream: str) -> StreamInfo:
-        _, state = self.state(stream)
-        declared, rewritten, repartitioned = state.declaration, state.rewritten, None
-        if rewritten is not None:
-            ended, went_on = (tuple(map(str, offsets)) for offsets in (rewritten.ended, rewritten.next))
-            repartitioned = Repartitioning(rewritten.id, ended, went_on)
-        facts = (declared.partitions, declared.key, NEW_STREAMS.partitioner, declared.columns)
-        return StreamInfo(stream, *facts, default_offset="oldest", identity=state.id, repartitioned=repartitioned)
+        return _describe_stream(stream, self.state(stream)[1])
 
     def stored_bytes(self, stream: str) -> int:
         return sum(entry.size for entry in self.state(stream)[1].entries())

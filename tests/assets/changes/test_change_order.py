@@ -352,7 +352,7 @@ KINDS: dict[str, tuple[Any, Any]] = {
 }
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data(), name=st.sampled_from(sorted(KINDS)))
 def test_positions_sort_as_the_values_do(data: st.DataObject, name: str) -> None:
     values, written = KINDS[name]

@@ -58,7 +58,6 @@ def world_of_prices() -> World:
 @example([("a", 1, None)], [[("b", 40, 1)], "major", [("a", 1, 2)], "major"], 4, False, 1000)
 @settings(
     max_examples=int(os.environ.get("ADJUNCT_HISTORY_EXAMPLES", rounds(10, 25))),
-    deadline=None,
     suppress_health_check=list(HealthCheck),
 )
 def test_what_is_read_over_time_is_what_a_dictionary_says(
@@ -117,7 +116,7 @@ ROWS = st.lists(
 
 
 @given(rows=ROWS, cuts=st.lists(st.integers(1, 5), max_size=20), edge=st.none() | st.integers(0, LAST), data=st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_a_base_says_where_each_row_ends_and_keeps_what_was_valid_at_the_edge(
     rows: list[tuple[str, int, bool]], cuts: list[int], edge: int | None, data: st.DataObject
 ) -> None:

@@ -391,7 +391,6 @@ def histories(default: int, steps: int) -> settings:
         max_examples=int(os.environ.get("ADJUNCT_HISTORIES", str(default))),
         stateful_step_count=int(os.environ.get("ADJUNCT_STEPS", str(steps))),
         derandomize="ADJUNCT_HISTORIES" not in os.environ,
-        deadline=None,
         database=None,
         suppress_health_check=list(HealthCheck),
     )

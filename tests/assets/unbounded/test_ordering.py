@@ -95,7 +95,7 @@ FACTS = st.lists(
 
 @pytest.mark.lengthy
 @pytest.mark.rounds
-@settings(max_examples=rounds(10, 25), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=rounds(10, 25), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(batches=st.lists(FACTS, min_size=1, max_size=5), replays=st.sets(st.integers(0, 4)))
 def test_the_highest_value_wins_whatever_arrives_when_and_however_often(
     plain_world: Callable[[], World], batches: list[list[Fact]], replays: set[int]

@@ -145,7 +145,7 @@ step = st.one_of(
 @pytest.mark.lengthy
 @pytest.mark.rounds
 @pytest.mark.parametrize("by_position", [False, True])
-@settings(max_examples=rounds(6, 15), deadline=None)
+@settings(max_examples=rounds(6, 15))
 @given(st.lists(step, min_size=2, max_size=8))
 def test_a_table_that_is_rewritten_between_is_the_one_that_is_not(by_position: bool, steps: list) -> None:
     """By a column, deletions are kept: what comes late must lose against tombstones in a base that was rewritten."""

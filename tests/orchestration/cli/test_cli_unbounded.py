@@ -101,7 +101,7 @@ def test_a_rebuild_says_why_and_keeps_what_was_served_until_it_is_done(world: Wo
     assert StoredVersions(world.lake, "rates").history(1)[0].by == "ada"
     assert "100% (4 of 4 offsets)" in printed(world, *command)
     unexplained = refused(world, "dataset", "rebuild", "rates", "shop:app", "--reason", " ")
-    assert "rebuild rates has no reason" in unexplained
+    assert "--reason is empty" in unexplained
     world.streams.configure("rates", retention=Retention(max_bytes=1), compaction=None)
     world.streams.maintain("rates")
     served = StoredVersions(world.lake, "rates").require_current().version

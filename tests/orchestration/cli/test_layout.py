@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import signal
 import socket
 import subprocess
 import sys
@@ -132,6 +134,24 @@ def test_a_used_port_is_refused_before_anything_starts(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert f"port {port} of 127.0.0.1 can't be used" in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_ui_that_a_script_starts_in_the_background_can_be_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It inherits an ignored SIGINT, and Dagster treats SIGTERM like that."""
+    monkeypatch.chdir(tmp_path)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    handlers: list[object] = []
+    monkeypatch.setattr(os, "execve", lambda *command: handlers.append(signal.getsignal(signal.SIGINT)))
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        CliRunner().invoke(root, ["ui", "--port", port], catch_exceptions=False)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert handlers == [signal.SIG_DFL]
 
 
 @pytest.fixture

@@ -81,6 +81,8 @@ def test_a_plan_is_shown_in_every_format_and_written_to_files(project: Project, 
     written = printed(project, "plan", "shop_app:app", "--format", "mermaid", "--output", str(file))
     assert written == f"The plan of shop is in {file}.\n"
     assert file.read_text() == shown["mermaid"]
+    assert document(project, "plan", "shop_app:app", "--output", str(file)) == {"output": str(file)}
+    assert file.read_text() == shown["json"]
     assert "can't be written" in refused(project, "plan", "shop_app:app", "--output", str(tmp_path / "no" / "file"))
 
 

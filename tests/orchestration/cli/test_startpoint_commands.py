@@ -95,6 +95,12 @@ def test_two_partitions_are_replayed_from_a_time_and_from_exactly_there(world: O
     assert world.delivered(app) == []
 
 
+def test_a_change_without_a_reason_is_refused_in_a_dry_run_too(world: OffsetsWorld) -> None:
+    for more in ([], ["--dry-run"]):
+        assert "--reason is empty" in refused(world, *ask("lake.orders", "--oldest", *more), "--reason", " ")
+    assert listed(world) == {}
+
+
 def test_a_dry_run_tells_tasks_offsets_and_records_and_writes_nothing(world: OffsetsWorld) -> None:
     text = printed(world, *ask("lake.orders", "--oldest", "--dry-run"))
     ends = document(world, "checkpoint", "show", "order-totals")["offsets"]

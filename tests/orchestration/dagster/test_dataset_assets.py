@@ -13,6 +13,7 @@ from dagster import AssetKey
 from dagster_adjunct import bounded_dataset
 from dagster_adjunct.assets.declaration.dataset import version_set
 from dagster_adjunct.assets.validation.validators import Candidate, custom, min_rows, row_count_within, unique_keys
+from dagster_adjunct.resources.errors import ConfigurationError
 from tests.orchestration.dagster.lab import APPLES, SCHEMA, FinishedRun, Lab, check_of, key_of, running_lab
 
 ITEMS = bounded_dataset(
@@ -66,6 +67,9 @@ def test_a_validator_may_have_the_name_of_the_check_of_tables(lab: Lab) -> None:
     finished = lab.advance(named)
     assert finished.success
     assert finished.passed == {"items adjunct_accepted": True, "items bootstrapped": True}
+    with pytest.raises(ConfigurationError) as caught:
+        lab.definitions(replace(ITEMS, validators=(custom("adjunct_accepted", accept_all),)))
+    assert caught.value.dataset == "items"
 
 
 @pytest.mark.lengthy

@@ -292,4 +292,4 @@ class OffsetMachine(RuleBasedStateMachine):
 
 
 TestOffsets = pytest.mark.lengthy(pytest.mark.rounds(OffsetMachine.TestCase))
-TestOffsets.settings = settings(max_examples=rounds(20, 160), stateful_step_count=40, deadline=None)
+TestOffsets.settings = settings(max_examples=rounds(20, 160), stateful_step_count=40)

@@ -263,4 +263,4 @@ class StartpointMachine(RuleBasedStateMachine):
 
 
 TestStartpoints = pytest.mark.lengthy(pytest.mark.rounds(StartpointMachine.TestCase))
-TestStartpoints.settings = settings(max_examples=rounds(10, 200), stateful_step_count=40, deadline=None)
+TestStartpoints.settings = settings(max_examples=rounds(10, 200), stateful_step_count=40)

@@ -118,7 +118,7 @@ def searched(app: Application, counts: dict[str, int | None]) -> dict[str, int] 
 
 
 @pytest.mark.lengthy
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(PROGRAMS)
 @example([(("input", None), 0, 0), (("move", None), 0, 0), (("meet", None), 0, 1), (("feed", "two"), 0, 0)])
 @example([(("move", None), 0, 0), (("feed", "three"), 0, 0), (("move", None), 0, 0), (("join", "three"), 0, 0)])
@@ -128,7 +128,7 @@ def test_what_is_planned_and_what_is_refused_is_what_a_search_finds(program):
 
 
 @pytest.mark.long
-@settings(max_examples=1_000, deadline=None)
+@settings(max_examples=1_000)
 @given(PROGRAMS)
 def test_many_are_planned_and_refused_as_a_search_finds(program):
     agrees(program)
@@ -145,7 +145,7 @@ def agrees(program) -> None:
     assert {edge.operator: edge.partitions for edge in planned.streams if edge.operator} == wanted
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(PROGRAMS)
 def test_those_that_take_part_are_those_that_reach_the_join(program):
     app, counts = described(program)

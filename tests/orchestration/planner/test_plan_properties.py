@@ -142,7 +142,7 @@ def brute_force(app: Application):
 
 @pytest.mark.lengthy
 @pytest.mark.rounds
-@settings(max_examples=rounds(120, 300), deadline=None)
+@settings(max_examples=rounds(120, 300))
 @given(PROGRAMS)
 def test_the_planner_agrees_with_brute_force_on_random_applications(program):
     app = described(program)
@@ -160,7 +160,7 @@ def test_the_planner_agrees_with_brute_force_on_random_applications(program):
 
 @pytest.mark.lengthy
 @pytest.mark.rounds
-@settings(max_examples=rounds(120, 300), deadline=None)
+@settings(max_examples=rounds(120, 300))
 @given(PROGRAMS)
 @example([(("move", ("k", None)), 0), (("feed", "t0"), 1), (("join", "t1"), 1)])
 def test_auto_repartition_accepts_every_random_application_and_proves_it(program):

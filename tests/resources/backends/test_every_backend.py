@@ -174,7 +174,7 @@ def operations(draw, store):
 
 @pytest.mark.lengthy
 @pytest.mark.rounds
-@settings(max_examples=rounds(6, 60), deadline=None, suppress_health_check=SLOW)
+@settings(max_examples=rounds(6, 60), suppress_health_check=SLOW)
 @given(data=st.data())
 def test_every_sequence_of_requests_does_what_plain_python_would(new_store, data):
     store, plain = new_store(), PlainStore()
@@ -336,7 +336,7 @@ EACH = [NONE, Conditions("at"), Conditions(None, True), Conditions("at", True)]
 @pytest.mark.lengthy
 @pytest.mark.parametrize("new_store", WHOLE_STORES, indirect=True)
 @pytest.mark.rounds
-@settings(max_examples=rounds(6, 80), deadline=None, suppress_health_check=SLOW)
+@settings(max_examples=rounds(6, 80), suppress_health_check=SLOW)
 @given(requests=st.lists(st.tuples(st.booleans(), batches(), st.sampled_from(EACH)), min_size=1, max_size=5))
 def test_arrow_batches_do_what_plain_python_would(new_store, monkeypatch, requests):
     monkeypatch.setattr("dagster_adjunct.resources.backends.postgres_values.LEAST", 2)

@@ -159,7 +159,7 @@ _CONDITIONS = st.sampled_from(
 
 
 @pytest.mark.rounds
-@settings(max_examples=rounds(15, 60), deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=rounds(15, 60), suppress_health_check=list(HealthCheck))
 @given(data=st.data(), conditions=_CONDITIONS)
 def test_every_sequence_of_operations_does_what_the_twin_does(new_table, data, conditions):
     of_either = st.one_of(_operations(conditions), _operations(Conditions()))
@@ -202,7 +202,7 @@ _parts = st.text(st.sampled_from(":\\a{}\0%é\n"), max_size=4)
 
 
 @pytest.mark.rounds
-@settings(max_examples=rounds(60, 200), deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=rounds(60, 200), suppress_health_check=list(HealthCheck))
 @given(one=st.tuples(_parts, _parts, st.binary(max_size=3)), other=st.tuples(_parts, _parts, st.binary(max_size=3)))
 def test_two_keys_of_several_columns_never_share_a_name(one, other):
     columns = {"a": "string", "b": "string", "c": "binary"}
@@ -287,7 +287,7 @@ _wide = st.integers(-(10**37), 10**37).map(lambda n: Decimal(n).scaleb(-4))
 
 
 @pytest.mark.rounds
-@settings(max_examples=rounds(15, 60), deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=rounds(15, 60), suppress_health_check=list(HealthCheck))
 @given(
     integers=st.lists(st.integers(-(2**63), 2**63 - 1), max_size=6),
     decimals=st.lists(_wide, max_size=6),

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dagster_adjunct.resources.bucketing.hashing import (
@@ -186,7 +186,6 @@ def tables(draw: st.DrawFn) -> pa.Table:
 
 
 @pytest.mark.lengthy
-@settings(deadline=None)
 @given(tables())
 def test_digests_of_any_columns_are_those_of_the_plain_hash(table: pa.Table) -> None:
     assert row_digests(table, table.column_names).to_pylist() == plain_digests(table, table.column_names)

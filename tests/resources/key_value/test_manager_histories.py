@@ -82,7 +82,7 @@ def asked(manager: KeyValueTableManager, operation: str) -> object:
         max_size=12,
     )
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_managers_that_die_leave_what_the_next_one_finishes(
     history: Sequence[tuple[str, tuple[str, str] | None]],
 ) -> None:

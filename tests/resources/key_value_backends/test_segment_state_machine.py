@@ -148,7 +148,6 @@ def test_any_history_leaves_what_a_dictionary_has(handle, backend, often):
         settings=settings(
             max_examples=examples * often,
             stateful_step_count=20,
-            deadline=None,
             suppress_health_check=list(HealthCheck),
             database=None,
         ),

@@ -202,7 +202,7 @@ CHANGES = st.dictionaries(KEYS, st.one_of(st.none(), st.integers(0, 3), st.text(
 
 
 @pytest.mark.lengthy
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(st.lists(CHANGES, max_size=12))
 def test_any_changes_are_those_of_a_dictionary(all_changes: list[Contents]) -> None:
     with pytest.MonkeyPatch.context() as patch:

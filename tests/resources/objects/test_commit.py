@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pickle
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -7,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dagster_adjunct.resources.errors import CommitConflictError, ConfigurationError, MalformedDocumentError
+from dagster_adjunct.resources.objects import commit_log
 from dagster_adjunct.resources.objects.commit_log import Commit, CommitLog
+from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.objects.store import InMemoryStore
 from tests.clocks import Clock
 from tests.faulty_store import FaultyStore
@@ -47,6 +50,78 @@ def test_a_commit_is_not_dated_before_its_parent_whatever_the_clock_says(store: 
     third = log.commit(log.head(), {"n": 3}, by="me")
     assert [commit.created_at for commit in log.history()] == [clock.now, first.created_at, first.created_at]
     assert (second.created_at, third.created_at) == (first.created_at, clock.now)
+
+
+def manifests_read(store: FaultyStore) -> int:
+    return sum(request == "get" and "/manifests/" in key for request, key in store.requests)
+
+
+def test_a_run_reads_a_manifest_once_and_sees_every_commit_of_others(store: ObjectStore) -> None:
+    counted = FaultyStore(store)
+    lake = Lake(counted, "tests")
+    mine, again = lake.commit_log("streams/a", "stream"), lake.commit_log("streams/a", "stream")
+    other = CommitLog(store, "streams/a", "stream")
+    first = other.commit(None, {"n": 1}, by="other")
+    with lake.manifests.while_kept():
+        with lake.manifests.while_kept():
+            assert [log.current() for log in (mine, mine, again)] == [first] * 3
+        second = other.commit(first, {"n": 2}, by="other")
+        assert [log.current() for log in (mine, again)] == [second] * 2
+        assert manifests_read(counted) == 2
+        third = mine.commit(mine.current(), {"n": 3}, by="me")
+        assert again.current() == third
+        assert [commit.body["n"] for commit in again.history()] == [3, 2, 1]
+        assert manifests_read(counted) == 2
+    assert mine.current() == third
+    assert manifests_read(counted) == 3
+
+
+def test_a_damaged_manifest_is_not_kept(store: ObjectStore) -> None:
+    lake = Lake(store, "tests")
+    log = CommitLog(store, "streams/a", "stream")
+    made = log.commit(None, {"n": 1}, by="me")
+    good = store.get(made.manifest_key).data
+    store.put(made.manifest_key, good[:-2])
+    with lake.manifests.while_kept():
+        with pytest.raises(MalformedDocumentError):
+            lake.commit_log("streams/a", "stream").current()
+        store.put(made.manifest_key, good)
+        assert lake.commit_log("streams/a", "stream").current() == made
+
+
+def test_a_log_is_pickled_without_what_is_kept() -> None:
+    lake = Lake(InMemoryStore(), "tests")
+    log = lake.commit_log("streams/a", "stream")
+    with lake.manifests.while_kept():
+        made = log.commit(None, {"n": "a text"}, by="me")
+        pickled = pickle.dumps(lake.manifests)
+    assert b"a text" not in pickled
+    assert pickle.loads(pickled).find(made.manifest_key) is None
+
+
+def test_what_a_run_keeps_of_manifests_is_bounded(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commit_log, "_KEPT_BYTES", 2_000)
+    lake = Lake(store, "tests")
+    log, commits = lake.commit_log("streams/a", "stream"), list[Commit]()
+    with lake.manifests.while_kept():
+        for number in range(20):
+            last = commits[-1] if commits else None
+            commits.append(log.commit(last, {"n": number, "text": "x" * 400}, by="me"))
+            assert log.current() == commits[-1]
+            kept = [data for commit in commits if (data := lake.manifests.find(commit.manifest_key))]
+            assert 0 < sum(map(len, kept)) <= 2_000
+
+
+def test_a_commit_that_lost_its_race_is_nowhere_though_its_manifest_is_kept(store: ObjectStore) -> None:
+    lake = Lake(store, "tests")
+    mine, other = lake.commit_log("streams/a", "stream"), CommitLog(store, "streams/a", "stream")
+    with lake.manifests.while_kept():
+        first = mine.commit(None, {"n": 1}, by="me")
+        theirs = other.commit(first, {"n": "theirs"}, by="other")
+        with pytest.raises(CommitConflictError):
+            mine.commit(first, {"n": "mine"}, by="me")
+        assert mine.current() == theirs
+        assert list(mine.history()) == [theirs, first]
 
 
 def test_history_walks_from_the_newest_to_the_first(log: CommitLog) -> None:

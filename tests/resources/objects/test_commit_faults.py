@@ -147,7 +147,7 @@ _FAULTS = st.lists(
 
 
 @pytest.mark.lengthy
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(_FAULTS, _FAULTS)
 def test_whatever_is_lost_every_commit_is_in_history_exactly_as_reported(
     mine: Sequence[Fault], theirs: Sequence[Fault]

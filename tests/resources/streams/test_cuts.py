@@ -34,7 +34,7 @@ def passes(cut: RowRanges, segment: int, partition: int, row: int) -> bool:
     )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(WIDTHS, SPANS)
 def test_exactly_the_rows_of_the_spans_pass(widths: list[tuple[int, ...]], spans: dict[int, tuple[int, int]]) -> None:
     segments = segments_of(widths)

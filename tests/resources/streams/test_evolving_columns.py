@@ -147,7 +147,7 @@ def test_old_files_are_merged_and_found_by_time_as_before(lake: Lake, clock: Clo
 
 
 @pytest.mark.lengthy
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     st.lists(st.tuples(st.sampled_from(["add", "widen", "send", "old", "maintain"]), st.integers(-9, 9)), max_size=14)
 )

@@ -81,7 +81,7 @@ step = st.one_of(
 
 
 @pytest.mark.lengthy
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(step, max_size=10), st.integers(1, 4), st.integers(1, 6))
 def test_a_rewritten_stream_holds_the_same_of_each_key_and_version(steps: list, before: int, after: int) -> None:
     clock = Clock()

@@ -57,7 +57,6 @@ def at(seconds: float) -> StartpointTimestamp:
 
 
 @given(STARTPOINTS)
-@settings(deadline=None)
 def test_what_is_written_is_read_again(startpoint: Startpoint) -> None:
     assert Startpoint.from_json(json.loads(json.dumps(startpoint.to_json()))) == startpoint
 
@@ -232,7 +231,7 @@ def test_a_system_that_lacks_a_kind_says_so(streams: LakeStreams, clock: Clock) 
 
 
 @pytest.mark.lengthy
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.lists(st.lists(st.one_of(st.none(), st.integers(-5, 5)), min_size=1, max_size=4), max_size=4),
     st.integers(-6, 12),

@@ -135,5 +135,5 @@ class StreamMachineWithSmallPages(StreamMachine):
 
 TestStreamModel = pytest.mark.lengthy(StreamMachine.TestCase)
 TestStreamModelWithSmallPages = pytest.mark.lengthy(StreamMachineWithSmallPages.TestCase)
-TestStreamModel.settings = settings(max_examples=rounds(4, 15), stateful_step_count=40, deadline=None)
-TestStreamModelWithSmallPages.settings = settings(max_examples=rounds(5, 25), stateful_step_count=50, deadline=None)
+TestStreamModel.settings = settings(max_examples=rounds(4, 15), stateful_step_count=40)
+TestStreamModelWithSmallPages.settings = settings(max_examples=rounds(5, 25), stateful_step_count=50)

@@ -127,7 +127,7 @@ async def at_the_same_time(table: RemoteTable[Any, Any, Any], store: SlowStore, 
 
 @pytest.mark.lengthy
 @pytest.mark.rounds
-@settings(max_examples=rounds(80, 250), deadline=None)
+@settings(max_examples=rounds(80, 250))
 @given(
     asked=st.lists(calls(updates=True) | PAUSES, max_size=14),
     size=st.integers(1, 6),
@@ -157,7 +157,7 @@ def test_calls_made_at_the_same_time_answer_as_on_a_dictionary(
 
 
 @pytest.mark.rounds
-@settings(max_examples=rounds(60, 150), deadline=None)
+@settings(max_examples=rounds(60, 150))
 @given(
     asked=st.lists(calls(updates=False) | PAUSES, max_size=14),
     size=st.integers(1, 6),
@@ -183,7 +183,7 @@ def test_compact_batches_leave_the_same_records_and_gets_see_the_same(asked, siz
 
 @pytest.mark.lengthy
 @pytest.mark.rounds
-@settings(max_examples=rounds(60, 150), deadline=None)
+@settings(max_examples=rounds(60, 150))
 @given(
     asked=st.lists(st.tuples(calls(updates=True), st.none() | st.integers(0, 12)), max_size=12),
     size=st.integers(1, 8),

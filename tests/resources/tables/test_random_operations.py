@@ -197,7 +197,6 @@ def run_it(new_store, examples: int, calls=CALLS) -> None:
     quick = settings(
         max_examples=examples,
         stateful_step_count=12,
-        deadline=None,
         derandomize=examples < 100,
         suppress_health_check=list(HealthCheck),
     )

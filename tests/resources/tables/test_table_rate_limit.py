@@ -5,7 +5,7 @@ import pickle
 import threading
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dagster_adjunct.resources.backends.memory import MemoryTable
@@ -39,7 +39,6 @@ def test_unused_credits_expire_after_half_a_second():
 
 
 @pytest.mark.lengthy
-@settings(deadline=None)
 @given(
     rate=st.floats(0.5, 1000), steps=st.lists(st.tuples(st.floats(0, 10), st.integers(1, 50)), min_size=1, max_size=30)
 )
@@ -177,7 +176,6 @@ def test_who_waits_in_another_event_loop_moves_up_too():
     assert not thread.is_alive()
 
 
-@settings(deadline=None)
 @given(steps=st.lists(st.tuples(st.floats(0, 1), st.integers(1, 25), st.booleans()), min_size=1, max_size=20))
 def test_no_window_sees_more_than_the_rate_where_waits_are_cancelled(steps):
     """Each wait begins some time after the one before, and some are cancelled a moment later.

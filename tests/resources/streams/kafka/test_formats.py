@@ -189,7 +189,7 @@ _SPARSE = st.lists(st.tuples(_ROWS, st.sets(st.sampled_from(EVERY_TYPE.names))),
 
 
 @pytest.mark.lengthy
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(_SPARSE)
 def test_what_is_written_as_json_is_read_as_it_was(made: list[tuple[dict[str, Any], set[str]]]) -> None:
     rows = [row | dict.fromkeys(nulls) for row, nulls in made]
@@ -243,7 +243,7 @@ def test_a_key_that_can_not_be_read_is_refused_by_name(key: bytes) -> None:
     assert read(keeping, b'{"seats":1}', keys=[key]) == [{"no": None, "seats": None, "bad_key": key}]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(st.tuples(_TEXTS, st.datetimes(timezones=st.just(UTC)), st.binary(max_size=5)), min_size=1, max_size=4))
 def test_keys_of_several_columns_are_read_as_they_were_written(keys: list[tuple[str, dt.datetime, bytes]]) -> None:
     topic = KafkaTopic(value=Json("seats INT"), key=KeyText("a STRING, b TIMESTAMP, c BINARY"))

@@ -89,7 +89,7 @@ def _refused(text: str) -> Any:
 
 
 @pytest.mark.lengthy
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.one_of(st.none(), objects, objects, odd), min_size=1, max_size=3))
 def test_what_is_read_at_once_is_what_is_read_one_by_one(data: list[bytes | None]) -> None:
     columns = fast_json_reader(SCHEMA, NAMES)(data)

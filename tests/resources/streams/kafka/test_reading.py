@@ -6,7 +6,7 @@ import time
 
 import pytest
 from confluent_kafka import Consumer, KafkaException, TopicPartition
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
@@ -337,7 +337,6 @@ WIDTHS = st.lists(st.tuples(st.integers(0, 10**6), WIDTH), max_size=30)
 
 
 @given(WIDTHS)
-@settings(deadline=None)
 def test_tasks_share_the_ranges_without_gap_or_overlap(widths: list[tuple[int, int]]) -> None:
     ranges = [TopicRange("t", "id", p, start, start + width, "kafka.t") for p, (start, width) in enumerate(widths)]
     positions = {wanted.partition: wanted.start for wanted in ranges}
