@@ -118,6 +118,7 @@ def _both(
     what: str, folder: Callable[[int], Path], batch: int, *, quick: bool = False
 ) -> dict[str, Callable[[int], object]]:
     jvm = {"ADJUNCT_SPARK_QUICK": "true"} if quick else {}
+    jvm["PYSPARK_SUBMIT_ARGS"] = "--driver-memory 4g pyspark-shell"  # as the peer has; a million records need over 1 GB
     return {
         "adjunct": lambda number: module("benchmarks.adjunct_over_time", what, folder(number), str(2 * batch), **jvm),
         "structured": lambda number: module("benchmarks.structured_over_time", what, folder(number), **jvm),
