@@ -458,9 +458,9 @@ def write_buckets(
     `folder` belongs to the attempt, whose id is its last segment. `df` has the layout's columns (without `__row`, which
     the writer adds) and may have more for `order_by`. `partitioned=True` claims that partition i of `df` already holds
     exactly bucket i, so that no exchange is needed; each row is checked, so a wrong claim raises an error. With
-    `one_task`, a single task writes all buckets, for frames of few rows. The rows' digest covers the
-    columns `digested`, by default the schema's; the last may be left out where it is null. With `drop_tombstones`, `df`
-    has `__tombstone`, and a bucket whose keys were all deleted is returned with stats but without a name.
+    `one_task`, a single task writes all buckets, for frames of few rows. The rows' digest covers the columns
+    `digested`, by default the schema's; the last may be left out where it is null. With `drop_tombstones`, `df` has
+    `__tombstone`, and a bucket whose keys were all deleted is returned with stats but without a name.
     """
     digest = row_hash(layout.schema.names if digested is None else digested)
     one_task = one_task and bool(layout.bucket_by)

@@ -25,7 +25,6 @@ import json
 import re
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -33,6 +32,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from dagster_adjunct.resources.common import map_in_threads
 from dagster_adjunct.resources.errors import AdjunctError, SchemaMismatchError, file_error
 from dagster_adjunct.resources.files.tree import FileTree, ListedFile
 from dagster_adjunct.resources.lazy_modules import F, np, pa, pc, pq
@@ -562,8 +562,7 @@ def count_file_records(declared: DeclaredFiles, files: Sequence[ListedFile]) -> 
                 return int(parquet.metadata.num_rows)
         return sum(table.num_rows for _, table in declared.tables(file))
 
-    with ThreadPoolExecutor(_MAX_THREADS) as pool:
-        return sum(pool.map(count, files))
+    return sum(map_in_threads(count, files, _MAX_THREADS))
 
 
 def plan_tasks(files: Sequence[ListedFile], format: FileFormat) -> list[list[FilePart]]:

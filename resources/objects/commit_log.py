@@ -254,7 +254,7 @@ class CommitLog:
         return None if found is None else found.etag
 
     def current(self) -> Commit | None:
-        """Return the current commit, or None if there is none. Two GETs."""
+        """Return the current commit, or None if there is none. Two GETs; one if its manifest is kept."""
         found = self._read_pointer()
         return None if found is None else self._read_current(*found)
 

@@ -267,7 +267,7 @@ class Lake:
     """An open lake. Pickles as its store's descriptor, and is not probed again.
 
     `clock` returns the time with its zone. It is not pickled: another process uses the system clock. `manifests` are
-    those that a run keeps.
+    those that runs of this process keep in memory while they last.
     """
 
     def __init__(

@@ -7,7 +7,6 @@ import tempfile
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +19,7 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait
 
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.aws import new_session
+from dagster_adjunct.resources.common import map_in_threads
 from dagster_adjunct.resources.objects import store
 from dagster_adjunct.resources.objects.store import ObjectInfo, ObjectStore, S3Options, StoreDescriptor, StoredObject
 
@@ -187,8 +187,7 @@ def _send_parts(
         return {"PartNumber": number, "ETag": answer["ETag"]}
 
     try:
-        with ThreadPoolExecutor(_THREADS) as pool:
-            return list(pool.map(send, range(1, max(1, -(-size // part_size)) + 1)))
+        return map_in_threads(send, range(1, max(1, -(-size // part_size)) + 1), _THREADS)
     finally:
         os.close(file)
 

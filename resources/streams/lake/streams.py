@@ -97,6 +97,7 @@ def evolve_declaration(
 
 
 def _describe_stream(name: str, state: StreamState) -> StreamInfo:
+    """Return the information on a stream that `StreamSystem.info` promises."""
     declared, rewritten, repartitioned = state.declaration, state.rewritten, None
     if rewritten is not None:
         ended, went_on = (tuple(map(str, offsets)) for offsets in (rewritten.ended, rewritten.next))
