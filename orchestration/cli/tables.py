@@ -22,7 +22,12 @@ from dagster_adjunct.resources.backends.columns import Kind, parse_known_column
 from dagster_adjunct.resources.errors import ConditionsNotMetError, ConfigurationError
 from dagster_adjunct.resources.key_value.entries import TableEntry, TableKey
 from dagster_adjunct.resources.key_value.iterators import IteratorPage, IteratorState
-from dagster_adjunct.resources.key_value.manager import KeyValueTableManager, TableInfo
+from dagster_adjunct.resources.key_value.manager import (
+    IN_OBJECTS,
+    KeyValueTableManager,
+    TableInfo,
+    resolve_lake_backend,
+)
 from dagster_adjunct.resources.key_value.segment import (
     KeyValueTableConfiguration,
     KeyVersion,
@@ -31,7 +36,6 @@ from dagster_adjunct.resources.key_value.segment import (
 )
 from dagster_adjunct.resources.key_value.serializers import serializer_named
 from dagster_adjunct.resources.key_value.table import BlockingKeyValueTable
-from dagster_adjunct.resources.key_value.table_backends import IN_OBJECTS, resolve_lake_backend
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.schemas.schema import Field
 from dagster_adjunct.resources.tables.table import BlockingTable

@@ -20,24 +20,22 @@ from dagster_adjunct.resources.errors import (
     MalformedDocumentError,
 )
 from dagster_adjunct.resources.key_value.manager import (
+    StoredTable,
+    TableName,
     TableTransition,
+    check_table_name,
     decide_create,
     decide_delete,
     decide_seal,
     decide_update,
     finish_transition,
     hash_range,
+    parse_stored_entry,
     require_stored_table,
     table_info,
     was_deleted,
 )
 from dagster_adjunct.resources.key_value.segment import KeyValueTableConfiguration, partition_of
-from dagster_adjunct.resources.key_value.table_backends import (
-    StoredTable,
-    TableName,
-    check_table_name,
-    parse_stored_entry,
-)
 
 NAME = TableName("plant", "machines")
 

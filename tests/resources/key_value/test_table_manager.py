@@ -28,11 +28,16 @@ from dagster_adjunct.resources.errors import (
     TableUnavailableError,
     ValueTooLongError,
 )
-from dagster_adjunct.resources.key_value.manager import NAMESPACE, KeyValueTableManager
+from dagster_adjunct.resources.key_value.manager import (
+    IN_SQLITE,
+    NAMESPACE,
+    KeyValueTableManager,
+    lake_backends,
+    resolve_lake_backend,
+)
 from dagster_adjunct.resources.key_value.segment import KeyValueTableConfiguration, backend_from
 from dagster_adjunct.resources.key_value.serializers import IntegerSerializer, TextSerializer
 from dagster_adjunct.resources.key_value.table import BlockingKeyValueTable
-from dagster_adjunct.resources.key_value.table_backends import IN_SQLITE, lake_backends, resolve_lake_backend
 from dagster_adjunct.resources.key_value_backends.objects.segment import ObjectSegments
 from dagster_adjunct.resources.key_value_backends.postgres import PostgresSegments
 from dagster_adjunct.resources.key_value_backends.sqlite import SqliteSegments
