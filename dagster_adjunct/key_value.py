@@ -30,6 +30,6 @@ from dagster_adjunct.resources.key_value_backends.dynamodb import DynamoDbSegmen
 from dagster_adjunct.resources.key_value_backends.objects.segment import ObjectSegments as ObjectSegments
 from dagster_adjunct.resources.key_value_backends.postgres import PostgresSegments as PostgresSegments
 from dagster_adjunct.resources.key_value_backends.sqlite import SqliteSegments as SqliteSegments
-from dagster_adjunct.resources.key_value_frames.frames import FrameWritten as FrameWritten
-from dagster_adjunct.resources.key_value_frames.frames import read_key_value_table as read_key_value_table
-from dagster_adjunct.resources.key_value_frames.frames import write_key_value_table as write_key_value_table
+from dagster_adjunct.resources.key_value_frames import FrameWritten as FrameWritten
+from dagster_adjunct.resources.key_value_frames import read_key_value_table as read_key_value_table
+from dagster_adjunct.resources.key_value_frames import write_key_value_table as write_key_value_table

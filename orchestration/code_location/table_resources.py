@@ -23,7 +23,7 @@ from dagster_adjunct.resources.key_value.manager import KeyValueTableManager, en
 from dagster_adjunct.resources.key_value.segment import backend_from
 from dagster_adjunct.resources.key_value.serializers import Serializer, serializer_named
 from dagster_adjunct.resources.key_value.table import BlockingKeyValueTable, KeyValueTable
-from dagster_adjunct.resources.key_value_rows.rows import KeyValueRows
+from dagster_adjunct.resources.key_value_rows import KeyValueRows
 from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.tables.table import BlockingTable, RemoteTable
 from dagster_adjunct.resources.validation import validated

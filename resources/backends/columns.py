@@ -45,7 +45,7 @@ _BACKENDS: ClassRegistry[Any] = ClassRegistry(
     redis="resources.backends.redis.RedisTable",
     sqlite="resources.backends.sqlite.SqliteTable",
     dataset="assets.reading.dataset.DatasetTable",
-    **{"key-value": "resources.key_value_rows.rows.KeyValueRows"},
+    **{"key-value": "resources.key_value_rows.KeyValueRows"},
 )
 
 

@@ -14,8 +14,8 @@ from dagster_adjunct.orchestration.startpoints.startpoints import Startpoints
 from dagster_adjunct.resources.key_value.manager import KeyValueTableManager
 from dagster_adjunct.resources.key_value.serializers import JsonSerializer, TextSerializer
 from dagster_adjunct.resources.key_value.table import KeyValueTable
-from dagster_adjunct.resources.key_value_frames.frames import read_key_value_table
-from dagster_adjunct.resources.key_value_rows.rows import KeyValueRows
+from dagster_adjunct.resources.key_value_frames import read_key_value_table
+from dagster_adjunct.resources.key_value_rows import KeyValueRows
 from dagster_adjunct.resources.streams.startpoint import StartpointOldest
 from dagster_adjunct.resources.tables.table import RemoteTable
 from tests.kept_processes import program

@@ -17,7 +17,7 @@ from dagster_adjunct.resources.backends.memory import MemoryTable
 from dagster_adjunct.resources.backends.postgres import PostgresTable
 from dagster_adjunct.resources.backends.redis import RedisTable
 from dagster_adjunct.resources.backends.sqlite import SqliteTable
-from dagster_adjunct.resources.key_value_rows.rows import KeyValueRows
+from dagster_adjunct.resources.key_value_rows import KeyValueRows
 from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.tables.functions import TableReadFunction, TableWriteFunction, record_not_found_error
 from tests.resources.key_value_backends import segment_stores

@@ -15,7 +15,7 @@ from dagster_adjunct.resources.backends.memory import MemoryTable
 from dagster_adjunct.resources.backends.postgres import PostgresTable
 from dagster_adjunct.resources.backends.redis import RedisTable
 from dagster_adjunct.resources.backends.sqlite import SqliteTable
-from dagster_adjunct.resources.key_value_rows.rows import KeyValueRows
+from dagster_adjunct.resources.key_value_rows import KeyValueRows
 from tests.servers.dynamodb import REGION
 
 COLUMNS = {"id": "string", "total": "bigint", "seen": "bigint", "origin": "string", "number": "bigint"}

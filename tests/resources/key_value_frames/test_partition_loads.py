@@ -13,7 +13,7 @@ from dagster_adjunct.key_value import BytesSerializer, KeyValueTableConfiguratio
 from dagster_adjunct.resources.errors import SchemaMismatchError
 from dagster_adjunct.resources.key_value.segment import TableId
 from dagster_adjunct.resources.key_value.table import OpenTable
-from dagster_adjunct.resources.key_value_frames.frames import PartitionLoad
+from dagster_adjunct.resources.key_value_frames import PartitionLoad
 
 
 @pytest.mark.parametrize("orders", [[math.nan, math.nan], [-0.0, 0.0], [[math.nan], [math.nan]]])

@@ -38,7 +38,7 @@ from dagster_adjunct.resources.key_value.segment import (
 from dagster_adjunct.resources.key_value.serializers import JsonSerializer, TextSerializer
 from dagster_adjunct.resources.key_value.table import KeyValueTable
 from dagster_adjunct.resources.key_value_backends.sqlite import SqliteSegments
-from dagster_adjunct.resources.key_value_rows.rows import KeyValueRows
+from dagster_adjunct.resources.key_value_rows import KeyValueRows
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
 from dagster_adjunct.resources.tables.functions import is_record_rejected
 from dagster_adjunct.resources.tables.operation import (

@@ -1,28 +1,60 @@
 """`KeyValueRows`: records in a key-value table, for remote tables.
 
-A record is one entry, whose value is the record as JSON (`row_documents.py`). Its key columns make the entry's key and,
+A record is one entry, whose value is the record as a JSON document. Its key columns make the entry's key and,
 optionally, its family. Nothing is locked: a write that depends on a record is decided from the version that was read,
 requires this version, and is decided again after a conflict.
+
+    {"seats":149,"tail":"N1","adjunct_applied":{"lake.flights.3":"0000000000:00000000000000000017:000000"}}
+    {"adjunct_deleted":true,"adjunct_at":1372636800.0,"adjunct_newest":["at","2013-07-01T00:00:00Z","lake.flights.3 …"]}
+
+A document has the record's columns, including those of its key and without nulls, and the marks that conditions need
+(`Applied`). A deleted record whose marks are kept is a document without columns. Updates keep columns that are not
+declared, which another release may have written.
 """
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import UTC, date, datetime
+from decimal import Context, Decimal
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 from tenacity import AsyncRetrying, RetryError, retry_if_result, stop_after_delay, wait_random_exponential
 
 from dagster_adjunct.resources import errors
+from dagster_adjunct.resources.backends import write_plan
+from dagster_adjunct.resources.backends.columns import (
+    OWN_PREFIX,
+    Column,
+    Kind,
+    check_key_text,
+    check_not_reserved,
+    declared_digits,
+)
 from dagster_adjunct.resources.backends.store import StoreTable
-from dagster_adjunct.resources.backends.write_plan import Entry, Row, RowCodec, validate_entries
+from dagster_adjunct.resources.backends.write_plan import (
+    Applied,
+    CheckedChanges,
+    Entry,
+    Row,
+    RowCodec,
+    StoredState,
+    ValidEntries,
+    WritePlan,
+    validate_entries,
+)
 from dagster_adjunct.resources.key_value.manager import KeyValueTableManager, ensure_table
 from dagster_adjunct.resources.key_value.segment import (
+    ABSENT,
+    ANYTHING,
     ConditionsFailed,
     KeyRange,
     KeyValueTableConfiguration,
@@ -37,19 +69,307 @@ from dagster_adjunct.resources.key_value.segment import (
 )
 from dagster_adjunct.resources.key_value.serializers import BytesSerializer, TextSerializer
 from dagster_adjunct.resources.key_value.table import OpenTable
-from dagster_adjunct.resources.key_value_rows import row_documents
-from dagster_adjunct.resources.key_value_rows.row_documents import (
-    APPLIED,
-    AT,
-    NEWEST,
-    PlannedWrites,
-    RowDocuments,
-    RowKeys,
-)
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
 from dagster_adjunct.resources.tables.functions import reduce_function
 from dagster_adjunct.resources.tables.operation import Operation, OperationKind, Outcomes, Problem, State
 from dagster_adjunct.resources.validation import validated
+
+# The JSON form of values, for any reader:
+#
+#     string      text                        timestamp   "2013-07-01T00:00:00Z", a fraction only where there is one
+#     integers    number                      date        "2013-07-01"
+#     floats      number                      decimal     text with all its digits, "12.50" for decimal(10,2)
+#     boolean     true, false                 binary      text, base64
+#     json        as it is                    array<type> array of the above
+#
+# Equal values of all types but floats, json and decimals without a scale have equal texts: these may be keys.
+
+
+_EXACT = Context(prec=2100)
+
+
+def json_encoder(column: Column) -> Callable[[Any], Any]:
+    """Return the function from a checked value to its JSON form."""
+    if column.kind is Kind.LIST:
+        assert column.element is not None
+        write = json_encoder(column.element)
+        return lambda values: [None if value is None else write(value) for value in values]
+    if column.kind is Kind.DECIMAL:
+        return _decimals_to_text(column)
+    return _WRITE.get(column.kind, _as_it_is)
+
+
+def json_decoder(column: Column) -> Callable[[Any], Any]:
+    """Return the inverse of `json_encoder`'s function.
+
+    It raises TypeError, ValueError or ArithmeticError for other values, because anybody may write to the table.
+    """
+    if column.kind is Kind.LIST:
+        assert column.element is not None
+        read = json_decoder(column.element)
+        return lambda values: [None if value is None else read(value) for value in _require(list, values)]
+    return _READ.get(column.kind, _as_it_is)
+
+
+to_compact_json = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+"""Returns a value's JSON, without spaces."""
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
+def _decimals_to_text(column: Column) -> Callable[[Decimal], str]:
+    digits = declared_digits(column)
+    unit = None if digits is None else Decimal(1).scaleb(-digits[1])
+
+    def text(number: Decimal) -> str:
+        if unit is None:
+            return str(number)
+        number = number.quantize(unit, context=_EXACT)
+        return format(number if number else number.copy_abs(), "f")  # -0.00 is 0.00
+
+    return text
+
+
+def _require(kind: type, value: Any) -> Any:
+    if type(value) is not kind:
+        raise TypeError(f"expected {kind.__name__}")
+    return value
+
+
+_WRITE: dict[Kind, Callable[[Any], Any]] = {
+    Kind.TIMESTAMP: lambda moment: moment.isoformat().replace("+00:00", "Z"),
+    Kind.DATE: date.isoformat,
+    Kind.BINARY: lambda value: base64.b64encode(value).decode(),
+}
+_READ: dict[Kind, Callable[[Any], Any]] = {
+    Kind.STRING: partial(_require, str),
+    Kind.INTEGER: partial(_require, int),
+    Kind.BOOLEAN: partial(_require, bool),
+    Kind.TIMESTAMP: lambda text: datetime.fromisoformat(text).astimezone(UTC),
+    Kind.DATE: date.fromisoformat,
+    Kind.BINARY: lambda text: base64.b64decode(text, validate=True),
+    Kind.DECIMAL: Decimal,
+    Kind.FLOAT: float,
+}
+
+
+# A document with DELETED has only the marks of a deleted record.
+DELETED, AT, NEWEST, APPLIED = (OWN_PREFIX + name for name in ("deleted", "at", "newest", "applied"))
+
+Document = dict[str, Any]
+
+
+class RowDocuments:
+    """Converts records to documents and back. Errors name the table, the key and the value."""
+
+    def __init__(self, codec: RowCodec, columns: Sequence[Column]) -> None:
+        self.codec, self._label = codec, codec.table
+        for column in columns:
+            check_not_reserved(codec.table, column.name)
+        self._write = {column.name: json_encoder(column) for column in columns}
+        self._read = {column.name: json_decoder(column) for column in columns}
+
+    def whole(self, record: Mapping[str, Any]) -> Document:
+        """Return the document of a checked record."""
+        return {name: self._write[name](value) for name, value in record.items() if value is not None}
+
+    def changed(self, old: Mapping[str, Any], changes: CheckedChanges) -> Document:
+        """Return a document after checked changes, in which additions were replaced by their sums."""
+        new = {**old, **self.whole(changes.set)}
+        for name, value in changes.set.items():
+            if value is None:
+                new.pop(name, None)
+        for name, values in changes.append.items():
+            new[name] = [*(new.get(name) or ()), *self._write[name](values)]
+        return new
+
+    def record(self, document: Mapping[str, Any], names: Sequence[str], key: object) -> dict[str, Any]:
+        """Return these columns of a document, None for missing values. Raises SchemaMismatchError."""
+        record: dict[str, Any] = {}
+        for name in names:
+            value = document.get(name)
+            try:
+                record[name] = None if value is None else self._read[name](value)
+            except (TypeError, ValueError, ArithmeticError) as error:
+                raise errors.SchemaMismatchError(
+                    f"{self._label}: the record of key {key!r} has {value!r} in {name!r}, which is of another type.",
+                    "Correct the record, or the declared columns.",
+                    column=name,
+                ) from error
+        return record
+
+    def from_bytes(self, stored: bytes, key: object) -> Document:
+        """Return a stored document. Raises SchemaMismatchError for anything else."""
+        try:
+            document = json.loads(stored)
+        except (ValueError, RecursionError):
+            document = None
+        if not isinstance(document, dict):
+            problem = f"{self._label} has {stored[:60]!r} under the key {key!r}; expected a record as a JSON object."
+            step = "Remove it, or read the table with its own serializers."
+            raise errors.SchemaMismatchError(problem, step, table=self._label)
+        return document
+
+
+def applied_in(codec: RowCodec, newest_by: str | None, document: Mapping[str, Any]) -> Applied:
+    """Return the updates that were applied to the record."""
+    newest = document.get(NEWEST) or (None, None, None)
+    applied = write_plan.applied_from_texts(codec, newest_by, (*newest, None))
+    applied.positions = dict(document.get(APPLIED) or {})
+    return applied
+
+
+def marks_of(codec: RowCodec, newest_by: str | None, applied: Applied, at: float) -> Document:
+    """Return the marks for `applied`; `at` is in seconds since 1970."""
+    *newest, _ = write_plan.applied_to_texts(codec, newest_by, applied)
+    marks: Document = {NEWEST: newest} if newest[0] is not None else {}
+    if applied.positions:
+        marks[APPLIED] = applied.positions
+    return {**marks, AT: at}
+
+
+# Planning of writes: for each key the document to write, and the version that it depends on. Pure functions.
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedWrites:
+    """The change of each key, without a version, the keys whose record starts from a default, and the problems of
+    entries by their places."""
+
+    changes: Mapping[Row, SegmentChange]
+    begun: Collection[Row]
+    problems: Mapping[int, Problem]
+
+
+def needs_stored_rows(operation: Operation[Any]) -> bool:
+    """Whether writes depend on the stored rows, or have to keep parts of them."""
+    return write_plan.needs_read(operation) or operation.conditions.keeps_marks
+
+
+def plan_documents(
+    documents: RowDocuments,
+    operation: Operation[Any],
+    entries: Sequence[Entry],
+    table_keys: Mapping[Row, bytes],
+    stored_entries: Mapping[Row, StoredEntry | None],
+    at: float,
+    fitting: Callable[[bytes], bytes],
+) -> PlannedWrites:
+    """Plan the writes of an operation. `stored_entries` has all keys if `needs_stored_rows`; `at` is the time of marks.
+
+    `fitting` returns a value that the table accepts, or raises KeyValueTableError.
+    """
+    names = write_plan.columns_to_read(operation, entries)
+    seen: dict[Row, Document] = {}  # including those with marks only
+    records: dict[Row, dict[str, Any]] = {}
+    unreadable: dict[Row, Problem] = {}
+    for key, entry in stored_entries.items():
+        try:
+            if entry is not None:
+                document = documents.from_bytes(entry.value or b"", key)
+                if DELETED not in document:
+                    records[key] = documents.record(document, names, key)
+                seen[key] = document
+        except errors.SchemaMismatchError as error:
+            unreadable[key] = Problem(State.REFUSED, error)
+    fit = [entry for entry in entries if entry.key not in unreadable]
+    unfit = {entry.place: unreadable[entry.key] for entry in entries if entry.key in unreadable}
+    codec, newest_by = documents.codec, operation.conditions.newest_by
+    applied = {}
+    if operation.conditions:
+        applied = {key: applied_in(codec, newest_by, document) for key, document in seen.items()}
+    plan = write_plan.plan_writes(codec, operation, ValidEntries(fit, {}), StoredState(records, applied))
+    marks = {key: marks_of(codec, newest_by, applied_to_key, at) for key, applied_to_key in plan.applied.items()}
+    has_read, begun = needs_stored_rows(operation), operation.kind is OperationKind.UPDATE
+    written: dict[Row, SegmentChange] = {}
+    for key, new in _new_documents(documents, plan, seen, marks):
+        entry = stored_entries.get(key)
+        if new is None and has_read and entry is None:
+            continue  # there is nothing to remove
+        expected = (ABSENT if entry is None else entry.version) if has_read else ANYTHING
+        try:
+            stored = None if new is None else fitting(to_compact_json(new).encode())
+        except errors.KeyValueTableError as error:
+            too_large = Problem(State.REFUSED, error)
+            unfit |= {one.place: too_large for one in fit if one.key == key}
+        else:
+            written[key] = SegmentChange(table_keys[key], stored, b"", expected)
+    return PlannedWrites(written, plan.begins if begun else (), {**unfit, **plan.problems})
+
+
+def _new_documents(
+    documents: RowDocuments, plan: WritePlan, seen: Mapping[Row, Document], marks: Mapping[Row, Document]
+) -> Iterator[tuple[Row, Document | None]]:
+    """Yield each key with its new document, None if it is removed."""
+
+    def kept(key: Row) -> Document:
+        document = seen.get(key, {})
+        return marks.get(key) or {name: document[name] for name in (NEWEST, APPLIED, AT) if name in document}
+
+    for records in (plan.puts, plan.begins):
+        for key, record in records.items():
+            yield key, {**documents.whole(record), **kept(key)}
+    for key in plan.deletes:
+        beside = kept(key)
+        yield key, {DELETED: True, **beside} if beside else None
+    for key, changes in plan.changes.items():
+        if changes.set or changes.append or key in marks:
+            yield key, {**documents.changed(seen[key], changes), **marks.get(key, {})}
+    for key in marks.keys() - {*plan.puts, *plan.begins, *plan.deletes, *plan.changes}:
+        yield key, {**seen[key], **marks[key]}
+
+
+# Family and key of a record in a key-value table:
+#
+#     no family      key     the text of the only key column, or a JSON array of all
+#     with a family  family  the text of the first key column, or a JSON array of the first; key: the same of the rest
+#
+# The text of a string is itself, that of another value its JSON without quotation marks. Families are not empty: a
+# record whose first column is an empty string has none, and its key selects the partition.
+
+
+class RowKeys:
+    """Converts checked keys to families and keys; `family` names the first of the key's columns, or none."""
+
+    def __init__(self, label: str, key: Sequence[Column], family: Sequence[str]) -> None:
+        names = [column.name for column in key]
+        if list(family) != names[: len(family)] or len(family) == len(names):
+            raise errors.ConfigurationError(
+                f"{label} has the family {', '.join(family)} and the key {', '.join(names)}; expected the first "
+                "columns of the key, but not all.",
+                "Name the columns of the family first in key=, and again in family=.",
+                argument="family",
+            )
+        for column in key:
+            check_key_text(label, column)
+        self._families = len(family)
+        self._family_text = _text_of(key[: len(family)])
+        self._key_text = _text_of(key[len(family) :])
+
+    def address(self, key: Row) -> tuple[str | None, str]:
+        """Return the family (None if it has none) and the key."""
+        family = self._family_text(key[: self._families]) if self._families else None
+        # All other texts are families, so a key without one can't collide with another record's.
+        return family or None, self._key_text(key[self._families :])
+
+
+def _text_of(columns: Sequence[Column]) -> Callable[[Row], str]:
+    writers = [json_encoder(column) for column in columns]
+
+    def values(row: Row) -> list[Any]:
+        return [write(part) for write, part in zip(writers, row, strict=True)]
+
+    if len(columns) > 1:
+        return lambda row: to_compact_json(values(row))
+
+    def text(row: Row) -> str:
+        (value,) = values(row)
+        return value if isinstance(value, str) else to_compact_json(value)
+
+    return text
+
 
 Table = OpenTable[str, bytes]
 _PAGE = 500  # entries
@@ -93,10 +413,10 @@ def _without_marks(entry: StoredEntry, before: float) -> SegmentChange | None:
     at = document.get(AT) if isinstance(document, dict) else None
     if not isinstance(at, int | float) or at >= before:
         return None
-    if row_documents.is_deleted(document):
+    if DELETED in document:
         return SegmentChange(entry.key, None, b"", entry.version)
     rest = {name: value for name, value in document.items() if name not in (AT, NEWEST, APPLIED)}
-    return SegmentChange(entry.key, row_documents.to_compact_json(rest).encode(), b"", entry.version)
+    return SegmentChange(entry.key, to_compact_json(rest).encode(), b"", entry.version)
 
 
 _PAUSE, _LONGEST_PAUSE = 0.005, 0.5  # seconds
@@ -147,7 +467,7 @@ class OptimisticWrites:
         """Read, decide and write once; return whether entries are left."""
         entries, self.left = self.left, ()
         stored_entries: Mapping[Row, StoredEntry | None] = {}
-        if row_documents.needs_stored_rows(self.operation):
+        if needs_stored_rows(self.operation):
             keys = list(dict.fromkeys(entry.key for entry in entries))
             try:
                 stored = await self.table.segment(self.partition).get([self.table_keys[key] for key in keys])
@@ -156,7 +476,7 @@ class OptimisticWrites:
                 return False
             stored_entries = dict(zip(keys, stored, strict=True))
         documents, fitting = self.rows._documents, self.table.coder.value
-        decision = row_documents.plan_documents(
+        decision = plan_documents(
             documents, self.operation, entries, self.table_keys, stored_entries, time.time(), fitting
         )
         failed, lost = await self._write(decision)
@@ -354,7 +674,7 @@ class KeyValueRows(StoreTable):
 
     def _record(self, key: Row, stored: bytes) -> dict[str, Any] | None:
         document = self._documents.from_bytes(stored, key)
-        return None if row_documents.is_deleted(document) else self._documents.record(document, self._codec.names, key)
+        return None if DELETED in document else self._documents.record(document, self._codec.names, key)
 
     def _outcome(self, error: errors.AdjunctError) -> Problem:
         """Return the outcome of an entry whose request failed."""

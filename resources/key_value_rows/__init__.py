@@ -1,1 +1,0 @@
-"""A key-value table as a remote table: its records are JSON, and are changed optimistically."""
