@@ -31,7 +31,7 @@ A = TypeVar("A")
 T = TypeVar("T")
 N = TypeVar("N", int, float)
 
-_MAX_SECONDS = 1e12  # clocks and stores overflow beyond it
+MAX_SECONDS = 1e12  # clocks and stores overflow beyond it
 
 
 def argument_error(
@@ -59,7 +59,7 @@ def check_seconds(value: object, found: str, *, argument: str, none: bool = Fals
     """
     if value is None and none:
         return
-    number = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < _MAX_SECONDS
+    number = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < MAX_SECONDS
     if not number or (value == 0 and not zero):
         expected = ("seconds from 0 on" if zero else "seconds above 0") + (", or None" if none else "")
         raise argument_error(found, expected, argument=argument)

@@ -3,7 +3,7 @@
 Values must have their types exactly (pydantic's strict mode), except that numbers of NumPy may be given for Python's, a
 whole number for a float, its value for a member of an enum, a list for a tuple, and other ordered collections (arrays,
 views of dictionaries) for a sequence. Of other classes, values must be instances. The types are read when a function is
-called for the first time.
+called for the first time. Limits are pydantic's, such as `PositiveInt`.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
+    Field,
     PlainValidator,
     SkipValidation,
     Strict,
@@ -33,10 +34,13 @@ from pydantic import (
 from pydantic_core import ErrorDetails, PydanticCustomError
 from typing_extensions import TypedDict
 
-from dagster_adjunct.resources.common import find_calling_line
+from dagster_adjunct.resources.common import MAX_SECONDS, find_calling_line
 from dagster_adjunct.resources.errors import ConfigurationError
 
 T = TypeVar("T")
+
+Seconds = Annotated[float, Field(gt=0, lt=MAX_SECONDS)]
+"""A finite number of seconds above 0."""
 
 _SCALARS = (str, bool, bytes, type(None))
 # A limit, though nothing reaches it, makes pydantic reject half a character ("\udcff"), which no store can hold.
@@ -179,7 +183,7 @@ def _checked_type(hint: Any) -> Any:
     origin, inner = get_origin(hint), get_args(hint)
     if origin is Annotated:
         skips = any(type(one) is SkipValidation for one in inner)
-        return Any if skips else _checked_type(inner[0])
+        return Any if skips else Annotated[(_checked_type(inner[0]), *inner[1:])]
     if hint in _SCALARS or hint is None or origin is Literal:
         return _TEXT if hint is str else hint
     if hint in (int, float):
@@ -350,6 +354,8 @@ def _argument_error(
         step = f"Pass the result of its {_CONVERSIONS[type(value).__name__]}()."
     elif isinstance(value, str) and "a Lake" in expected:
         step = f"Pass open_lake({value!r})."
+    elif isinstance(value, type):
+        step = f"Pass an object of it: {value.__name__}(…)."
     return _error(f"{called}: {found}: expected {' or '.join(expected)}.", step, argument=argument or shown)
 
 

@@ -25,11 +25,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from pydantic import AwareDatetime, Field
+from pydantic import AwareDatetime, Field, PositiveInt
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
 
 from dagster_adjunct.resources import errors
-from dagster_adjunct.resources.common import StoredDocument, argument_error, check_whole_number
+from dagster_adjunct.resources.common import StoredDocument
 from dagster_adjunct.resources.key_value import segment
 from dagster_adjunct.resources.key_value.segment import E, KeyValueTableConfiguration, SegmentBackend, TableId
 from dagster_adjunct.resources.key_value.serializers import Serializer
@@ -166,13 +166,6 @@ class TableBackends:
     """The backends of a lake's tables. New tables are created in `given`, or else in the lake's own backend."""
 
     def __init__(self, lake: Lake, given: SegmentBackend | None) -> None:
-        if given is not None and (isinstance(given, type) or not callable(getattr(given, "to_dict", None))):
-            raise argument_error(
-                f"a manager of key-value tables has the backend {given!r:.80}",
-                "an object, or None",
-                "Pass one, such as PostgresSegments(dsn_env=…), or leave it out.",
-                argument="backend",
-            )
         self._lake = lake
         self.given = given
         self._described: dict[str, SegmentBackend] = {}
@@ -298,13 +291,6 @@ def tables_in_scope(snapshot: NamespaceSnapshot, scope: str, after: str | None) 
         if not key.startswith(prefix):
             return
         yield table_info(TableName(scope, key.removeprefix(prefix)), stored)
-
-
-def validate_limit(limit: int | None) -> int | None:
-    """Return the limit of a listing, None for no limit. Raises ConfigurationError."""
-    if limit is not None:
-        check_whole_number(limit, f"limit is {limit!r}", "a whole number from 1 on, or None", argument="limit")
-    return limit
 
 
 # Transitions of a table's entry, as pure decisions: each takes the stored entry (None if there is none) and returns the
@@ -483,14 +469,14 @@ class KeyValueTableManager:
                 self.delete(scope, name)
         return answer
 
-    def list_scopes(self, *, after: str | None = None, limit: int | None = None) -> tuple[str, ...]:
+    def list_scopes(self, *, after: str | None = None, limit: PositiveInt | None = None) -> tuple[str, ...]:
         """Return at most `limit` names of scopes, in order, those after `after`.
 
         To continue a listing, in any process, pass the last name that it returned.
         """
         start = "" if after is None else f"{after}\0"
         names = (key for key, _ in self._namespace.read().items(start) if "/" not in key)
-        return tuple(islice(names, validate_limit(limit)))
+        return tuple(islice(names, limit))
 
     def create(self, scope: str, name: str, configuration: KeyValueTableConfiguration) -> bool:
         """Create a table; return False if it exists with the same configuration, in the same backend.
@@ -514,7 +500,7 @@ class KeyValueTableManager:
 
         return self._change(table, decide)
 
-    def list(self, scope: str, *, after: str | None = None, limit: int | None = None) -> tuple[TableInfo, ...]:
+    def list(self, scope: str, *, after: str | None = None, limit: PositiveInt | None = None) -> tuple[TableInfo, ...]:
         """Return at most `limit` tables of a scope by name, those after `after`.
 
         To continue a listing, in any process, pass the last name that it returned. Tables whose deletion has not
@@ -523,7 +509,7 @@ class KeyValueTableManager:
         check_table_name("scope", scope)
         snapshot = self._namespace.read()
         require_scope(snapshot, scope)
-        return tuple(islice(tables_in_scope(snapshot, scope, after), validate_limit(limit)))
+        return tuple(islice(tables_in_scope(snapshot, scope, after), limit))
 
     def describe(self, scope: str, name: str) -> TableInfo:
         """Return the description of a table. Raises ScopeNotFoundError and KeyValueTableNotFoundError."""

@@ -21,9 +21,10 @@ from operator import itemgetter
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import mmh3
+from pydantic import NonNegativeInt, PositiveInt
 
 from dagster_adjunct.resources import errors
-from dagster_adjunct.resources.common import ClassRegistry, check_whole_number
+from dagster_adjunct.resources.common import ClassRegistry
 from dagster_adjunct.resources.validation import validated
 
 # The table key of an entry, and its partition (PDP-39, "Mapping KVPs").
@@ -291,6 +292,7 @@ class TableSegment(Protocol):
         ...
 
 
+@runtime_checkable
 class SegmentBackend(Protocol):
     """A store of key-value tables. Picklable, without secrets, and described by plain values.
 
@@ -675,16 +677,11 @@ class KeyValueTableConfiguration:
     `longest_key` limits the bytes of a serialized key without its family, `longest_value` those of a serialized value.
     """
 
-    partitions: int
-    longest_key: int | None = None
-    longest_value: int | None = None
+    partitions: PositiveInt
+    longest_key: NonNegativeInt | None = None
+    longest_value: NonNegativeInt | None = None
 
     def __post_init__(self) -> None:
-        for name, least in (("partitions", 1), ("longest_key", 0), ("longest_value", 0)):
-            value = getattr(self, name)
-            if value is not None or name == "partitions":
-                found = f"{name}={value!r} of a key-value table"
-                check_whole_number(value, found, f"a whole number from {least} on", argument=name, least=least)
         if self.partitions > MOST_PARTITIONS:
             problem = f"partitions={self.partitions:,} of a key-value table: expected at most {MOST_PARTITIONS:,}."
             step = "Use fewer: any number of families can share a partition."

@@ -13,11 +13,12 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
+from pydantic import PositiveInt
 from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_random_exponential
 
 from dagster_adjunct.resources.backends.dynamodb import resolve_table_key
 from dagster_adjunct.resources.backends.dynamodb_connection import Connection, error_code, throttled_problem
-from dagster_adjunct.resources.common import argument_error, check_whole_number
+from dagster_adjunct.resources.common import argument_error
 from dagster_adjunct.resources.errors import AdjunctError, TableError, TableUnavailableError, TransientError
 from dagster_adjunct.resources.key_value.segment import (
     ABSENT,
@@ -522,7 +523,7 @@ class DynamoDbSegments:
         profile: str | None = None,
         credentials_env: Sequence[str] | None = None,
         prefix: str = "adjunct-",
-        threads: int = 16,
+        threads: PositiveInt = 16,
         connect_timeout: float = 3.0,
         read_timeout: float = 15.0,
     ) -> None:
@@ -530,7 +531,6 @@ class DynamoDbSegments:
         named = None if one is None else tuple(one)
         self.connection = Connection(region, endpoint_url, profile, named, connect_timeout, read_timeout)
         self.connection.check(_LABEL)
-        check_whole_number(threads, f"{_LABEL} have threads={threads!r}", "at least one", argument="threads")
         if not _PREFIX.fullmatch(prefix):
             found, expected = f"{_LABEL} have prefix={prefix!r}", "at most 64 letters, digits, '-', '_' or '.'"
             raise argument_error(found, expected, argument="prefix")

@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import tenacity
+from pydantic import PositiveInt
 
 from dagster_adjunct.resources.backends.columns import check_identifier
 from dagster_adjunct.resources.backends.postgres_connection import (
@@ -20,12 +21,11 @@ from dagster_adjunct.resources.backends.postgres_connection import (
     translate_error,
 )
 from dagster_adjunct.resources.backends.store import check_variable_name
-from dagster_adjunct.resources.common import check_seconds, check_whole_number
 from dagster_adjunct.resources.key_value import segment
 from dagster_adjunct.resources.key_value.segment import SegmentLimits, TableId, TableSegment
 from dagster_adjunct.resources.key_value_backends.callers import PerCaller
 from dagster_adjunct.resources.key_value_backends.sqlite import sql_table_name
-from dagster_adjunct.resources.validation import validated
+from dagster_adjunct.resources.validation import Seconds, validated
 
 if TYPE_CHECKING:
     import psycopg
@@ -72,18 +72,13 @@ class PostgresSegments:
         dsn_env: str | None = None,
         connect: Mapping[str, str | float | os.PathLike[str]] | None = None,
         schema: str = "public",
-        connections: int = 4,
-        request_timeout: float = 60.0,
-        horizon: float = 600.0,
+        connections: PositiveInt = 4,
+        request_timeout: Seconds = 60.0,
+        horizon: Seconds = 600.0,
     ) -> None:
         self.schema = check_identifier("schema", schema)
         self.dsn_env = None if dsn_env is None else check_variable_name("dsn_env", dsn_env)
         self.connect = check_keywords(connect or {})
-        label = "key-value tables in PostgreSQL have"
-        found = f"{label} connections={connections!r}"
-        check_whole_number(connections, found, "a whole number above 0", argument="connections")
-        check_seconds(request_timeout, f"{label} request_timeout={request_timeout!r}", argument="request_timeout")
-        check_seconds(horizon, f"{label} horizon={horizon!r}", argument="horizon")
         self.connections, self.request_timeout, self.horizon = connections, request_timeout, horizon
         self._pools: PerCaller[WirePool] = PerCaller(self._new_pool, lambda pool: pool.drop())
 

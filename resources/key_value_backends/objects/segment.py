@@ -18,8 +18,10 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property, partial
 from typing import Any
 
+from pydantic import NonNegativeInt
+
 from dagster_adjunct.resources import errors
-from dagster_adjunct.resources.common import check_name, check_whole_number
+from dagster_adjunct.resources.common import check_name
 from dagster_adjunct.resources.key_value import segment
 from dagster_adjunct.resources.key_value.segment import (
     ConditionsFailed,
@@ -315,11 +317,8 @@ class ObjectSegments:
         url: Lake | str | os.PathLike[str] | None = None,
         *,
         s3: Mapping[str, Any] | None = None,
-        cache_bytes: int = 64 * _MEGABYTE,
+        cache_bytes: NonNegativeInt = 64 * _MEGABYTE,
     ) -> None:
-        check_whole_number(
-            cache_bytes, f"cache_bytes={cache_bytes!r}", "a whole number from 0 on", argument="cache_bytes", least=0
-        )
         if unknown := sorted(set(s3 or {}) - {field.name for field in fields(S3Options)}):
             problem = f"key-value tables in objects have s3 with {', '.join(map(repr, unknown))}, unknown to S3Options."
             raise errors.ConfigurationError(problem, "Pass fields of S3Options.", argument="s3")
