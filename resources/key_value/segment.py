@@ -382,14 +382,6 @@ describe_backend, backend_from = _BACKENDS.describe, _BACKENDS.from_description
 """The first returns a registered backend as plain values: {"backend": "sqlite", …}; the second is its inverse."""
 
 
-B = TypeVar("B", bound=SegmentBackend)
-
-
-def restore_backend(kind: Callable[..., B], settings: Mapping[str, Any]) -> B:
-    """Return the backend of these settings, for pickle."""
-    return kind(**settings)
-
-
 def deleted_table_error(table: TableId, label: str) -> errors.KeyValueTableNotFoundError:
     """Return the error for a table that no longer exists; `label` says which it is, and where it was."""
     problem = f"{label} was deleted since it was opened."
@@ -571,74 +563,57 @@ async def apply_until_settled(
     Raises OutcomeUnknownError if a reply was lost and time is up, or the table can't be asked any more. Otherwise
     raises what the last attempt raised, for example that the table is sealed.
     """
-    began = time.monotonic()
+    attempts = _Attempts(horizon)
     try:
-        return await segment.apply(changes, token)
-    except retried as error:
-        first = error
-    was_lost = isinstance(first, ReplyLostError)
-
-    async def again(repeated: bool) -> None:
-        nonlocal was_lost
-        try:
-            await segment.apply(changes, token, repeated=repeated)
-        except ReplyLostError:
-            was_lost = True
-            raise
-
-    try:
-        await _repeat(again, first, began, horizon)
+        while True:
+            try:
+                return await segment.apply(changes, token, repeated=attempts.lost is not None)
+            except retried as error:
+                await attempts.wait_after(error)
+                retried = errors.TransientError
     except errors.AdjunctError as failed:
         # "Sealed" and "deleted" are only reported for writes that were not applied.
-        if not was_lost or isinstance(failed, errors.KeyValueTableError):
+        if attempts.lost is None or isinstance(failed, errors.KeyValueTableError):
             raise
         raise table.error(
             errors.OutcomeUnknownError,
             f"a write of {len(changes):,} keys was sent, and whether it was applied could not be determined in "
-            f"{time.monotonic() - began:.1f} s (limit: {horizon:g} s): {failed}",
+            f"{time.monotonic() - attempts.began:.1f} s (limit: {horizon:g} s): {failed}",
             "Read the keys before writing them again.",
         ) from failed
 
 
 async def read_with_retries(request: Callable[[], Awaitable[T]]) -> T:
     """Return the result of a read, which is repeated while the table is unreachable."""
-    began = time.monotonic()
-    try:
-        return await request()
-    except errors.TransientError as error:
-        first = error
-    return await _repeat(lambda repeated: request(), first, began, RETRY_SECONDS)
-
-
-async def _repeat(
-    request: Callable[[bool], Awaitable[T]], error: errors.TransientError, began: float, horizon: float
-) -> T:
-    """Return the result of a request whose first attempt, which `began` then, ended in an error; repeat it.
-
-    It is told whether an earlier attempt may have had an effect.
-    """
-    lost: ReplyLostError | None = None
-    for seconds in _pauses():
-        lost = error if isinstance(error, ReplyLostError) else lost
-        limit = min(horizon, RETRY_SECONDS) if lost is None else horizon
-        if time.monotonic() + seconds - began > limit:
-            break
-        await pause(seconds)
-        if lost is not None and time.monotonic() - began > horizon:
-            raise lost  # the pause took longer than requested, because the machine was suspended or busy
-        try:
-            return await request(lost is not None)
-        except errors.TransientError as again:
-            error = again
-    raise error
-
-
-def _pauses() -> Iterator[float]:
-    """Yield random pauses in seconds whose bound doubles up to two seconds."""
-    bound = _FIRST_PAUSE
+    attempts = _Attempts(RETRY_SECONDS)
     while True:
-        yield random.uniform(0, bound)
-        bound = min(2 * bound, _LONGEST_PAUSE)
+        try:
+            return await request()
+        except errors.TransientError as error:
+            await attempts.wait_after(error)
+
+
+class _Attempts:
+    """The attempts of one request: when they `began`, and the last error of one that was `lost`."""
+
+    __slots__ = ("_bound", "_horizon", "began", "lost")
+
+    def __init__(self, horizon: float) -> None:
+        self.began = time.monotonic()
+        self.lost: ReplyLostError | None = None
+        self._horizon, self._bound = horizon, _FIRST_PAUSE
+
+    async def wait_after(self, error: errors.TransientError) -> None:
+        """Pause before the next attempt, longer each time; raise the error if the time for that is up."""
+        if isinstance(error, ReplyLostError):
+            self.lost = error
+        seconds, self._bound = random.uniform(0, self._bound), min(2 * self._bound, _LONGEST_PAUSE)
+        limit = min(self._horizon, RETRY_SECONDS) if self.lost is None else self._horizon
+        if time.monotonic() + seconds - self.began > limit:
+            raise error
+        await pause(seconds)
+        if self.lost is not None and time.monotonic() - self.began > self._horizon:
+            raise self.lost  # the pause took longer than requested, because the machine was suspended or busy
 
 
 _MOST_CHANGES = 1000  # also if the backend accepts more, because a request delays others

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
@@ -30,7 +31,6 @@ from dagster_adjunct.resources.key_value.segment import (
     StoredPage,
     TableId,
     TableSegment,
-    restore_backend,
     sealed_table_error,
 )
 from dagster_adjunct.resources.key_value_backends.dynamodb_layout import (
@@ -557,7 +557,7 @@ class DynamoDbSegments:
         }
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return restore_backend, (DynamoDbSegments, self.to_dict())
+        return partial(DynamoDbSegments, **self.to_dict()), ()
 
     def create(self, table: TableId, partitions: int) -> None:
         """Create a table, billed per request, and wait until it accepts requests."""

@@ -91,7 +91,7 @@ class PostgresSegments:
         return {name: getattr(self, name) for name in names}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return segment.restore_backend, (PostgresSegments, self.to_dict())
+        return partial(PostgresSegments, **self.to_dict()), ()
 
     def create(self, table: TableId, partitions: int) -> None:
         entries, tokens, _ = self._names(table)

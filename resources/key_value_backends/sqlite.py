@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import chain, islice, repeat
 from operator import itemgetter
 from pathlib import Path
@@ -491,7 +492,7 @@ class SqliteSegments:
         return {"path": self.path, "busy_timeout": self.busy_timeout}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return segment.restore_backend, (SqliteSegments, self.to_dict())
+        return partial(SqliteSegments, **self.to_dict()), ()
 
     def create(self, table: TableId, partitions: int) -> None:
         label, name = self._label(table), sql_table_name(table)

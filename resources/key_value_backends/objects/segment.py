@@ -337,7 +337,7 @@ class ObjectSegments:
         return lake_in(store)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return segment.restore_backend, (ObjectSegments, {"url": self._lake, "cache_bytes": self._cache_bytes})
+        return partial(ObjectSegments, self._lake, cache_bytes=self._cache_bytes), ()
 
     def __repr__(self) -> str:
         return f"ObjectSegments({self._given.url if isinstance(self._given, Lake) else self._given!r})"
