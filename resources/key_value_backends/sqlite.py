@@ -107,11 +107,7 @@ class SqliteConnections:
             self._execute_patiently(connection, "BEGIN IMMEDIATE")
 
     def give(self, connection: FileConnection) -> None:
-        """Keep a connection, outside of any transaction, for the next use."""
-        self._idle.append(connection)
-
-    def give_after_error(self, connection: FileConnection) -> None:
-        """Roll back a connection's transaction and keep it, or close it if that fails."""
+        """Keep a connection for the next use, without an open transaction, or close it if it can't be rolled back."""
         try:
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
@@ -304,8 +300,6 @@ class SqliteSegment:
             failing = write(connection.execute, changes, token)
             if failing is None:
                 self._commit(connection.execute)
-            else:
-                connection.execute("ROLLBACK")
             return failing
 
         if failing := self._lend(transaction):
@@ -352,7 +346,6 @@ class SqliteSegment:
         # A recovery could still find the lost commit at the end of the log: overwrite it.
         execute(self._sql.remember, (b"", int(time.time())))
         self._commit(execute)
-        execute("BEGIN")
         return failing
 
     def _change(self, execute: _Execute, change: SegmentChange) -> bool:
@@ -414,7 +407,8 @@ class SqliteSegment:
         return by_key
 
     def _lend(self, ask: Callable[[FileConnection], T]) -> T:
-        """Return what `ask` returns for a connection, which is given back, also after an error."""
+        """Return what `ask` returns for a connection, which is given back, also after an error. What is not committed
+        is rolled back."""
         try:
             connection = self._connections.take()
         except sqlite3.Error as error:
@@ -422,22 +416,17 @@ class SqliteSegment:
                 raise segment.missing_table_error(self._table, self._label) from error
             raise translate_sqlite_error(error, self._label) from error
         try:
-            answer = ask(connection)
-        except BaseException as error:
-            is_missing = False
-            if isinstance(error, sqlite3.Error) and error.sqlite_errorcode == sqlite3.SQLITE_ERROR:
+            return ask(connection)
+        except sqlite3.Error as error:
+            if error.sqlite_errorcode == sqlite3.SQLITE_ERROR:
                 with suppress(sqlite3.Error):
-                    is_missing = not table_exists(connection, self._table)
-            self._connections.give_after_error(connection)
-            if is_missing:
-                raise segment.deleted_table_error(self._table, self._label) from error
-            if not isinstance(error, sqlite3.Error):
-                raise
+                    if not table_exists(connection, self._table):
+                        raise segment.deleted_table_error(self._table, self._label) from error
             if error.sqlite_errorcode == sqlite3.SQLITE_CONSTRAINT_TRIGGER and SEALED in str(error):
                 raise segment.sealed_table_error(self._table, self._label) from error
             raise translate_sqlite_error(error, self._label) from error
-        self._connections.give(connection)
-        return answer
+        finally:
+            self._connections.give(connection)
 
 
 def _page(rows: Iterator[Any], limit: int, values: bool) -> StoredPage:
@@ -551,7 +540,7 @@ class SqliteSegments:
                     connection.execute(statement)
                 connection.execute("COMMIT" if commit else "ROLLBACK")
             finally:
-                self._connections.give_after_error(connection)
+                self._connections.give(connection)
         except sqlite3.Error as error:
             raise translate_sqlite_error(error, self._label(table)) from error
 
