@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.resources.errors import AdjunctError, NullKeyError, SchemaMismatchError
 from dagster_adjunct.resources.key_value import segment
-from dagster_adjunct.resources.key_value.entries import TableEntry
 from dagster_adjunct.resources.key_value.segment import SegmentChange
 from dagster_adjunct.resources.key_value.serializers import (
     AvroSerializer,
@@ -182,17 +181,13 @@ def _pages(
     """Yield the entries of a partition as Arrow batches, one per page."""
     with stored:
         for page in stored.all_entries(partitions=[number], page_size=page_size):
-            yield _batch(page.items, key, value)
-
-
-def _batch(entries: Sequence[TableEntry[bytes, bytes]], key: ColumnForm, value: ColumnForm) -> Any:
-    columns = {
-        "family": pa.array([entry.key.family for entry in entries], pa.string()),
-        "key": pa.array([key.from_bytes(entry.key.key) for entry in entries], arrow_type(key.type)),
-        "value": pa.array([value.from_bytes(entry.value) for entry in entries], arrow_type(value.type)),
-        "version": pa.array([entry.version.to_bytes() for entry in entries], pa.binary()),
-    }
-    return pa.RecordBatch.from_pydict(columns)
+            columns = {
+                "family": pa.array([entry.key.family for entry in page.items], pa.string()),
+                "key": pa.array([key.from_bytes(entry.key.key) for entry in page.items], arrow_type(key.type)),
+                "value": pa.array([value.from_bytes(entry.value) for entry in page.items], arrow_type(value.type)),
+                "version": pa.array([entry.version.to_bytes() for entry in page.items], pa.binary()),
+            }
+            yield pa.RecordBatch.from_pydict(columns)
 
 
 _INTEGERS = ("tinyint", "smallint", "int", "bigint")

@@ -49,8 +49,8 @@ from dagster_adjunct.resources.backends.write_plan import (
     StoredState,
     ValidEntries,
     WritePlan,
-    validate_entries,
 )
+from dagster_adjunct.resources.key_value import segment
 from dagster_adjunct.resources.key_value.manager import KeyValueTableManager, ensure_table
 from dagster_adjunct.resources.key_value.segment import (
     ABSENT,
@@ -62,10 +62,6 @@ from dagster_adjunct.resources.key_value.segment import (
     SegmentBackend,
     SegmentChange,
     StoredEntry,
-    backend_from,
-    describe_backend,
-    split_into_requests,
-    with_versions,
 )
 from dagster_adjunct.resources.key_value.serializers import BytesSerializer, TextSerializer
 from dagster_adjunct.resources.key_value.table import OpenTable
@@ -387,7 +383,7 @@ async def purge_marks(table: Table, before: float) -> int:
             page = await table.segment(partition).page(left, _PAGE, values=True)
             left = left.after(page.keys[-1]) if page else None
             changes = [change for entry in page.entries() if (change := _without_marks(entry, before)) is not None]
-            for part in split_into_requests(changes, table.backend.limits):
+            for part in segment.split_into_requests(changes, table.backend.limits):
                 forgotten += await _apply(table, partition, part)
     return forgotten
 
@@ -397,7 +393,7 @@ async def _apply(table: Table, partition: int, changes: Sequence[SegmentChange])
     while changes:
         try:
             # Errors of requests without effect are raised, for the remote table's own retry policy.
-            await table.apply(partition, *with_versions(changes), retried=ReplyLostError)
+            await table.apply(partition, *segment.with_versions(changes), retried=ReplyLostError)
             break
         except ConditionsFailed as late:
             changes = [change for place, change in enumerate(changes) if place not in late.found]
@@ -494,7 +490,7 @@ class OptimisticWrites:
         lost: set[Row] = set()
         for keys, changes in self._requests(decision):
             try:
-                await self.table.apply(self.partition, *with_versions(changes), retried=ReplyLostError)
+                await self.table.apply(self.partition, *segment.with_versions(changes), retried=ReplyLostError)
             except ConditionsFailed as conflict:
                 self._contested |= {keys[place] for place in conflict.found}
                 lost.update(keys)
@@ -512,7 +508,7 @@ class OptimisticWrites:
         alone = [key for key in changes if key in self._contested]
         together = [key for key in changes if key not in self._contested]
         keys = iter(together)
-        for part in split_into_requests([changes[key] for key in together], self.table.backend.limits):
+        for part in segment.split_into_requests([changes[key] for key in together], self.table.backend.limits):
             yield [next(keys) for _ in part], part
         for key in alone:
             yield [key], [changes[key]]
@@ -580,7 +576,7 @@ class KeyValueRows(StoreTable):
         """Return the declaration as plain values, without secrets."""
         stored_in, described = self.stored_in, None
         if stored_in is not None:
-            described = dict(stored_in) if isinstance(stored_in, Mapping) else describe_backend(stored_in)
+            described = dict(stored_in) if isinstance(stored_in, Mapping) else segment.describe_backend(stored_in)
         return {**super().to_dict(), "lake": self._url, "columns": self.column_types(), "stored_in": described}
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -624,9 +620,7 @@ class KeyValueRows(StoreTable):
         return await purge_marks(await self._opened(make=self.create), time.time() - older_than)
 
     async def _get(self, opened: Table, operation: Operation[Any]) -> Outcomes:
-        asked = validate_entries(self._codec, operation)
-        table_keys, parts, unfit = self._placed(opened, asked.entries)
-        problems = {**asked.problems, **unfit}
+        table_keys, parts, problems = self._placed(opened, operation)
         records: list[Any] = [None] * len(operation)
 
         async def read(number: int, entries: list[Entry]) -> None:
@@ -645,32 +639,31 @@ class KeyValueRows(StoreTable):
         return Outcomes(len(operation), records, problems)
 
     async def _write(self, opened: Table, operation: Operation[Any]) -> Outcomes:
-        asked = validate_entries(self._codec, operation)
-        table_keys, parts, unfit = self._placed(opened, asked.entries)
+        table_keys, parts, problems = self._placed(opened, operation)
         writes = [
             OptimisticWrites(self, opened, number, operation, entries, table_keys) for number, entries in parts.items()
         ]
         await asyncio.gather(*(write.finish() for write in writes))
-        problems = {**asked.problems, **unfit}
         for write in writes:
             problems |= write.problems
         return Outcomes(len(operation), problems=problems, defaults_put=sum(write.defaults_put for write in writes))
 
     def _placed(
-        self, opened: Table, entries: Sequence[Entry]
+        self, opened: Table, operation: Operation[Any]
     ) -> tuple[dict[Row, bytes], dict[int, list[Entry]], dict[int, Problem]]:
-        """Return the table keys, the entries by partition, and the problems of entries whose key is rejected."""
+        """Return the table keys, the valid entries by partition, and the problems of the others."""
+        valid = write_plan.validate_entries(self._codec, operation)
+        problems = dict(valid.problems)
         places: dict[Row, tuple[int, bytes]] = {}
         parts: dict[int, list[Entry]] = {}
-        unfit: dict[int, Problem] = {}
-        for entry in entries:
+        for entry in valid.entries:
             try:
                 if entry.key not in places:
                     places[entry.key] = opened.coder.place(*self._keys.address(entry.key))
                 parts.setdefault(places[entry.key][0], []).append(entry)
             except errors.AdjunctError as error:
-                unfit[entry.place] = self._outcome(error)
-        return {key: stored for key, (_, stored) in places.items()}, parts, unfit
+                problems[entry.place] = self._outcome(error)
+        return {key: stored for key, (_, stored) in places.items()}, parts, problems
 
     def _record(self, key: Row, stored: bytes) -> dict[str, Any] | None:
         document = self._documents.from_bytes(stored, key)
@@ -691,7 +684,9 @@ class KeyValueRows(StoreTable):
             opened = self._open
             if opened is None:
                 lake = open_lake(self.lake, create=make) if isinstance(self.lake, str) else self.lake
-                backend = backend_from(self.stored_in) if isinstance(self.stored_in, Mapping) else self.stored_in
+                backend = (
+                    segment.backend_from(self.stored_in) if isinstance(self.stored_in, Mapping) else self.stored_in
+                )
                 manager = KeyValueTableManager(lake, backend)
                 if make:
                     ensure_table(manager, self.scope, self.table, self.partitions)

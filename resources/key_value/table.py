@@ -9,6 +9,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from dagster_adjunct.resources.common import check_whole_number
 from dagster_adjunct.resources.errors import KeyValueTableError, TransientError
+from dagster_adjunct.resources.key_value import segment
 from dagster_adjunct.resources.key_value.entries import (
     EntryCoder,
     Put,
@@ -43,14 +44,6 @@ from dagster_adjunct.resources.key_value.segment import (
     StoredPage,
     TableId,
     TableSegment,
-    apply_until_settled,
-    at_once,
-    family_subrange,
-    make_version,
-    new_token,
-    read_with_retries,
-    run_without_loop,
-    threads,
 )
 from dagster_adjunct.resources.key_value.serializers import Serializer
 from dagster_adjunct.resources.validation import validated
@@ -62,7 +55,7 @@ V = TypeVar("V")
 T = TypeVar("T")
 P = ParamSpec("P")
 PAGE_SIZE = 1000
-_READERS = partial(threads, "key-value-partitions", 16)
+_READERS = partial(segment.threads, "key-value-partitions", 16)
 
 
 class OpenTable(Generic[K, V]):
@@ -82,10 +75,10 @@ class OpenTable(Generic[K, V]):
 
     def segment(self, partition: int) -> TableSegment:
         """Return a segment."""
-        segment = self._segments.get(partition)
-        if segment is None:  # of two threads that open it at once, one gets the other's
-            segment = self._segments.setdefault(partition, self.backend.open(self.id, partition))
-        return segment
+        opened = self._segments.get(partition)
+        if opened is None:  # of two threads that open it at once, one gets the other's
+            opened = self._segments.setdefault(partition, self.backend.open(self.id, partition))
+        return opened
 
     async def apply(
         self,
@@ -97,13 +90,13 @@ class OpenTable(Generic[K, V]):
     ) -> None:
         """Apply all changes or none, as `apply_until_settled` does. Raises BatchTooLargeError if they are too many."""
         check_limits(self.id, changes, self.backend.limits)
-        segment, horizon = self.segment(partition), self.backend.horizon
-        await apply_until_settled(self.id, segment, changes, token, horizon=horizon, retried=retried)
+        opened, horizon = self.segment(partition), self.backend.horizon
+        await segment.apply_until_settled(self.id, opened, changes, token, horizon=horizon, retried=retried)
 
     async def close(self) -> None:
         """Release what the running event loop uses, or the threads without one."""
-        for segment in list(self._segments.values()):
-            await segment.close()
+        for opened in list(self._segments.values()):
+            await opened.close()
 
 
 def _names_family(operation: Callable[P, Awaitable[T]]) -> Callable[P, Coroutine[Any, Any, T]]:
@@ -206,7 +199,7 @@ class KeyValueTable(Generic[K, V]):
 
         `MustBeAbsent` and `MustHaveVersion` guard keys that are not written: the batch is only applied if they hold.
         """
-        request = build_batch(self._coder, family, changes, new_token())
+        request = build_batch(self._coder, family, changes, segment.new_token())
         if request.changes:
             await self._apply(self._coder.partition(self._coder.prefix(family), b""), request)
         return request.versions
@@ -302,8 +295,8 @@ class KeyValueTable(Generic[K, V]):
         await self._open.close()
 
     async def _write(self, family: str | None, key: K, value: bytes | None, expected: Expected | bytes) -> KeyVersion:
-        (partition, stored), token = self._coder.place(family, key), new_token()
-        version = make_version(token, 0)
+        (partition, stored), token = self._coder.place(family, key), segment.new_token()
+        version = segment.make_version(token, 0)
         changes = (SegmentChange(stored, value, version, expected),)
         await self._apply(partition, WriteRequest(family, (key,), changes, token))
         return KeyVersion(version)
@@ -325,7 +318,7 @@ class KeyValueTable(Generic[K, V]):
         for place, (prefix, key) in enumerate(zip(prefixes, keys, strict=False)):
             places.setdefault(self._coder.partition(prefix, key), []).append(place)
         reads = (self._get(partition, [keys[place] for place in chosen], True) for partition, chosen in places.items())
-        parts = await at_once(_READERS, reads) if self.backend.waits else [await read for read in reads]
+        parts = await segment.at_once(_READERS, reads) if self.backend.waits else [await read for read in reads]
         entries: list[StoredEntry | None] = [None] * len(keys)
         for chosen, found in zip(places.values(), parts, strict=True):
             for place, entry in zip(chosen, found, strict=True):
@@ -333,7 +326,7 @@ class KeyValueTable(Generic[K, V]):
         return entries
 
     async def _get(self, partition: int, keys: Sequence[bytes], values: bool) -> list[StoredEntry | None]:
-        return await read_with_retries(partial(self._open.segment(partition).get, keys, values=values))
+        return await segment.read_with_retries(partial(self._open.segment(partition).get, keys, values=values))
 
     def _range(self, family: str, prefix: str | bytes | None, start: K | None, end: K | None) -> KeyRange:
         check_family(self.id, family)
@@ -345,7 +338,7 @@ class KeyValueTable(Generic[K, V]):
         except KeyValueTableError as error:
             error.of_family(family)
             raise
-        return family_subrange(family_prefix, key_prefix, first, last)
+        return segment.family_subrange(family_prefix, key_prefix, first, last)
 
     def _pages(
         self,
@@ -363,8 +356,8 @@ class KeyValueTable(Generic[K, V]):
         else:
             chosen = (self._coder.partition(self._coder.prefix(family), b""),)
         check_whole_number(page_size, f"page_size={page_size!r}", "a whole number from 1 on", argument="page_size")
-        segment = self._open.segment
-        return TablePages(self.id, segment, chosen, within, make, page_size, state, family=family, values=values)
+        open_segment = self._open.segment
+        return TablePages(self.id, open_segment, chosen, within, make, page_size, state, family=family, values=values)
 
 
 def _blocking(
@@ -374,7 +367,7 @@ def _blocking(
 
     @wraps(operation)
     def run(self: BlockingKeyValueTable[K, V], /, *args: P.args, **given: P.kwargs) -> T:
-        return run_without_loop(operation(self.table, *args, **given))
+        return segment.run_without_loop(operation(self.table, *args, **given))
 
     return run
 
@@ -387,7 +380,7 @@ def _blocking_pages(
     @wraps(pages)
     def iterate(self: BlockingKeyValueTable[K, V], /, *args: P.args, **given: P.kwargs) -> Iterator[IteratorPage[T]]:
         iterator = pages(self.table, *args, **given)
-        return iter(lambda: run_without_loop(iterator.next_page()), None)
+        return iter(lambda: segment.run_without_loop(iterator.next_page()), None)
 
     return iterate
 
@@ -433,4 +426,4 @@ class BlockingKeyValueTable(Generic[K, V]):
 
     def close(self) -> None:
         """Release what the threads without an event loop use; a later operation opens it again."""
-        run_without_loop(self.table.close())
+        segment.run_without_loop(self.table.close())

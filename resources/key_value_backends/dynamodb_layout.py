@@ -46,18 +46,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from dagster_adjunct.resources.backends.dynamodb_connection import error_code, problem_from_boto_error
 from dagster_adjunct.resources.errors import AdjunctError, KeyValueTableNotFoundError, TableUnavailableError
-from dagster_adjunct.resources.key_value.segment import (
-    KeyRange,
-    ReplyLostError,
-    SegmentChange,
-    SegmentLimits,
-    TableId,
-    at_once,
-    family_range,
-    in_thread,
-    pause,
-    threads,
-)
+from dagster_adjunct.resources.key_value import segment
+from dagster_adjunct.resources.key_value.segment import KeyRange, ReplyLostError, SegmentChange, SegmentLimits, TableId
 from dagster_adjunct.resources.key_value_backends.callers import PerCaller
 from dagster_adjunct.resources.tables.operation import State
 
@@ -85,11 +75,11 @@ class TableCalls:
     async def call(self, do: Callable[[DynamoDBClient], T]) -> T:
         """Return what `do` returns for a client. Errors are boto3's."""
         mine = self._open.here()
-        return await in_thread(lambda: mine.threads, partial(mine.run, do))
+        return await segment.in_thread(lambda: mine.threads, partial(mine.run, do))
 
     async def at_once(self, asked: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
         """Return the results of coroutines that run concurrently, in their order."""
-        return await at_once(lambda: self._open.here().threads, asked)
+        return await segment.at_once(lambda: self._open.here().threads, asked)
 
     async def read(self, do: Callable[[DynamoDBClient], T]) -> T:
         """Call what has no visible effect, or the same effect again, so that it may always be repeated."""
@@ -115,7 +105,7 @@ class TableCalls:
         """Close the client, and its threads once their requests have ended; the next call opens them again."""
         mine = self._open.take()
         if mine is not None:
-            await in_thread(partial(threads, "key-value-closing", 4), partial(mine.end, wait=True))
+            await segment.in_thread(partial(segment.threads, "key-value-closing", 4), partial(mine.end, wait=True))
 
 
 @contextmanager
@@ -164,7 +154,7 @@ class Patience:
         if now >= self._until:
             return False
         self._bound = min(_LONGEST_PAUSE, 2 * self._bound)
-        await pause(self._bound * random.random())
+        await segment.pause(self._bound * random.random())
         return True
 
 
@@ -308,7 +298,7 @@ def table_key_of(item: Item) -> bytes:
 
 def key_after_family(prefix: bytes) -> bytes:
     """Return the first possible table key after those of a family."""
-    end = family_range(prefix).end
+    end = segment.family_range(prefix).end
     assert end is not None  # no length begins with 0xff
     return end
 

@@ -12,7 +12,7 @@ import shutil
 import time
 import uuid
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
@@ -166,10 +166,6 @@ class LocalStore(ObjectStore):
                     if folder == self._root:
                         break
                     folder.rmdir()
-
-    def delete_many(self, keys: Iterable[str]) -> None:
-        for key in keys:
-            self.delete(key)
 
     def spark_uri(self, key: str) -> str:
         # Hadoop's Path escapes the path after the scheme itself, so it must be plain.

@@ -86,6 +86,8 @@ class ObjectStore(Protocol):
 
     def delete_many(self, keys: Iterable[str]) -> None:
         """Delete those of the objects that exist."""
+        for key in keys:
+            self.delete(key)
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         """Yield the objects whose keys begin with `prefix` ("" for all), ordered by key."""
@@ -319,10 +321,6 @@ class InMemoryStore(ObjectStore):
     def delete(self, key: str) -> None:
         with self._lock:
             self._objects.pop(check_key(key), None)
-
-    def delete_many(self, keys: Iterable[str]) -> None:
-        for key in keys:
-            self.delete(key)
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         check_prefix(prefix)

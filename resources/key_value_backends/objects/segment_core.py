@@ -412,13 +412,8 @@ class SegmentUpkeep:
             self._warn(error)
 
     def _run(self) -> None:
-        try:
-            while self._take_request():
-                self._do(self._flush_and_merge)
-        except BaseException:
-            with self._lock:
-                self._mark_stopped()
-            raise
+        while self._take_request():
+            self._do(self._flush_and_merge)
 
     def _take_request(self) -> bool:
         """Whether there is work; if not, the thread counts as stopped."""
