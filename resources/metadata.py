@@ -13,6 +13,7 @@ import json
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Literal, TypeVar
@@ -21,15 +22,8 @@ from pydantic import Field
 
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.common import StoredDocument, check_name
-from dagster_adjunct.resources.objects.commit_log import (
-    FORMAT,
-    Commit,
-    PageRef,
-    decode_body,
-    read_page,
-    retry_conflicts,
-    write_page,
-)
+from dagster_adjunct.resources.objects import commit_log
+from dagster_adjunct.resources.objects.commit_log import FORMAT, Commit, PageRef
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.objects.store import ObjectStore, StoredObject
 from dagster_adjunct.resources.validation import validated_methods
@@ -265,17 +259,21 @@ class Namespace:
             return NamespaceSnapshot(0, NamespaceDocument(), self._page)
         where = f"the namespace {commit.manifest_key!r} in {self._store.url}"
         step = "Restore that object from a backup or an older object version."
-        document = decode_body(NamespaceDocument, commit.body, where, f"is not a namespace of format {FORMAT}", step)
+        document = commit_log.decode_body(
+            NamespaceDocument, commit.body, where, f"is not a namespace of format {FORMAT}", step
+        )
         return NamespaceSnapshot(commit.number, document, self._page)
 
     def _page(self, page: DocumentPage) -> Entries:
         entries = self._pages.get(page.key)
         if entries is None:
-            entries = self._keep(page.key, read_page(self._store, PageRef(page.key, page.count, page.sha256)))
+            entries = self._keep(
+                page.key, commit_log.read_page(self._store, PageRef(page.key, page.count, page.sha256))
+            )
         return entries
 
     def _write(self, entries: Sequence[tuple[str, Any]]) -> DocumentPage:
-        ref = write_page(self._store, self._prefix, entries)
+        ref = commit_log.write_page(self._store, self._prefix, entries)
         self._keep(ref.key, entries)
         return DocumentPage(first=entries[0][0], key=ref.key, count=ref.count, sha256=ref.sha256)
 
@@ -315,25 +313,22 @@ class SharedValue:
         It is called again after every conflict, so it must have no side effects; a nonce must make values unique.
         Raises StoreUnavailableError if the write may have happened, and CommitConflictError after many conflicts.
         """
-        return retry_conflicts(lambda: self._decided(decide), attempts=_VALUE_ATTEMPTS)
 
-    def _decided(self, decide: Callable[[bytes | None], tuple[bytes | None, T]]) -> Callable[[], T]:
-        seen = self._seen or self._read()
-        value, result = decide(None if seen is None else seen.data)
+        def decided() -> Callable[[], T]:
+            if self._seen is None:
+                with suppress(errors.ObjectNotFoundError):
+                    self._seen = self._store.get(self._key)
+            seen = self._seen
+            value, result = decide(None if seen is None else seen.data)
 
-        def commit() -> T:
-            if value is not None:
-                self._write(value, seen)
-            return result
+            def commit() -> T:
+                if value is not None:
+                    self._write(value, seen)
+                return result
 
-        return commit
+            return commit
 
-    def _read(self) -> StoredObject | None:
-        try:
-            self._seen = self._store.get(self._key)
-        except errors.ObjectNotFoundError:
-            self._seen = None
-        return self._seen
+        return commit_log.retry_conflicts(decided, attempts=_VALUE_ATTEMPTS)
 
     def _write(self, value: bytes, seen: StoredObject | None) -> None:
         self._seen = None  # unless it is written

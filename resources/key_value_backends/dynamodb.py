@@ -544,17 +544,11 @@ class DynamoDbSegments:
         return f"DynamoDbSegments({where}, prefix={self.prefix!r})"
 
     def to_dict(self) -> dict[str, Any]:
-        connection = self.connection
-        return {
-            "region": connection.region,
-            "endpoint_url": connection.endpoint_url,
-            "profile": connection.profile,
-            "credentials_env": None if connection.credentials_env is None else list(connection.credentials_env),
-            "prefix": self.prefix,
-            "threads": self.threads,
-            "connect_timeout": connection.connect_timeout,
-            "read_timeout": connection.read_timeout,
-        }
+        names = ("region", "endpoint_url", "profile", "credentials_env", "connect_timeout", "read_timeout")
+        settings = {name: getattr(self.connection, name) for name in names}
+        if settings["credentials_env"] is not None:
+            settings["credentials_env"] = list(settings["credentials_env"])
+        return {**settings, "prefix": self.prefix, "threads": self.threads}
 
     def __reduce__(self) -> tuple[Any, ...]:
         return partial(DynamoDbSegments, **self.to_dict()), ()
