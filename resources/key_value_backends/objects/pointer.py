@@ -19,10 +19,11 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from functools import lru_cache
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from pydantic import ValidationError
 
@@ -154,6 +155,13 @@ class SegmentState:
             tokens={**self.tokens, **dict.fromkeys(tokens, after.number)},
         )
 
+    def with_levels(self, log: bytes | None = None, **changes: Any) -> SegmentState:
+        """Return the state with changes of its levels, and only the commits of `log` (default: all) above them."""
+        after = replace(self, stored_levels=self.levels.model_copy(update=changes).model_dump_json().encode())
+        if log is None or log == self.log:
+            return after
+        return _with_log(replace(after, log=b"", recent={}, tokens={}), log)
+
     def to_bytes(self) -> bytes:
         """Return the object. No two swaps write equal bytes, so no old ETag returns."""
         facts = _FACTS.pack(self.status, self.number, self.time, self.nonce, len(self.stored_levels))
@@ -217,14 +225,6 @@ def read_log(log: bytes, at: int = 0) -> list[tuple[CommitTokens, dict[bytes, Ve
     return commits
 
 
-def replace_log(state: SegmentState, levels: Levels, log: bytes) -> SegmentState:
-    """Return the state with other runs, and only the commits of `log` above them."""
-    stored = levels.model_dump_json().encode()
-    if log == state.log:
-        return replace(state, stored_levels=stored)
-    return _with_log(replace(state, stored_levels=stored, log=b"", recent={}, tokens={}), log)
-
-
 def log_tokens(log: bytes) -> bytes:
     """Return the tokens of all commits of a log, in the form of runs."""
     return b"".join(commit.to_bytes() for commit, _ in read_log(log))
@@ -268,10 +268,8 @@ class PointerObject:
         self.store, self.key = store, key
         self.last: SegmentState | None = None  # read or written by this process
         self.swaps = 0  # by this process
-        self._turn = threading.Condition()
-        self._begun = 0
-        self._ended = 0
-        self._outcome: SegmentState | None = None  # of the last read that ended; None where it failed
+        self._sharing, self._reading = threading.Lock(), threading.Lock()
+        self._next: Future[SegmentState | None] | None = None  # of the next shared GET: its state, None if it failed
 
     def read(self) -> SegmentState:
         """Return the current state, by one GET."""
@@ -283,25 +281,22 @@ class PointerObject:
 
     def read_fresh(self) -> SegmentState:
         """Return the state at some moment of this call. Threads that ask during a GET share the next one."""
-        with self._turn:
-            mine = self._begun + 1  # a GET from before this call may return an earlier state
-            while self._begun > self._ended or self._ended >= mine:
-                if self._ended >= mine:
-                    if self._outcome is not None:
-                        return self._outcome
-                    if self._begun == self._ended:
-                        break  # it failed: every caller reads for itself
-                self._turn.wait()
-            self._begun += 1
-            number = self._begun
+        with self._sharing:
+            leads, shared = self._next is None, self._next or Future()
+            self._next = shared
+        if not leads:
+            return shared.result() or self.read()
         state: SegmentState | None = None
         try:
-            state = self.read()
-            return state
+            with self._reading:
+                with self._sharing:
+                    self._next = None  # who asks during this GET may need a later state
+                state = self.read()
+                return state
         finally:
-            with self._turn:
-                self._ended, self._outcome = number, state
-                self._turn.notify_all()
+            with self._sharing:
+                self._next = None if self._next is shared else self._next
+            shared.set_result(state)
 
     def change(
         self, make: Callable[[SegmentState], SegmentState | None], *, is_in: Callable[[SegmentState], bool]

@@ -42,7 +42,6 @@ from dagster_adjunct.resources.key_value_backends.objects.pointer import (
     Status,
     SwapBackoff,
     Swapped,
-    replace_log,
 )
 from dagster_adjunct.resources.key_value_backends.objects.runs import BlockCache, RunObjects, Versioned
 from dagster_adjunct.resources.key_value_backends.objects.segment_core import (
@@ -221,9 +220,10 @@ class GroupCommit:
         repeated = {request.token for request in group if request.repeated}
         before = self.core.find_applied(state, repeated) if repeated else set()
         if state.status is Status.SEALED:
+            label = f"key-value table {self.core.table}"
             for request in group:
                 if request.token not in before:
-                    request.answer.set_exception(self.core.sealed_error())
+                    request.answer.set_exception(segment.sealed_table_error(self.core.table, label))
             group[:] = [request for request in group if request.token in before]
         conditional = {change.key for one in group for change in one.changes if change.expected is not segment.ANYTHING}
         entries = SegmentView(state, self.core.objects).find(conditional)
@@ -408,7 +408,7 @@ def _settle_status(table: TableId, pointer: PointerObject, status: Status) -> St
         if is_settled(state):
             return None
         after = replace(state.following(now_in_ms()), status=status)
-        return replace_log(after, Levels(), b"") if status is Status.DELETED else after
+        return after.with_levels(b"", **dict(Levels())) if status is Status.DELETED else after
 
     try:
         swapped = pointer.change(settled, is_in=is_settled)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.key_value import segment
@@ -30,7 +30,6 @@ from dagster_adjunct.resources.key_value_backends.objects.pointer import (
     columns_from_log,
     find_tokens,
     log_tokens,
-    replace_log,
     tokens_since,
 )
 from dagster_adjunct.resources.key_value_backends.objects.runs import (
@@ -297,9 +296,6 @@ class SegmentCore:
         where = f"{self.pointer.key!r} in {self.pointer.store.url}"
         return segment.deleted_table_error(self.table, f"key-value table {self.table} at {where}")
 
-    def sealed_error(self) -> errors.KeyValueTableSealedError:
-        return segment.sealed_table_error(self.table, f"key-value table {self.table}")
-
     def missing_run_error(self, error: errors.ObjectNotFoundError | None) -> errors.MalformedDocumentError:
         key = None if error is None else error.key
         problem = f"a run that the pointer {self.pointer.key!r} in {self.pointer.store.url} names is missing: {error}"
@@ -390,8 +386,7 @@ class SegmentUpkeep:
         if len(state.log) <= _LONGEST_LOG:
             return state
         run = self._write_log(state)
-        levels = state.levels.model_copy(update={"runs": (*state.levels.runs, run), "flushed": state.number})
-        return replace_log(state, levels, b"")
+        return state.with_levels(b"", runs=(*state.levels.runs, run), flushed=state.number)
 
     def finish(self) -> None:
         """Wait for the thread, which would otherwise end with the process and leave a claim behind."""
@@ -451,10 +446,8 @@ class SegmentUpkeep:
         def flushed(now: SegmentState) -> SegmentState | None:
             if now.levels.flushed != state.levels.flushed or now.levels.collected != state.levels.collected:
                 return None
-            changed = {"runs": (*now.levels.runs, run), "flushed": state.number}
-            return replace_log(
-                now.following(now_in_ms()), now.levels.model_copy(update=changed), now.log[len(state.log) :]
-            )
+            after, newer = now.following(now_in_ms()), now.log[len(state.log) :]
+            return after.with_levels(newer, runs=(*now.levels.runs, run), flushed=state.number)
 
         self._swap(flushed, run.id, lambda levels: run in levels.runs)
 
@@ -481,9 +474,7 @@ class SegmentUpkeep:
             until = now + _CLAIMED + sum(run.size for run in runs) // 1000
             claim = claim.model_copy(update={"of": tuple(run.id for run in runs), "until": until})
             others = tuple(other for other in state.levels.claims if other.until > now)
-            return replace_log(
-                state.following(now), state.levels.model_copy(update={"claims": (*others, claim)}), state.log
-            )
+            return state.following(now).with_levels(claims=(*others, claim))
 
         if not plan_merge(self._core.pointer.read().levels, now_in_ms()) or not self._swap(
             claimed, _NO_RUN, lambda levels: claim in levels.claims
@@ -497,11 +488,11 @@ class SegmentUpkeep:
 
         def replaced(state: SegmentState) -> SegmentState | None:
             doomed.clear()
-            levels = _replace_merged(state.levels, claim, run, now_in_ms())
-            if levels is None:
+            changes = _replace_merged(state.levels, claim, run, now_in_ms())
+            if changes is None:
                 return None
-            doomed.extend(gone.id for gone in state.levels.dropped if gone not in levels.dropped)
-            return replace_log(state.following(now_in_ms()), levels, state.log)
+            doomed.extend(gone.id for gone in state.levels.dropped if gone not in changes["dropped"])
+            return state.following(now_in_ms()).with_levels(**changes)
 
         if not self._swap(replaced, run.id, lambda levels: run in levels.runs):
             return False
@@ -561,7 +552,7 @@ class SegmentUpkeep:
 
         def with_collected(state: SegmentState) -> SegmentState | None:
             after = state.following(now_in_ms())
-            return replace_log(after, state.levels.model_copy(update={"collected": after.number}), state.log)
+            return after.with_levels(collected=after.number)
 
         after = self._swap(with_collected, _NO_RUN, lambda levels: False)
         if after is not None:
@@ -593,8 +584,8 @@ def _referenced_runs(levels: Levels) -> set[str]:
     return runs | {claim.into for claim in levels.claims}
 
 
-def _replace_merged(levels: Levels, claim: MergeClaim, run: RunRef, now: int) -> Levels | None:
-    """Return the levels with a merged run in place of its sources; None if these have changed."""
+def _replace_merged(levels: Levels, claim: MergeClaim, run: RunRef, now: int) -> dict[str, Any] | None:
+    """Return the changes of levels that put a merged run in place of its sources; None if these have changed."""
     ids = tuple(other.id for other in levels.runs)
     if claim not in levels.claims or claim.of[0] not in ids:
         return None
@@ -602,13 +593,11 @@ def _replace_merged(levels: Levels, claim: MergeClaim, run: RunRef, now: int) ->
     end = start + len(claim.of)
     if ids[start:end] != claim.of:
         return None
-    return levels.model_copy(
-        update={
-            "runs": (*levels.runs[:start], run, *levels.runs[end:]),
-            "claims": tuple(other for other in levels.claims if other != claim),
-            "dropped": (
-                *(gone for gone in levels.dropped if gone.at > now - _GRACE),
-                *(DroppedRun(id=gone, at=now) for gone in claim.of),
-            ),
-        }
-    )
+    return {
+        "runs": (*levels.runs[:start], run, *levels.runs[end:]),
+        "claims": tuple(other for other in levels.claims if other != claim),
+        "dropped": (
+            *(gone for gone in levels.dropped if gone.at > now - _GRACE),
+            *(DroppedRun(id=gone, at=now) for gone in claim.of),
+        ),
+    }
