@@ -160,13 +160,9 @@ class RunPart:
     def reach(self, within: KeyRange) -> bytes | None:
         """Return the key before which the run has a window of entries of a range; None means the end of the range."""
         index = self._index
-        first = last = max(0, index.block_of(within.start))
-        counted = 0  # without the first block, of which an unknown number precedes the range
-        while last < len(index.firsts) and counted < _WINDOW:
-            if index.offsets[last] - index.offsets[first] >= _PART:
-                break
-            counted += index.counts[last] if last > first else 0
-            last += 1
+        first = max(0, index.block_of(within.start))
+        unknown = sum(index.counts[first : first + 1])  # as many entries may precede the range
+        last = self._block_after(first, unknown + _WINDOW, within.end)
         reached = index.firsts[last] if last < len(index.firsts) else None
         return reached if reached is not None and (within.end is None or reached < within.end) else None
 
@@ -181,15 +177,15 @@ class RunPart:
         if first >= last:
             return Columns([], [], [])
         if not all(number in self._held for number in range(first, last)):
-            ahead = max(last, self._ahead_of(first))
+            ahead = max(last, self._block_after(first, self._wanted, self._end))
             self._held = dict(enumerate(self._objects.blocks(self._run, self._index, first, ahead - 1), first))
         return concat_columns([self._held[number] for number in range(first, last)]).between(start, end)
 
-    def _ahead_of(self, first: int) -> int:
-        """Return the block before which there are about as many entries as wanted in all, within the range."""
+    def _block_after(self, first: int, wanted: int, end: bytes | None) -> int:
+        """Return the block before which there are about as many entries as wanted, from block `first` up to `end`."""
         index, last, counted = self._index, first, 0
-        while last < len(index.firsts) and (self._end is None or index.firsts[last] < self._end):
-            if counted >= self._wanted or index.offsets[last] - index.offsets[first] >= _PART:
+        while last < len(index.firsts) and (end is None or index.firsts[last] < end):
+            if counted >= wanted or index.offsets[last] - index.offsets[first] >= _PART:
                 break
             counted += index.counts[last]
             last += 1
