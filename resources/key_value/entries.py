@@ -165,7 +165,6 @@ class TableEntry(tuple[Any, ...], Generic[K, V]):
         return TableEntry, (self.key, self.value)
 
 
-S = TypeVar("S")
 _LENGTH_BYTES = 2  # of a family's, in its prefix
 _KEY, _VERSION, _VALUE = itemgetter(0), itemgetter(1), itemgetter(2)  # of a StoredEntry
 
@@ -190,8 +189,7 @@ class EntryCoder(Generic[K, V]):
         value: Serializer[V],
     ) -> None:
         self.table, self.partitions, self._limits = table, configuration.partitions, limits
-        self.key_serializer = _require_serializer(table, "key", key)
-        self._value = _require_serializer(table, "value", value)
+        self.key_serializer, self._value = key, value
         self._decode_keys, self._decode_values = reader_of_many(key), reader_of_many(value)
         self._family_most = limits.family_prefix if limits.family_prefix is not None else limits.table_key
         self._key_most: Any = _smallest(configuration.longest_key, limits.key, limits.table_key - _LENGTH_BYTES)
@@ -369,19 +367,6 @@ class EntryCoder(Generic[K, V]):
             "Correct the serializer, or pass what it accepts.",
             serializer=name,
         )
-
-
-def _require_serializer(table: TableId, name: str, given: S) -> S:
-    """Return a serializer that is one. Raises ConfigurationError, before the first write fails with something else."""
-    if isinstance(given, type) or not all(callable(getattr(given, way, None)) for way in ("to_bytes", "from_bytes")):
-        class_name = given.__name__ if isinstance(given, type) and given.__name__.endswith("Serializer") else ""
-        raise argument_error(
-            f"key-value table {table}: {name} is {given!r:.80}",
-            "a serializer, an object",
-            f"Write {class_name}(…)." if class_name else "Pass one, such as TextSerializer() or JsonSerializer().",
-            argument=name,
-        )
-    return given
 
 
 def _table_entries(

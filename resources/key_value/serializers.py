@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from types import ModuleType
-from typing import Any, Final, Generic, NoReturn, Protocol, TypeVar
+from typing import Any, Final, Generic, NoReturn, Protocol, TypeVar, runtime_checkable
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import PydanticSerializationError
@@ -27,6 +27,7 @@ _SIGN = 2**63
 
 
 @validated
+@runtime_checkable
 class Serializer(Protocol[T]):
     """Converts values to bytes and back. Keys are equal and ordered as their bytes are. Picklable, like the table."""
 
@@ -281,7 +282,7 @@ class ModelSerializer(Generic[M]):
     model: type[M]
 
     def __post_init__(self) -> None:
-        if not isinstance(self.model, type) or not issubclass(self.model, BaseModel):
+        if not issubclass(self.model, BaseModel):
             next_step = "Pass a subclass of pydantic.BaseModel, or use JsonSerializer() for plain values."
             raise ConfigurationError(f"{self.model!r:.80} is not a pydantic class.", next_step, argument="model")
 

@@ -464,11 +464,8 @@ class SqliteSegments:
     def __init__(self, path: str | os.PathLike[str], *, busy_timeout: float = 10.0) -> None:
         label = "key-value tables in SQLite have"
         if str(path) in ("", ":memory:"):
-            found, reason = (
-                f"{label} the path {str(path)!r}",
-                "each connection to memory would have a database of its own",
-            )
-            raise argument_error(found, f"the path of a file ({reason})", argument="path")
+            expected = "the path of a file (each connection to memory would have a database of its own)"
+            raise argument_error(f"{label} the path {str(path)!r}", expected, argument="path")
         check_seconds(busy_timeout, f"{label} busy_timeout={busy_timeout!r}", argument="busy_timeout", zero=True)
         self.path = str(Path(path).absolute())  # another process has another working directory
         self.busy_timeout = busy_timeout
