@@ -403,8 +403,13 @@ class SegmentUpkeep:
             self._warn(error)
 
     def _run(self) -> None:
-        while self._take_request():
-            self._do(self._flush_and_merge)
+        try:
+            while self._take_request():
+                self._do(self._flush_and_merge)
+        except BaseException:  # so that nobody waits for it for ever
+            with self._lock:
+                self._mark_stopped()
+            raise
 
     def _take_request(self) -> bool:
         """Whether there is work; if not, the thread counts as stopped."""
