@@ -26,7 +26,7 @@ from dagster_adjunct.assets.reading.stored_file import StoredFile
 from dagster_adjunct.assets.reading.superseded import key_codes
 from dagster_adjunct.assets.sources.changes import bad_change_error, late_change_reason
 from dagster_adjunct.assets.versions.version import POSITION
-from dagster_adjunct.resources.bucketing.files import BucketLayout, Generation, unpack_footer
+from dagster_adjunct.resources.bucketing.files import BucketLayout, Generation, key_changes, unpack_footer
 from dagster_adjunct.resources.bucketing.writer import ROWS_PER_GROUP
 from dagster_adjunct.resources.lazy_modules import np, pa, pc, pq
 from dagster_adjunct.resources.objects.arrow_files import open_object
@@ -92,7 +92,7 @@ class BucketCompletion:
         if sum(rows.num_rows for rows in self._waiting) < ROWS_PER_GROUP:  # stored rows are read once for so many
             return batch.slice(0, 0).drop_columns([KEPT] if KEPT in batch.column_names else [])
         rows = pa.concat_tables(self._waiting)
-        new = np.append(True, self._key_changes(rows))
+        new = np.append(True, key_changes(rows, self._key))
         last = int(np.flatnonzero(new)[-1])
         self._waiting = [rows.slice(last)]
         return self._complete(rows.slice(0, last), new[:last])
@@ -102,16 +102,7 @@ class BucketCompletion:
         if not self._waiting:
             return None
         rows, self._waiting = pa.concat_tables(self._waiting), []
-        return self._complete(rows, np.append(True, self._key_changes(rows)))
-
-    def _key_changes(self, rows: pa.Table) -> Any:
-        """Return for each row but the first whether its key differs from that of the row before."""
-        count = rows.num_rows - 1
-        differs = np.zeros(count, bool)
-        for name in self._key:
-            column = rows.column(name)
-            differs |= pc.not_equal(column.slice(1), column.slice(0, count)).to_numpy()
-        return differs
+        return self._complete(rows, np.append(True, key_changes(rows, self._key)))
 
     def _complete(self, rows: pa.Table, new: Any) -> pa.Table:
         """Return the completed rows; `new` marks the first row of each key."""
