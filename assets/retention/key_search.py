@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import lru_cache, partial
 from typing import Any
@@ -24,7 +24,7 @@ from dagster_adjunct.assets.versions.leases import list_attempts
 from dagster_adjunct.assets.versions.manifest import DatasetManifest
 from dagster_adjunct.resources.bucketing.files import BucketFile, BucketLayout, unpack_footer
 from dagster_adjunct.resources.bucketing.writer import GROUP_KEYS
-from dagster_adjunct.resources.common import to_json_value
+from dagster_adjunct.resources.common import Report, to_json_value
 from dagster_adjunct.resources.errors import MalformedDocumentError, ObjectNotFoundError
 from dagster_adjunct.resources.lazy_modules import pa, pc, pq
 from dagster_adjunct.resources.objects.arrow_files import open_object
@@ -110,7 +110,7 @@ class KeyFinding:
 
 
 @dataclass(frozen=True, slots=True)
-class KeySearch:
+class KeySearch(Report):
     """The result of a key search: the number of searched Parquet files, rows and JSON documents.
 
     `found` are the objects that hold one of the keys, `unsearched` those that could not be read.
@@ -126,11 +126,6 @@ class KeySearch:
     def clean(self) -> bool:
         """Whether all objects were searched and none of the keys was found."""
         return not self.found and not self.unsearched
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the search as JSON-able values."""
-        findings = {"found": list(map(str, self.found)), "unsearched": list(map(str, self.unsearched))}
-        return asdict(self) | findings
 
 
 def search_keys(log: DatasetLog, keys: KeySet) -> KeySearch:
