@@ -342,8 +342,8 @@ def _find_finished_build(member: Member, delivery: Delivery, fingerprint: str) -
     """Return an earlier finished build with this fingerprint, unless it is doomed or deleted."""
     log = member.log
     for known in leases.list_attempts(log.lake, log.name):
-        attempt = Attempt(f"{log.prefix}/data/{known.id}")
-        body = leases.read_finished_build(log.lake, log.name, known.id)
+        attempt = Attempt(f"{log.prefix}/data/{known}")
+        body = leases.read_finished_build(log.lake, log.name, known)
         if attempt.folder in member.manifest.doomed or body is None or body.get("fingerprint") != fingerprint:
             continue
         try:

@@ -161,6 +161,9 @@ def erase_keys(
     superseded = key_search.delete_superseded_documents(log)
     past = key_search.redact_past_manifests(log, wanted)
     proof = key_search.search_keys(log, wanted)
+    elsewhere = manifest.kept_elsewhere()
+    if lake.url.startswith("s3://"):
+        elsewhere.append(f"older object versions in {lake.url}, if the bucket keeps them")
     return ErasureReport(
         dataset=dataset,
         keys=len(wanted),
@@ -171,7 +174,7 @@ def erase_keys(
         deleted=len(objects) + superseded,
         pending=tuple(decision for decision in (*spared, *work.builds) if _has_found_keys(decision, proof)),
         proof=proof,
-        not_erased=_list_not_erased(lake, manifest),
+        not_erased=tuple(elsewhere),
         retained_from=manifest.retained_from,
     )
 
@@ -207,13 +210,6 @@ def _has_found_keys(held: RetentionDecision, proof: KeySearch) -> bool:
     """Whether the search found keys in a held entry: in its files, or in the record or document of its attempt."""
     attempt = held.what.rsplit("/", 1)[1]
     return any(attempt in sighting.object for sighting in (*proof.found, *proof.unsearched))
-
-
-def _list_not_erased(lake: Lake, manifest: DatasetManifest) -> tuple[str, ...]:
-    left = manifest.kept_elsewhere()
-    if lake.url.startswith("s3://"):
-        left.append(f"older object versions in {lake.url}, if the bucket keeps them")
-    return tuple(left)
 
 
 def count_rows_by_file(files: Sequence[StoredFile], layout: BucketLayout, keys: KeySet) -> dict[str, int]:

@@ -204,7 +204,7 @@ class DatasetLog:
             raise errors.CommitConflictError(problem, step, dataset=self.name)
         else:
             log, body = self.log, manifests[self.name].model_dump(mode="json")
-            self._list_name(parent)
+            self.list_name(parent)
         try:
             return log.commit(parent, body, by=by, commit_id=commit_id)
         except errors.CommitConflictError as conflict:
@@ -225,11 +225,6 @@ class DatasetLog:
             raise errors.CommitConflictError(
                 problem, "Repeat it when the dataset is quiet.", dataset=self.name
             ) from conflict
-
-    def redirect(self, parent: Commit | None, version_set: str, manifest: dict[str, Any] | None, *, by: str) -> None:
-        """Replace the dataset's own pointer by a redirect: its manifest is in the version set's log from now on."""
-        self._list_name(parent)
-        self.log.commit(parent, {"version_set": version_set, "manifest": manifest}, by=by)
 
     def transact(self, change: Callable[[DatasetManifest], DatasetManifest | None], *, by: str) -> DatasetManifest:
         """Commit the manifest that `change` returns, retrying after conflicts; return the current manifest.
@@ -263,9 +258,9 @@ class DatasetLog:
         after = self.transact_all(lambda manifests: change({n: as_bounded(m) for n, m in manifests.items()}), by=by)
         return as_bounded(after[self.name])
 
-    def _list_name(self, parent: Commit | None) -> None:
-        if parent is None:
-            # The name first, so that every existing dataset is listed; names without a commit are ignored.
+    def list_name(self, parent: Commit | None) -> None:
+        """Store the name of the dataset before its first commit, so that every existing dataset is listed."""
+        if parent is None:  # names without a commit are ignored
             with contextlib.suppress(errors.ObjectExistsError):
                 self.lake.store.put_if_absent(f"{NAMES}/{self.name}", b"")
 
@@ -359,7 +354,8 @@ def _fence(lake: Lake, name: str, dataset: str, by: str) -> dict[str, object] | 
             kept: dict[str, object] | None = own.body["manifest"]
             return kept
         manifest = own.body if own and not is_deletion_commit(own) else None
-        log.redirect(own, name, manifest, by=by)
+        log.list_name(own)
+        log.log.commit(own, {"version_set": name, "manifest": manifest}, by=by)
         return manifest
 
     return retry_conflicts(lambda: fence)

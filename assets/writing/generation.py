@@ -18,13 +18,7 @@ from typing import TYPE_CHECKING, NoReturn
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.versions.dataset_log import Attempt, DatasetLog
 from dagster_adjunct.resources.bucketing.files import BucketFile, BucketLayout, Generation
-from dagster_adjunct.resources.bucketing.writer import (
-    DIGEST,
-    WriteOptions,
-    check_readable,
-    write_arrow_buckets,
-    write_buckets,
-)
+from dagster_adjunct.resources.bucketing.writer import DIGEST, WriteOptions, write_arrow_buckets, write_buckets
 from dagster_adjunct.resources.errors import SchemaMismatchError
 from dagster_adjunct.resources.lazy_modules import pa, pc
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
@@ -58,9 +52,6 @@ def write_arrow_table(
     """Write an Arrow table in this process; `partitioned` is ignored."""
     from dagster_adjunct.resources.bucketing.hashing import row_digests
 
-    present = set(rows.schema.names)
-    stored = rows.select([name for name in layout.columns if name in present])
-    check_readable(stored, layout.schema, options.what, layout.key)
     if order_by:
         rows = _sort_as_spark(rows, order_by)
     if options.completion is None:

@@ -84,7 +84,10 @@ class WriteOptions:
 
 
 class BucketFileWriter:
-    """Writes the file of one bucket: `write` batches, then `finish`, which uploads it and returns its facts."""
+    """Writes the file of one bucket: `write` batches, then `finish`, which uploads it and returns its facts.
+
+    Call `discard` in any case, also after an error.
+    """
 
     def __init__(
         self, store: ObjectStore, folder: str, bucket: int, layout: BucketLayout, options: WriteOptions
@@ -132,34 +135,31 @@ class BucketFileWriter:
 
     def finish(self) -> BucketFile | None:
         """Close and upload the file, and return its facts: None, or without a name, if no row is left to store."""
-        try:
-            if self._completing is not None and (rows := self._completing.rest()) is not None:
-                self._write(rows)
-            if self._held is not None:
-                self._pass(self._held)
-            if self._over_time is not None and (rest := self._over_time.rest()) is not None:
-                self._take(rest)
-            self._flush()
-            if self._writer is None:
-                # No file is stored where all keys were deleted, but the stats count them.
-                stats = self._stats()
-                emptied = self._deleted or any(stats.get(name) for name in _LEFT_OUT)
-                return BucketFile(self._bucket, "", 0, 0, "", stats=stats) if emptied else None
-            facts = {
-                "rows": self._rows,
-                "min_key": self._min,
-                "max_key": self._key_at(self._last, 0),
-                "digest": self._digest,
-                "stats": self._stats(),
-            }
-            self._writer.add_key_value_metadata({_FACTS: json.dumps(facts).encode()})
-            if self._layout.key:
-                self._writer.add_key_value_metadata({GROUP_KEYS: json.dumps(self._group_keys).encode()})
-            with self._staged_file_errors():
-                self._writer.close()
-            return self._upload(facts)
-        finally:
-            self.discard()
+        if self._completing is not None and (rows := self._completing.rest()) is not None:
+            self._write(rows)
+        if self._held is not None:
+            self._pass(self._held)
+        if self._over_time is not None and (rest := self._over_time.rest()) is not None:
+            self._take(rest)
+        self._flush()
+        if self._writer is None:
+            # No file is stored where all keys were deleted, but the stats count them.
+            stats = self._stats()
+            emptied = self._deleted or any(stats.get(name) for name in _LEFT_OUT)
+            return BucketFile(self._bucket, "", 0, 0, "", stats=stats) if emptied else None
+        facts = {
+            "rows": self._rows,
+            "min_key": self._min,
+            "max_key": self._key_at(self._last, 0),
+            "digest": self._digest,
+            "stats": self._stats(),
+        }
+        self._writer.add_key_value_metadata({_FACTS: json.dumps(facts).encode()})
+        if self._layout.key:
+            self._writer.add_key_value_metadata({GROUP_KEYS: json.dumps(self._group_keys).encode()})
+        with self._staged_file_errors():
+            self._writer.close()
+        return self._upload(facts)
 
     def discard(self) -> None:
         """Delete the local file; an uploaded object stays."""

@@ -108,5 +108,5 @@ def left_over(world: World, spec: AdjunctDataset) -> set[str]:
     needed |= {retired.folder for retired in manifest.retired}
     there = {item.key.rsplit("/", 1)[0] for item in world.lake.store.list(f"datasets/{spec.name}/data/")}
     return (there - needed) | {
-        attempt_key(world.lake, spec.name, attempt.id) for attempt in list_attempts(world.lake, spec.name)
+        attempt_key(world.lake, spec.name, attempt) for attempt in list_attempts(world.lake, spec.name)
     }
