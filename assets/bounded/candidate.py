@@ -145,15 +145,10 @@ class CandidateVersion:
     def is_stored(self) -> bool:
         """Whether its document and all its files still exist: a discard may have deleted them as garbage."""
         assert self.version is not None
-        store = self.member.context.lake.store
-        if self.document is not None and store.head(self.document) is None:
+        log = self.member.log
+        if self.document is not None and log.lake.store.head(self.document) is None:
             return False
-        stored = {item.key: item.size for item in store.list(f"{self.attempt.folder}/")}
-        return all(
-            stored.get(f"{generation.folder}/{file.name}") == file.size
-            for generation in self.version.generations
-            for file in generation.files
-        )
+        return not log.find_missing_files(self.attempt.folder, self.version.generations)
 
     def delete_attempt(self, *, files: bool) -> None:
         """Delete the attempt's record and, with `files`, its files."""

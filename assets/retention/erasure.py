@@ -75,7 +75,7 @@ from dagster_adjunct.resources.errors import (
 )
 from dagster_adjunct.resources.lazy_modules import np, pa
 from dagster_adjunct.resources.objects.lake import Lake
-from dagster_adjunct.resources.objects.store import ObjectStore, staged_file_errors
+from dagster_adjunct.resources.objects.store import staged_file_errors
 from dagster_adjunct.resources.schemas.schema import Field
 from dagster_adjunct.resources.validation import validated
 
@@ -359,14 +359,11 @@ def drop_unusable(log: DatasetLog, manifest: DatasetManifest, made: dict[str, R]
     for old, replacement in [*made.items()]:
         generation, document = replacement.stored
         doomed = {generation.folder, document} & set(manifest.doomed)
-        if old not in needed or doomed or not _is_whole(log.lake.store, generation, document):
+        missing = log.find_missing_files(generation.folder, [generation])
+        if document is not None and log.lake.store.head(document) is None:
+            missing.append(document)
+        if old not in needed or doomed or missing:
             drop_replacement(log, made.pop(old))
-
-
-def _is_whole(store: ObjectStore, generation: Generation, document: str | None) -> bool:
-    stored = {item.key for item in store.list(f"{generation.folder}/")}
-    whole = {f"{generation.folder}/{file.name}" for file in generation.files} <= stored
-    return whole and (document is None or store.head(document) is not None)
 
 
 def drop_replacement(log: DatasetLog, made: RewrittenGeneration | VersionReplacement) -> None:

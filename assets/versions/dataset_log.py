@@ -264,6 +264,12 @@ class DatasetLog:
             with contextlib.suppress(errors.ObjectExistsError):
                 self.lake.store.put_if_absent(f"{NAMES}/{self.name}", b"")
 
+    def find_missing_files(self, folder: str, generations: Sequence[Generation]) -> list[str]:
+        """Return the keys of the files of these generations, all below this folder, that are missing or cut."""
+        sizes = {f"{each.folder}/{file.name}": file.size for each in generations for file in each.files}
+        stored = {item.key: item.size for item in self.lake.store.list(f"{folder}/")} if sizes else {}
+        return [key for key, size in sizes.items() if stored.get(key) != size]
+
     def drop(self, written: Generation | None) -> None:
         """Delete files that nothing refers to; those that can't be deleted now are left to a discard."""
         files = written.files if written is not None else ()
