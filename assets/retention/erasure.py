@@ -53,6 +53,7 @@ from dagster_adjunct.assets.versions.version import (
     version_id,
 )
 from dagster_adjunct.assets.writing.generation import count_deletions
+from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.bucketing.files import (
     HAS_ENDS,
     VALID_FROM,
@@ -66,13 +67,6 @@ from dagster_adjunct.resources.bucketing.files import (
 )
 from dagster_adjunct.resources.bucketing.writer import BucketFileWriter, WriteOptions, write_bucket_file
 from dagster_adjunct.resources.common import Report
-from dagster_adjunct.resources.errors import (
-    CommitConflictError,
-    ConfigurationError,
-    DatasetError,
-    ManifestMismatchError,
-    ObjectExistsError,
-)
 from dagster_adjunct.resources.lazy_modules import np, pa
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.objects.store import staged_file_errors
@@ -190,14 +184,14 @@ def _validate_request(manifest: DatasetManifest, keys: Iterable[object], reason:
     what = f"dataset {manifest.name!r}"
     wanted = KeySet.of(what, _key_fields(manifest), keys)
     if not len(wanted):
-        raise ConfigurationError(
+        raise errors.ConfigurationError(
             f"{what}: argument 'keys' is empty.", "Give one or more keys.", argument="keys", dataset=manifest.name
         )
     require_audit_fields("erase keys of", manifest.name, reason, by, dataset=manifest.name)
     if wanted.with_text().is_named_in(reason):
         problem = f"{what}: the reason of the erasure contains a key to erase, and would store it."
         step = "Give the number or date of the request instead."
-        raise ConfigurationError(problem, step, argument="reason", dataset=manifest.name)
+        raise errors.ConfigurationError(problem, step, argument="reason", dataset=manifest.name)
     return wanted
 
 
@@ -278,7 +272,7 @@ def _copy_file(stored: StoredFile, folder: str) -> BucketFile:
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()
         if sha256 != stored.file.sha256:
             raise stored.damaged(f"its SHA-256 is {sha256}, the manifest lists {stored.file.sha256}")
-        with suppress(ObjectExistsError):  # our own repeated request: only this attempt uses the name
+        with suppress(errors.ObjectExistsError):  # our own repeated request: only this attempt uses the name
             stored.store.upload(path, f"{folder}/{name}")
     finally:
         path.unlink(missing_ok=True)
@@ -400,7 +394,7 @@ class _Erasure(ABC, Generic[M, R]):
         """
         try:
             current = self.log.rewrite(partial(self._commit_once, reason), slower="they can be searched for keys")
-        except CommitConflictError:
+        except errors.CommitConflictError:
             for made in self.made.values():
                 drop_replacement(self.log, made)
             raise
@@ -419,10 +413,10 @@ class _Erasure(ABC, Generic[M, R]):
                 continue
             try:
                 made = self._replace(manifest, part)
-            except (DatasetError, ManifestMismatchError) as error:
+            except (errors.DatasetError, errors.ManifestMismatchError) as error:
                 if name not in self._parts(self._of_kind(self.log.require()[1])):
                     continue  # compacted or discarded meanwhile: the commit fails and is retried
-                if isinstance(error, DatasetError):
+                if isinstance(error, errors.DatasetError):
                     raise
                 raise self._unsearched_error(error, part) from error
             if made is None:
@@ -476,7 +470,7 @@ class _Erasure(ABC, Generic[M, R]):
         change = Change(action=ERASE_ACTION, version=version, reason=reason)
         return redacted.after(doomed=doomed_now, change=change)
 
-    def _unsearched_error(self, error: ManifestMismatchError, part: Any) -> ManifestMismatchError:
+    def _unsearched_error(self, error: errors.ManifestMismatchError, part: Any) -> errors.ManifestMismatchError:
         action, about = f"rebuild the dataset ({self.log.name})", {}
         if isinstance(part, VersionRef):
             action, about = f"give the version up (revoke, drop and discard {part.id})", {"version": part.id}

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from dagster_adjunct.assets.declaration.change_formats import KEPT, kept_matrix
 from dagster_adjunct.assets.declaration.change_values import SNAPSHOT_ROWS
@@ -53,6 +53,9 @@ class RowCompletion:
     itself; if `set_aside` they are listed as incomplete ones are.
     """
 
+    marks: ClassVar[tuple[str, ...]] = (KEPT, OFFSET, PARTITION)
+    """The columns that rows need in addition to the layout's."""
+
     dataset: str
     layout: BucketLayout
     generations: tuple[Generation, ...]
@@ -60,11 +63,6 @@ class RowCompletion:
     set_aside: bool
     again: bool = False
     horizon: int | None = None
-
-    @property
-    def marks(self) -> tuple[str, ...]:
-        """The columns that rows need in addition to the layout's."""
-        return KEPT, OFFSET, PARTITION
 
     def of_bucket(self, store: ObjectStore, bucket: int) -> BucketCompletion:
         """Return the completion of one bucket's rows."""
