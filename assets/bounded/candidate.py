@@ -239,7 +239,6 @@ def _build_version(member: Member, delivery: Delivery, attempt: Attempt) -> Seal
                 )
         except errors.NullKeyError as error:
             raise _with_record_places(error, member, delivery) from error
-        counted.pop("conflicting", None)
         entries = generation.rows + counted["superseded"] + counted["deleted"]
         if records is None:
             counters["read"] = entries

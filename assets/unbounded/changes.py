@@ -415,7 +415,6 @@ def apply_ranges(
                     advance.stages.begin_build()
                     advance, generation, counted, samples = write_changes(advance, attempt, ranges, rewinding, spark)
                     counted["deleted"] += count_deletions(generation)
-                    counted.pop("conflicting", None)  # normal in a change stream
                     counters |= counted if bootstrapping else {"changes": generation.rows, **counted}
             with advance.stages("commit"):
                 decide = partial(

@@ -279,7 +279,6 @@ def merge_generations(
         order_by=(POSITION, GENERATION_COLUMN),
         partitioned=True,
     )
-    counters.pop("conflicting", None)
     if history is not None:
         horizon = counters.pop("forgotten_to", None)
     elif ordered:
