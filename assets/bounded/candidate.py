@@ -145,15 +145,10 @@ class CandidateVersion:
     def is_stored(self) -> bool:
         """Whether its document and all its files still exist: a discard may have deleted them as garbage."""
         assert self.version is not None
-        store = self.member.context.lake.store
-        if self.document is not None and store.head(self.document) is None:
+        log = self.member.log
+        if self.document is not None and log.lake.store.head(self.document) is None:
             return False
-        stored = {item.key: item.size for item in store.list(f"{self.attempt.folder}/")}
-        return all(
-            stored.get(f"{generation.folder}/{file.name}") == file.size
-            for generation in self.version.generations
-            for file in generation.files
-        )
+        return not log.find_missing_files(self.attempt.folder, self.version.generations)
 
     def delete_attempt(self, *, files: bool) -> None:
         """Delete the attempt's record and, with `files`, its files."""
@@ -244,7 +239,6 @@ def _build_version(member: Member, delivery: Delivery, attempt: Attempt) -> Seal
                 )
         except errors.NullKeyError as error:
             raise _with_record_places(error, member, delivery) from error
-        counted.pop("conflicting", None)
         entries = generation.rows + counted["superseded"] + counted["deleted"]
         if records is None:
             counters["read"] = entries
@@ -342,8 +336,8 @@ def _find_finished_build(member: Member, delivery: Delivery, fingerprint: str) -
     """Return an earlier finished build with this fingerprint, unless it is doomed or deleted."""
     log = member.log
     for known in leases.list_attempts(log.lake, log.name):
-        attempt = Attempt(f"{log.prefix}/data/{known.id}")
-        body = leases.read_finished_build(log.lake, log.name, known.id)
+        attempt = Attempt(f"{log.prefix}/data/{known}")
+        body = leases.read_finished_build(log.lake, log.name, known)
         if attempt.folder in member.manifest.doomed or body is None or body.get("fingerprint") != fingerprint:
             continue
         try:

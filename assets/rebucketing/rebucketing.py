@@ -18,20 +18,27 @@ from typing import Any, TypeVar
 
 from dagster_adjunct.assets.declaration.dataset import DatasetKind
 from dagster_adjunct.assets.reading.stored_file import StoredFile
-from dagster_adjunct.assets.retention import rewrite
+from dagster_adjunct.assets.retention import erasure
 from dagster_adjunct.assets.retention.discard import Roots, delete_doomed
-from dagster_adjunct.assets.retention.rewrite import RewrittenGeneration, VersionReplacement
+from dagster_adjunct.assets.retention.erasure import RewrittenGeneration, VersionReplacement
 from dagster_adjunct.assets.unbounded.commit import strip_large_footers, switch_version
 from dagster_adjunct.assets.versions.dataset_log import Attempt, DatasetLog
 from dagster_adjunct.assets.versions.leases import delete_attempt, lease_served, read_lake_clock, record_build
-from dagster_adjunct.assets.versions.manifest import BoundedManifest, Change, DatasetManifest, UnboundedManifest
+from dagster_adjunct.assets.versions.manifest import (
+    BoundedManifest,
+    Change,
+    DatasetManifest,
+    UnboundedManifest,
+    as_bounded,
+    as_unbounded,
+)
 from dagster_adjunct.assets.versions.version import SealedVersion, VersionRef, has_row_ends, version_id
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.bucketing import files
 from dagster_adjunct.resources.bucketing.files import BucketFile, BucketLayout, Generation, TimelineOptions
 from dagster_adjunct.resources.bucketing.writer import ROWS_PER_GROUP, BucketFileWriter, WriteOptions, write_bucket_file
+from dagster_adjunct.resources.common import require_reason
 from dagster_adjunct.resources.lazy_modules import np, pa
-from dagster_adjunct.resources.objects.commit_log import Commit
 from dagster_adjunct.resources.objects.lake import Lake
 
 
@@ -72,10 +79,7 @@ class RebucketReport:
 def check_repartitioning(log: DatasetLog, manifest: DatasetManifest, partitions: int, reason: str) -> int:
     """Return the current number of partitions. Raises if the dataset can't be rewritten into the new number."""
     declared, what = manifest.declaration, f"dataset {log.name!r}"
-    if not reason.strip():
-        problem = f"{what} can't be repartitioned without a reason."
-        step = "Pass a reason, which is stored in the commit."
-        raise errors.ConfigurationError(problem, step, argument="reason", dataset=log.name)
+    require_reason(reason, what, "repartitioned", dataset=log.name)
     if declared.partitions is None:
         raise errors.ConfigurationError(
             f"{what} is broadcast, so it has no partitions and can't be rewritten into {partitions} of them.",
@@ -94,28 +98,19 @@ def check_repartitioning(log: DatasetLog, manifest: DatasetManifest, partitions:
     return declared.partitions
 
 
+def _list_readers(roots: Roots) -> tuple[str, ...]:
+    """Return the open batches that need versions as they are, in words."""
+    return tuple(sorted(set(roots().values())))
+
+
 def _check_unused(dataset: str, roots: Roots) -> None:
     """Raise StillReadError while open batches need versions as they are."""
-    if readers := tuple(sorted(set(roots().values()))):
+    if readers := _list_readers(roots):
         problem = f"dataset {dataset!r} can't be repartitioned now: {'; '.join(readers)}."
         step = (
             "Run the application to finish its batch, or give the batch up (adjunct checkpoint abandon). Then repeat."
         )
         raise errors.StillReadError(problem, step, dataset=dataset, readers=readers)
-
-
-M = TypeVar("M", UnboundedManifest, BoundedManifest)
-
-
-def _read_manifest(log: DatasetLog, kind: type[M]) -> tuple[Commit, M]:
-    """Return the current commit and its manifest, which must be of this kind."""
-    commit, manifest = log.require()
-    if not isinstance(manifest, kind):
-        problem = (
-            f"dataset {log.name!r} is {'un' if kind is BoundedManifest else ''}bounded and is rewritten otherwise."
-        )
-        raise errors.ConfigurationError(problem, "Use repartition_dataset, which handles both kinds.", dataset=log.name)
-    return commit, manifest
 
 
 _ROWS_AT_ONCE = 4_000_000
@@ -170,9 +165,6 @@ def _iterate_bucketed_rows(stored: StoredFile, layout: BucketLayout) -> Iterator
         yield rows, assign_buckets([rows.column(name) for name in layout.bucket_by], layout.partitions)
 
 
-_LEFT_OUT = "deleted"
-
-
 def repartition_table(
     lake: Lake, dataset: str, partitions: int, *, reason: str, by: str, roots: Roots = dict, dry_run: bool = False
 ) -> RebucketReport:
@@ -181,8 +173,8 @@ def repartition_table(
     A crash leaves the old table, and files that a discard deletes. Concurrent commits are rewritten, too; an advance
     that read the old table fails to commit, and continues by the new declaration. `roots` returns, by version id, why
     applications still need a version: open batches that do raise StillReadError. `dry_run` only reports. Raises
-    ConfigurationError for a bounded or broadcast dataset or an unchanged number, DatasetError during a bootstrap, and
-    CommitConflictError if other writers keep committing.
+    ConfigurationError for a broadcast dataset or an unchanged number, DatasetError for a bounded dataset and during a
+    bootstrap, and CommitConflictError if other writers keep committing.
     """
     log = DatasetLog(lake, dataset)
     made: dict[str, RewrittenGeneration] = {}  # by the old folder: written once, even if the commit is retried
@@ -190,24 +182,34 @@ def repartition_table(
 
     def rewrite_once() -> RebucketReport:
         nonlocal is_requested
-        commit, manifest = _read_manifest(log, UnboundedManifest)
+        commit, stored = log.require()
+        manifest = as_unbounded(stored)
         before, version = check_repartitioning(log, manifest, partitions, reason), manifest.version
-        assert version is not None
+        assert version is not None, "it has no unfinished bootstrap"
         report = partial(RebucketReport, dataset, before, partitions, follows_changes=True, rows=version.stored_rows)
         if dry_run:
-            return report({version.id: ""}, holding=tuple(sorted(set(roots().values()))), dry_run=True)
+            return report({version.id: ""}, holding=_list_readers(roots), dry_run=True)
         _check_unused(dataset, roots)
         old = {generation.folder: generation for generation in version.generations if generation.files}
-        rewrite.drop_unusable(log, manifest, made, old)
+        erasure.drop_unusable(log, manifest, made, old)
         with lease_served(lake, dataset, version, holder=f"repartition by {by}"):
-            for folder in [folder for folder in old if folder not in made]:
+            for generation in [generation for folder, generation in old.items() if folder not in made]:
                 attempt = log.attempt()
                 # Recorded until the commit, so that no discard deletes the new files.
                 records.enter_context(record_build(lake, dataset, attempt.id, by))
-                made[folder] = rewrite_generation(manifest, old[folder], attempt)
+                options = WriteOptions(
+                    f"dataset {dataset!r}, version {version.id}",
+                    last_per_key=True,
+                    # Readers learn from this statistic whether tombstones were left out.
+                    drop_tombstones=all("deleted" in file.stats for file in generation.files),
+                    range_of=manifest.declaration.expires,
+                    over_time=None if version.history is None else TimelineOptions(fills_ends=has_row_ends(generation)),
+                )
+                new = _rebucket_generation(log, version, generation, partitions, attempt, options)
+                made[generation.folder] = RewrittenGeneration(generation, new, attempt)
         _check_unused(dataset, roots)  # again, because writing takes a while
         commit_id = log.attempt().id
-        new = version.after(
+        new_version = version.after(
             id=version_id(commit.number + 1, commit_id),
             number=commit.number + 1,
             sealed_at=lake.now(),
@@ -215,25 +217,15 @@ def repartition_table(
             generations=tuple(strip_large_footers(made[folder].new) for folder in old) or version.generations[:1],
             counters={},
         )
-        after = switch_version(_declare_partitions(manifest, partitions, new.id, reason), new, new.sealed_at)
+        declared = _declare_partitions(manifest, partitions, new_version.id, reason)
+        after = switch_version(declared, new_version, new_version.sealed_at)
         is_requested = True
         try:
             log.commit(commit, after, by=by, commit_id=commit_id)
         except errors.CommitConflictError:
             is_requested = False
             raise
-        return report({version.id: new.id})
-
-    def rewrite_generation(manifest: UnboundedManifest, old: Generation, attempt: Attempt) -> RewrittenGeneration:
-        version, expires = manifest.version, manifest.declaration.expires
-        assert version is not None
-        # Readers learn from this statistic whether tombstones were left out.
-        left_out = all(_LEFT_OUT in file.stats for file in old.files)
-        over_time = None if version.history is None else TimelineOptions(fills_ends=has_row_ends(old))
-        what = f"dataset {dataset!r}, version {version.id}"
-        options = WriteOptions(what, last_per_key=True, drop_tombstones=left_out, range_of=expires, over_time=over_time)
-        new = _rebucket_generation(log, version, old, partitions, attempt, options)
-        return RewrittenGeneration(old, new, attempt)
+        return report({version.id: new_version.id})
 
     with ExitStack() as records:
         try:
@@ -243,6 +235,9 @@ def repartition_table(
                 for replacement in made.values():
                     log.drop(replacement.new)
             raise
+
+
+M = TypeVar("M", UnboundedManifest, BoundedManifest)
 
 
 def _declare_partitions(manifest: M, partitions: int, version: str | None, reason: str) -> M:
@@ -264,24 +259,26 @@ def repartition_versions(
     A crash leaves the dataset unchanged. `roots` returns, by version id, why open batches need a version. If any does,
     StillReadError is raised, because an open batch can't switch partitions. The dataset can't be advanced or opened
     until it is declared with the new number. For a member of a version set, this is one commit of the set.
-    `dry_run` only reports. Raises ConfigurationError for an unbounded or broadcast dataset or an unchanged number.
+    `dry_run` only reports. Raises ConfigurationError for a broadcast dataset or an unchanged number, and DatasetError
+    for an unbounded dataset.
     """
     log = DatasetLog(lake, dataset)
     made: dict[str, VersionReplacement] = {}  # by the old document: each is written once, even if the commit is retried
 
     def rewrite_once() -> tuple[int, BoundedManifest]:
-        commit, manifest = _read_manifest(log, BoundedManifest)
+        commit, stored = log.require()
+        manifest = as_bounded(stored)
         before = check_repartitioning(log, manifest, partitions, reason)
         _check_unused(dataset, roots)
-        rewrite.drop_unusable(log, manifest, made, [str(ref.document) for ref in manifest.built])
+        erasure.drop_unusable(log, manifest, made, [str(ref.document) for ref in manifest.built])
         for ref in manifest.built:
             if str(ref.document) not in made:
-                made[str(ref.document)] = rewrite.write_on_record(log, by, partial(rewrite_version, ref))
+                made[str(ref.document)] = erasure.write_on_record(log, by, partial(rewrite_version, ref))
         _check_unused(dataset, roots)  # again, because writing takes a while
         old = {ref.id: made[str(ref.document)] for ref in manifest.built}
         served = old.get(manifest.version.id) if manifest.version else None
         doomed = [*manifest.doomed, *(entry for new in old.values() for entry in new.old_objects)]
-        after = rewrite.replace_versions(manifest, old).after(doomed=tuple(dict.fromkeys(doomed)))
+        after = erasure.replace_versions(manifest, old).after(doomed=tuple(dict.fromkeys(doomed)))
         after = _declare_partitions(after, partitions, served.new.id if served else None, reason)
         log.commit(commit, after, by=by)
         return before, after
@@ -295,11 +292,10 @@ def repartition_versions(
         return VersionReplacement.write(log, ref, made, attempt, rows=0)
 
     if dry_run:
-        manifest = _read_manifest(log, BoundedManifest)[1]
+        manifest = as_bounded(log.require()[1])
         before = check_repartitioning(log, manifest, partitions, reason)
-        rows, holding = sum(ref.rows or 0 for ref in manifest.built), tuple(sorted(set(roots().values())))
-        ids = {ref.id: "" for ref in manifest.built}
-        return RebucketReport(dataset, before, partitions, ids, rows=rows, holding=holding, dry_run=True)
+        ids, rows = {ref.id: "" for ref in manifest.built}, sum(ref.rows or 0 for ref in manifest.built)
+        return RebucketReport(dataset, before, partitions, ids, rows=rows, holding=_list_readers(roots), dry_run=True)
     try:
         before, after = log.rewrite(rewrite_once, slower="its versions can be rewritten")
     finally:

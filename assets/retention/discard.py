@@ -428,19 +428,18 @@ def _list_objects(log: DatasetLog, *, commits: bool = False) -> Listing:
     for item in store.list(f"{prefix}/data/"):
         folder = item.key.rsplit("/", 1)[0]
         folders[folder] = max(item.modified, folders.get(folder, item.modified))
-    running = set()
-    for attempt in list_attempts(log.lake, log.name):
-        folder = f"{prefix}/data/{attempt.id}"
+    attempts = list_attempts(log.lake, log.name)
+    for attempt, renewed in attempts.items():
+        folder = f"{prefix}/data/{attempt}"
         if folder in folders:
-            folders[folder] = max(attempt.renewed, folders[folder])
-        if attempt.renewed > now - RUNNING_WITHIN:
-            running.add(attempt.id)
+            folders[folder] = max(renewed, folders[folder])
+    running = frozenset(attempt for attempt, renewed in attempts.items() if renewed > now - RUNNING_WITHIN)
     documents = {item.key: item.modified for item in store.list(f"{prefix}/versions/")}
     committed: dict[int, datetime] = {}
     for item in store.list(f"{prefix}/manifests/") if commits else ():
         number = commit_log.commit_number(item.key)
         committed[number] = max(item.modified, committed.get(number, item.modified))
-    return Listing(now, folders, documents, frozenset(running), committed)
+    return Listing(now, folders, documents, running, committed)
 
 
 def _delete_old_records(

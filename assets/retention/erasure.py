@@ -6,7 +6,10 @@
     delete    delete what is doomed and not held; clear the keys from past commits, verdicts and reasons
     verify    open and search every object of the dataset
 
-Of an unbounded dataset, generations are rewritten, in one new version.
+Of an unbounded dataset, the generations that are served or being built are rewritten without rows and tombstones of the
+keys, in one new version. Earlier versions consist of the old generations, so they can't be read any more. Spark reads a
+generation as a whole folder, so a rewritten one has a new folder: files with a key are written again, the others
+copied.
 
 Repeat an erasure until its report is complete: an interrupted run is resumed, and leased versions are deleted later. It
 does not reach what is not the dataset's: its input, outputs of applications that joined it, and Dagster's history. A
@@ -15,26 +18,79 @@ later delivery with a key brings it back.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass
-from typing import Any
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Generic, TypeVar
+from uuid import uuid4
 
+from dagster_adjunct.assets.reading.stored_file import StoredFile, list_stored_files
 from dagster_adjunct.assets.retention import key_search
 from dagster_adjunct.assets.retention.discard import RetentionDecision, Roots, delete_doomed
-from dagster_adjunct.assets.retention.key_search import KeySearch, KeySet
-from dagster_adjunct.assets.retention.rewrite import GenerationErasure, RewrittenVersion, VersionErasure
+from dagster_adjunct.assets.retention.key_search import ERASE_ACTION, KeySearch, KeySet, redact
 from dagster_adjunct.assets.versions.actions import require_audit_fields
-from dagster_adjunct.assets.versions.dataset_log import DatasetLog
-from dagster_adjunct.assets.versions.leases import read_lake_clock
-from dagster_adjunct.assets.versions.manifest import DatasetManifest, UnboundedManifest
-from dagster_adjunct.resources.errors import ConfigurationError
+from dagster_adjunct.assets.versions.dataset_log import Attempt, DatasetLog
+from dagster_adjunct.assets.versions.leases import delete_attempt, read_lake_clock, renew_attempt
+from dagster_adjunct.assets.versions.manifest import (
+    BoundedManifest,
+    Change,
+    DatasetManifest,
+    Pin,
+    UnboundedManifest,
+    as_bounded,
+    as_unbounded,
+    manifest_from_body,
+)
+from dagster_adjunct.assets.versions.version import (
+    TOMBSTONE,
+    SealedVersion,
+    VersionRef,
+    build_layout,
+    count_current_rows,
+    version_id,
+)
+from dagster_adjunct.assets.writing.generation import count_deletions
+from dagster_adjunct.resources import errors
+from dagster_adjunct.resources.bucketing.files import (
+    HAS_ENDS,
+    VALID_FROM,
+    BucketFile,
+    BucketLayout,
+    Generation,
+    TimelineOptions,
+    attempt_id,
+    bucket_file_name,
+    conform_to_layout,
+)
+from dagster_adjunct.resources.bucketing.writer import BucketFileWriter, WriteOptions, write_bucket_file
+from dagster_adjunct.resources.common import Report
+from dagster_adjunct.resources.lazy_modules import np, pa
 from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.objects.store import staged_file_errors
 from dagster_adjunct.resources.schemas.schema import Field
 from dagster_adjunct.resources.validation import validated
 
 
 @dataclass(frozen=True, slots=True)
-class ErasureReport:
+class RewrittenVersion:
+    """A version that held some of the keys, and its replacement. `rows` is the number of erased entries.
+
+    Of an unbounded dataset, a generation: `old` and `new` are folders, `rows` counts live rows and tombstones, and
+    `state` is "served" or "building".
+    """
+
+    old: str
+    new: str
+    name: str | None
+    state: str
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class ErasureReport(Report):
     """What one erasure did. `keys` is the number of requested keys; the report does not contain the keys.
 
     `redacted` counts documents from which keys were cleared, `deleted` the deleted objects. `pending` are the
@@ -73,9 +129,9 @@ class ErasureReport:
         return "; ".join([*parts, "NOT complete", *left])
 
     def to_json(self) -> dict[str, Any]:
-        """Return the report as JSON-able values."""
+        """Return the report as JSON values."""
         pending = [{"what": decision.what, "reason": decision.reason} for decision in self.pending]
-        return asdict(self) | {"pending": pending, "proof": self.proof.to_json(), "complete": self.complete}
+        return Report.to_json(self) | {"pending": pending, "complete": self.complete}
 
 
 @validated
@@ -99,6 +155,9 @@ def erase_keys(
     superseded = key_search.delete_superseded_documents(log)
     past = key_search.redact_past_manifests(log, wanted)
     proof = key_search.search_keys(log, wanted)
+    elsewhere = manifest.kept_elsewhere()
+    if lake.url.startswith("s3://"):
+        elsewhere.append(f"older object versions in {lake.url}, if the bucket keeps them")
     return ErasureReport(
         dataset=dataset,
         keys=len(wanted),
@@ -109,7 +168,7 @@ def erase_keys(
         deleted=len(objects) + superseded,
         pending=tuple(decision for decision in (*spared, *work.builds) if _has_found_keys(decision, proof)),
         proof=proof,
-        not_erased=_list_not_erased(lake, manifest),
+        not_erased=tuple(elsewhere),
         retained_from=manifest.retained_from,
     )
 
@@ -125,14 +184,14 @@ def _validate_request(manifest: DatasetManifest, keys: Iterable[object], reason:
     what = f"dataset {manifest.name!r}"
     wanted = KeySet.of(what, _key_fields(manifest), keys)
     if not len(wanted):
-        raise ConfigurationError(
+        raise errors.ConfigurationError(
             f"{what}: argument 'keys' is empty.", "Give one or more keys.", argument="keys", dataset=manifest.name
         )
     require_audit_fields("erase keys of", manifest.name, reason, by, dataset=manifest.name)
     if wanted.with_text().is_named_in(reason):
         problem = f"{what}: the reason of the erasure contains a key to erase, and would store it."
         step = "Give the number or date of the request instead."
-        raise ConfigurationError(problem, step, argument="reason", dataset=manifest.name)
+        raise errors.ConfigurationError(problem, step, argument="reason", dataset=manifest.name)
     return wanted
 
 
@@ -147,8 +206,476 @@ def _has_found_keys(held: RetentionDecision, proof: KeySearch) -> bool:
     return any(attempt in sighting.object for sighting in (*proof.found, *proof.unsearched))
 
 
-def _list_not_erased(lake: Lake, manifest: DatasetManifest) -> tuple[str, ...]:
-    left = manifest.kept_elsewhere()
-    if lake.url.startswith("s3://"):
-        left.append(f"older object versions in {lake.url}, if the bucket keeps them")
-    return tuple(left)
+def count_rows_by_file(files: Sequence[StoredFile], layout: BucketLayout, keys: KeySet) -> dict[str, int]:
+    """Return the number of rows with one of the keys, by file name, for the files that have any.
+
+    Only files whose bucket and key range match are opened. Raises ManifestMismatchError where one is damaged.
+    """
+    buckets = keys.buckets(layout)
+    searched = [stored for stored in files if stored.file.bucket in buckets and keys.may_be_in(stored.file)]
+    return {stored.file.name: count for stored in searched if (count := _count_rows(stored, keys))}
+
+
+def rewrite_generation(
+    files: Sequence[StoredFile],
+    layout: BucketLayout,
+    number: int,
+    keys: KeySet,
+    affected: dict[str, int],
+    attempt: Attempt,
+) -> Generation:
+    """Write a generation again without the rows of these keys, which are in the `affected` files.
+
+    Rows keep their hidden columns. Rewritten files have no digest, and files without rows are left out.
+    """
+    folder = attempt.generation(number).folder
+    written = (
+        _write_file_without(stored, layout, keys, folder)
+        if stored.file.name in affected
+        else _copy_file(stored, folder)
+        for stored in files
+    )
+    new = attempt.generation(number, [file for file in written if file is not None and file.rows])
+    # Footers that were too large for the manifest would be so again.
+    return new.without_footers() if all(stored.file.footer is None for stored in files) else new
+
+
+def _count_rows(stored: StoredFile, keys: KeySet, *, deleted: bool = False) -> int:
+    names = [*(field.name for field in keys.fields), *([TOMBSTONE] if deleted else [])]
+    tables = stored.row_groups(names)
+    return sum(len(keys.rows_in(table.filter(table.column(TOMBSTONE)) if deleted else table)) for table in tables)
+
+
+def _write_file_without(stored: StoredFile, layout: BucketLayout, keys: KeySet, folder: str) -> BucketFile | None:
+    over_time = TimelineOptions(fills_ends=bool(stored.file.stats.get(HAS_ENDS))) if VALID_FROM in layout.key else None
+    options = WriteOptions(stored.what, over_time=over_time)
+
+    def left() -> Iterator[pa.Table]:
+        for rows in stored.row_groups(list(layout.columns)):
+            kept = np.ones(rows.num_rows, dtype=bool)
+            kept[keys.rows_in(rows)] = False
+            # An unbounded table may have files from before its columns were added or widened.
+            yield conform_to_layout(rows.filter(kept), layout) if layout.hidden else rows.filter(kept)
+
+    written = write_bucket_file(BucketFileWriter(stored.store, folder, stored.file.bucket, layout, options), left())
+    # The stats tell readers whether tombstones were left out.
+    return written and replace(written, stats={**stored.file.stats, **written.stats})
+
+
+def _copy_file(stored: StoredFile, folder: str) -> BucketFile:
+    """Copy a file through this machine and check its SHA-256, so that a damaged file is not copied."""
+    path = stored.store.staging_dir() / f"{uuid4().hex}.parquet"
+    name = bucket_file_name(stored.file.bucket, attempt_id(folder))
+    try:
+        stored.reading(lambda: stored.store.download(stored.key, path))
+        with staged_file_errors(stored.store, path, stored.what), path.open("rb") as file:
+            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+        if sha256 != stored.file.sha256:
+            raise stored.damaged(f"its SHA-256 is {sha256}, the manifest lists {stored.file.sha256}")
+        with suppress(errors.ObjectExistsError):  # our own repeated request: only this attempt uses the name
+            stored.store.upload(path, f"{folder}/{name}")
+    finally:
+        path.unlink(missing_ok=True)
+    return replace(stored.file, name=name)
+
+
+@dataclass(frozen=True, slots=True)
+class RewrittenGeneration:
+    """A generation and its replacement. `rows` counts the erased rows, `live` those that were no tombstones."""
+
+    old: Generation
+    new: Generation
+    attempt: Attempt
+    rows: int = 0
+    live: int = 0
+
+    @property
+    def stored(self) -> tuple[Generation, str | None]:
+        """The new generation, and the key of a new document if there is one."""
+        return self.new, None
+
+
+@dataclass(frozen=True, slots=True)
+class VersionReplacement:
+    """The replacement of a retained version: rewritten under a new id, or with only its document redacted.
+
+    `rows` is the number of erased entries.
+    """
+
+    old: VersionRef
+    new: VersionRef
+    sealed: SealedVersion
+    attempt: Attempt | None
+    rows: int
+
+    @classmethod
+    def write(
+        cls, log: DatasetLog, old: VersionRef, sealed: SealedVersion, attempt: Attempt | None, rows: int
+    ) -> VersionReplacement:
+        """Write the document of the new version, and return the replacement of the old one."""
+        (generation,) = sealed.generations
+        facts = {"id": sealed.id, "rows": sealed.rows, "folders": (generation.folder,), "bytes": generation.size}
+        new = old.model_copy(update={**facts, "document": log.write_version(sealed)})
+        return cls(old, new, sealed, attempt, rows)
+
+    @property
+    def old_objects(self) -> tuple[str, ...]:
+        """The folders and the document that it replaces."""
+        return (*self.old.folders, str(self.old.document))
+
+    @property
+    def stored(self) -> tuple[Generation, str | None]:
+        """The new generation, and the key of its document."""
+        return self.sealed.generations[0], self.new.document
+
+
+M = TypeVar("M", UnboundedManifest, BoundedManifest)
+T = TypeVar("T")
+R = TypeVar("R", RewrittenGeneration, VersionReplacement)
+
+
+def write_on_record(log: DatasetLog, by: str, write: Callable[[Attempt], T]) -> T:
+    """Return `write(attempt)`. The attempt stays on record, so that no discard takes its files for garbage."""
+    attempt = log.attempt()
+    try:
+        with renew_attempt(log.lake, log.name, attempt.id, by):
+            return write(attempt)
+    except BaseException:
+        delete_attempt(log.lake, log.name, attempt.id)
+        raise
+
+
+def drop_unusable(log: DatasetLog, manifest: DatasetManifest, made: dict[str, R], needed: Collection[str]) -> None:
+    """Drop replacements of what is no longer `needed`, and those that a discard without grace has deleted.
+
+    A discard first commits what it is going to delete. Either we have read that commit, or it makes ours fail.
+    """
+    for old, replacement in [*made.items()]:
+        generation, document = replacement.stored
+        doomed = {generation.folder, document} & set(manifest.doomed)
+        missing = log.find_missing_files(generation.folder, [generation])
+        if document is not None and log.lake.store.head(document) is None:
+            missing.append(document)
+        if old not in needed or doomed or missing:
+            drop_replacement(log, made.pop(old))
+
+
+def drop_replacement(log: DatasetLog, made: RewrittenGeneration | VersionReplacement) -> None:
+    """Delete a replacement that no manifest lists, with its record."""
+    generation, document = made.stored
+    if document is not None:
+        log.lake.store.delete(document)
+    if made.attempt is not None:
+        log.drop(generation)
+        delete_attempt(log.lake, log.name, made.attempt.id)
+
+
+@dataclass
+class _Erasure(ABC, Generic[M, R]):
+    """An erasure of keys. Each part of the dataset is searched once, however often the commit is retried.
+
+    By folder or document: `clean` are parts without the keys, `made` the replacements of the others. `garbage` and
+    `builds` are what `find_leftovers` has found.
+    """
+
+    log: DatasetLog
+    keys: KeySet
+    by: str
+    clean: set[str] = field(default_factory=set)
+    made: dict[str, R] = field(default_factory=dict)
+    garbage: list[str] = field(default_factory=list)
+    builds: list[RetentionDecision] = field(default_factory=list)
+
+    def commit(self, reason: str) -> M:
+        """Commit the dataset without the keys and doom the objects with them; return the manifest after that.
+
+        What other writers commit meanwhile is searched too. If a damaged file can't be searched, ManifestMismatchError
+        is raised and nothing is erased.
+        """
+        try:
+            current = self.log.rewrite(partial(self._commit_once, reason), slower="they can be searched for keys")
+        except errors.CommitConflictError:
+            for made in self.made.values():
+                drop_replacement(self.log, made)
+            raise
+        for made in self.made.values():
+            if made.attempt is not None:
+                delete_attempt(self.log.lake, self.log.name, made.attempt.id)
+        return current
+
+    def _commit_once(self, reason: str) -> M:
+        commit, stored = self.log.require()
+        manifest = self._of_kind(stored)
+        parts = self._parts(manifest)
+        drop_unusable(self.log, manifest, self.made, parts)
+        for name, part in parts.items():
+            if name in self.clean or name in self.made:
+                continue
+            try:
+                made = self._replace(manifest, part)
+            except (errors.DatasetError, errors.ManifestMismatchError) as error:
+                if name not in self._parts(self._of_kind(self.log.require()[1])):
+                    continue  # compacted or discarded meanwhile: the commit fails and is retried
+                if isinstance(error, errors.DatasetError):
+                    raise
+                raise self._unsearched_error(error, part) from error
+            if made is None:
+                self.clean.add(name)
+            else:
+                self.made[name] = made
+        self.garbage, self.builds = key_search.find_leftovers(self.log, manifest, self.keys)
+        commit_id = self.log.attempt().id
+        after = self._manifest_without_keys(manifest, commit.number + 1, commit_id, reason)
+        if after is not None:
+            self.log.commit(commit, after, by=self.by, commit_id=commit_id)
+        return after or manifest
+
+    @staticmethod
+    @abstractmethod
+    def _of_kind(manifest: DatasetManifest) -> M:
+        """Return the manifest of a dataset of this kind."""
+
+    @abstractmethod
+    def _parts(self, manifest: M) -> dict[str, Any]:
+        """Return the retained versions by document, or the generations that are served or being built by folder."""
+
+    @abstractmethod
+    def _replace(self, manifest: M, part: Any) -> R | None:
+        """Return the replacement of a part that holds a key, None for any other."""
+
+    @abstractmethod
+    def _manifest_without_keys(self, manifest: M, number: int, commit_id: str, reason: str) -> M | None:
+        """Return the manifest without the keys; None when there is nothing to do."""
+
+    def _with_doomed(
+        self,
+        manifest: M,
+        after: M,
+        replaced: Sequence[str],
+        version: str | None,
+        reason: str,
+        deleted: Set[str] = set(),
+    ) -> M | None:
+        """Return `after` without the keys, and with leftovers and what was `replaced` doomed; None if nothing changes.
+
+        `deleted` is not doomed: it is deleted once the erasure is committed.
+        """
+        redacted = manifest_from_body(redact(after.model_dump(mode="json"), self.keys))
+        assert isinstance(redacted, type(after))
+        kept = redacted.reachable() | deleted
+        doomed = dict.fromkeys([*manifest.doomed, *self.garbage, *replaced])
+        doomed_now = tuple(entry for entry in doomed if entry not in kept)
+        if redacted == manifest and doomed_now == manifest.doomed:
+            return None
+        change = Change(action=ERASE_ACTION, version=version, reason=reason)
+        return redacted.after(doomed=doomed_now, change=change)
+
+    def _unsearched_error(self, error: errors.ManifestMismatchError, part: Any) -> errors.ManifestMismatchError:
+        action, about = f"rebuild the dataset ({self.log.name})", {}
+        if isinstance(part, VersionRef):
+            action, about = f"give the version up (revoke, drop and discard {part.id})", {"version": part.id}
+        problem = f"{error.problem} It is unknown whether it holds a key, so nothing was erased."
+        next_step = f"Restore that object, or {action}, and run the erasure again."
+        return error.reworded(problem, next_step, dataset=self.log.name, **about)
+
+
+@dataclass
+class GenerationErasure(_Erasure[UnboundedManifest, RewrittenGeneration]):
+    """An erasure in an unbounded dataset.
+
+    `holding` are generations that only earlier versions read and that hold a key or are unreadable.
+    """
+
+    holding: set[str] = field(default_factory=set)
+
+    def rewritten(self, manifest: DatasetManifest) -> tuple[RewrittenVersion, ...]:
+        """Return the rewritten generations."""
+        served = {generation.folder for generation in manifest.version.generations} if manifest.version else set()
+        return tuple(
+            RewrittenVersion(
+                made.old.folder, made.new.folder, None, "served" if made.new.folder in served else "building", made.rows
+            )
+            for made in self.made.values()
+        )
+
+    _of_kind = staticmethod(as_unbounded)
+
+    def _parts(self, manifest: UnboundedManifest) -> dict[str, tuple[BucketLayout, Generation]]:
+        return {generation.folder: (layout, generation) for layout, generation in _generations_in_use(manifest)}
+
+    def _replace(
+        self, manifest: UnboundedManifest, part: tuple[BucketLayout, Generation]
+    ) -> RewrittenGeneration | None:
+        (layout, generation), version = part, manifest.version
+        served = version is not None and generation in version.generations
+        what = f"dataset {self.log.name!r}, {f'version {version.id}' if version and served else 'being built'}"
+        files = [StoredFile(self.log.lake.store, what, generation.folder, file) for file in generation.files]
+        affected = count_rows_by_file(files, layout, self.keys)
+        if not affected:
+            return None
+        erased = sum(affected.values())
+
+        def write(attempt: Attempt) -> RewrittenGeneration:
+            hit = [stored for stored in files if stored.file.name in affected]
+            live = erased - sum(_count_rows(stored, self.keys, deleted=True) for stored in hit)
+            new = rewrite_generation(files, layout, generation.id, self.keys, affected, attempt)
+            return RewrittenGeneration(generation, new, attempt, erased, live)
+
+        return write_on_record(self.log, self.by, write)
+
+    def _search_earlier(self, manifest: UnboundedManifest) -> None:
+        """Search the generations that only earlier versions read."""
+        earlier = {retired.folder for retired in manifest.retired} - self.clean - self.holding
+        files = [item for folder in sorted(earlier) for item in self.log.lake.store.list(f"{folder}/")]
+        seen = key_search.search_files(self.log.lake.store, files, self.keys)
+        # Unreadable generations may contain the keys, so they are doomed too.
+        holding = {sighting.object.rsplit("/", 1)[0] for sighting in (*seen.found, *seen.unsearched)}
+        self.holding |= holding
+        self.clean |= earlier - holding
+
+    def _manifest_without_keys(
+        self, manifest: UnboundedManifest, number: int, commit_id: str, reason: str
+    ) -> UnboundedManifest | None:
+        self._search_earlier(manifest)
+        version, retired, retained_from = manifest.version, manifest.retired, manifest.retained_from
+        served = version.generations if version is not None else ()
+        hit = [self.made[generation.folder] for generation in served if generation.folder in self.made]
+        if version is not None and hit:
+            version = self._version_without_keys(version, hit, number, commit_id)
+            retained_from = number
+        else:
+            retained_from = max(
+                [retained_from, *(generation.until for generation in retired if generation.folder in self.holding)]
+            )
+        discarded = [generation.folder for generation in retired if generation.until <= retained_from]
+        bootstrap = manifest.bootstrap
+        building = [self.made[g.folder].new if g.folder in self.made else g for g in bootstrap.building]
+        discarded += [g.folder for g in bootstrap.building if g.folder in self.made]
+        bootstrap = bootstrap.model_copy(update={"building": tuple(g for g in building if g.files)})
+        after = manifest.after(
+            version=version,
+            retired=tuple(generation for generation in retired if generation.until > retained_from),
+            retained_from=retained_from,
+            bootstrap=bootstrap,
+        )
+        replaced, served_now = [*discarded, *(made.old.folder for made in hit)], version.id if version and hit else None
+        return self._with_doomed(manifest, after, replaced, served_now, reason)
+
+    def _version_without_keys(
+        self, version: SealedVersion, hit: Sequence[RewrittenGeneration], number: int, commit_id: str
+    ) -> SealedVersion:
+        """Return the served version with the new generations, without empty ones."""
+        new = [self.made[g.folder].new if g.folder in self.made else g for g in version.generations]
+        rows = version.rows
+        if version.history is not None:
+            left = [generation for generation in new if generation.files] or new[:1]
+            rows = count_current_rows(left[0]) if len(left) == 1 else None
+        elif rows is not None:
+            rows -= sum(made.live for made in hit)
+        elif len(version.generations) > 1 and version.order_by is None and not any(g.files for g in new[1:]):
+            # Usually a base. It is a delta if an earlier erasure removed the base.
+            rows = None if count_deletions(new[0]) else new[0].rows
+        return version.after(
+            id=version_id(number, commit_id),
+            number=number,
+            sealed_at=self.log.lake.now(),
+            generations=tuple(g for g in new if g.files) or (new[0],),
+            rows=rows,
+            counters={"erased": sum(made.rows for made in hit)},
+        )
+
+
+def _generations_in_use(manifest: UnboundedManifest) -> Iterator[tuple[BucketLayout, Generation]]:
+    """Yield the generations of the served version and of a table that is being built, with their layouts."""
+    if manifest.version is not None:
+        yield from ((manifest.version.layout, generation) for generation in manifest.version.generations)
+    bootstrap, declared = manifest.bootstrap, manifest.declaration
+    if bootstrap.columns is not None:
+        layout = build_layout(
+            bootstrap.columns,
+            declared.key,
+            declared.partition_by,
+            declared.partitions,
+            positioned=True,
+            over_time=declared.history is not None,
+            position_type=declared.position_type,
+        )
+        yield from ((layout, generation) for generation in bootstrap.building)
+
+
+@dataclass
+class VersionErasure(_Erasure[BoundedManifest, VersionReplacement]):
+    """An erasure in a bounded dataset."""
+
+    def rewritten(self, manifest: DatasetManifest) -> tuple[RewrittenVersion, ...]:
+        """Return the rewritten versions."""
+        made = [replacement for replacement in self.made.values() if replacement.rows]
+        return tuple(RewrittenVersion(one.old.id, one.new.id, one.new.name, one.new.state, one.rows) for one in made)
+
+    _of_kind = staticmethod(as_bounded)
+
+    def _parts(self, manifest: BoundedManifest) -> dict[str, VersionRef]:
+        return {str(ref.document): ref for ref in manifest.built}
+
+    def _replace(self, manifest: BoundedManifest, part: VersionRef) -> VersionReplacement | None:
+        sealed, attempt = self.log.read_version(part), None
+        files = list_stored_files(self.log.lake.store, self.log.name, sealed)
+        affected, new = count_rows_by_file(files, sealed.layout, self.keys), sealed
+        if affected:
+            attempt, new = write_on_record(self.log, self.by, partial(self._rewrite, sealed, files, affected))
+        new = SealedVersion.model_validate(redact(new.model_dump(mode="json"), self.keys))
+        if new == sealed:
+            return None
+        return VersionReplacement.write(self.log, part, new, attempt, sum(affected.values()))
+
+    def _rewrite(
+        self, sealed: SealedVersion, files: Sequence[StoredFile], affected: dict[str, int], attempt: Attempt
+    ) -> tuple[Attempt, SealedVersion]:
+        """Write a version again without the entries of the keys, with the number and name of the old one and a new id.
+
+        If a file has no digest, neither has the version, so no later delivery is taken for equal to it.
+        """
+        (generation,) = sealed.generations
+        new = rewrite_generation(files, sealed.layout, generation.id, self.keys, affected, attempt)
+        erased = sealed.counters.get("erased", 0) + sum(affected.values())
+        return attempt, sealed.after(
+            id=version_id(sealed.number, attempt.id),
+            generations=(new,),
+            rows=new.rows,
+            digest=new.digest,
+            counters={**sealed.counters, "erased": erased},
+        )
+
+    def _manifest_without_keys(
+        self, manifest: BoundedManifest, number: int, commit_id: str, reason: str
+    ) -> BoundedManifest | None:
+        old = {ref.id: self.made[str(ref.document)] for ref in manifest.built if ref.document in self.made}
+        replaced = [entry for made in old.values() for entry in made.old_objects]
+        # The old document of a version that keeps its id is not doomed but deleted: leases are on the id.
+        deleted = {str(made.old.document) for made in old.values() if made.new.id == made.old.id}
+        served = old.get(manifest.version.id) if manifest.version else None
+        version = served.new.id if served else None
+        return self._with_doomed(manifest, replace_versions(manifest, old), replaced, version, reason, deleted)
+
+
+def replace_versions(manifest: BoundedManifest, old: Mapping[str, VersionReplacement]) -> BoundedManifest:
+    """Return the manifest with the old versions replaced by the new ones everywhere."""
+
+    def renamed(version: str) -> str:
+        return old[version].new.id if version in old else version
+
+    version, pin = manifest.version, manifest.pin
+    versions = (_with_current_state(ref, old[ref.id].new) if ref.id in old else ref for ref in manifest.versions)
+    return manifest.after(
+        version=old[version.id].sealed if version is not None and version.id in old else version,
+        head=None if manifest.head is None else renamed(manifest.head),
+        pin=None if pin is None else Pin(**{**pin.model_dump(), "version": renamed(pin.version)}),
+        versions=tuple(ref.model_copy(update={"replaced": ref.replaced and renamed(ref.replaced)}) for ref in versions),
+        delivered=tuple(done.model_copy(update={"version": renamed(done.version)}) for done in manifest.delivered),
+    )
+
+
+def _with_current_state(now: VersionRef, new: VersionRef) -> VersionRef:
+    """Return the new version's entry with the current state of the old one."""
+    kept = {"state": now.state, "reason": now.reason, "verdicts": now.verdicts, "replaced": now.replaced}
+    return new.model_copy(update=kept)

@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import lru_cache, partial
 from typing import Any
@@ -21,10 +21,10 @@ from dagster_adjunct.assets.reading.superseded import is_mask
 from dagster_adjunct.assets.retention.discard import RetentionDecision
 from dagster_adjunct.assets.versions.dataset_log import SETS, DatasetLog
 from dagster_adjunct.assets.versions.leases import list_attempts
-from dagster_adjunct.assets.versions.manifest import DatasetManifest
+from dagster_adjunct.assets.versions.manifest import DatasetManifest, UnboundedManifest
 from dagster_adjunct.resources.bucketing.files import BucketFile, BucketLayout, unpack_footer
 from dagster_adjunct.resources.bucketing.writer import GROUP_KEYS
-from dagster_adjunct.resources.common import to_json_value
+from dagster_adjunct.resources.common import Report, to_json_value
 from dagster_adjunct.resources.errors import MalformedDocumentError, ObjectNotFoundError
 from dagster_adjunct.resources.lazy_modules import pa, pc, pq
 from dagster_adjunct.resources.objects.arrow_files import open_object
@@ -110,7 +110,7 @@ class KeyFinding:
 
 
 @dataclass(frozen=True, slots=True)
-class KeySearch:
+class KeySearch(Report):
     """The result of a key search: the number of searched Parquet files, rows and JSON documents.
 
     `found` are the objects that hold one of the keys, `unsearched` those that could not be read.
@@ -126,11 +126,6 @@ class KeySearch:
     def clean(self) -> bool:
         """Whether all objects were searched and none of the keys was found."""
         return not self.found and not self.unsearched
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the search as JSON-able values."""
-        findings = {"found": list(map(str, self.found)), "unsearched": list(map(str, self.unsearched))}
-        return asdict(self) | findings
 
 
 def search_keys(log: DatasetLog, keys: KeySet) -> KeySearch:
@@ -220,12 +215,14 @@ def _find_missing_files(log: DatasetLog, there: set[str]) -> list[KeyFinding]:
     manifest = log.read()[1]
     if manifest is None:
         return []
-    listed = [
-        (f"version {ref.id}", log.read_version(ref).generations) for ref in manifest.listed if ref.document is not None
-    ]
+    if isinstance(manifest, UnboundedManifest):
+        served = [] if manifest.version is None else [(f"version {manifest.version.id}", manifest.version.generations)]
+        listed = [*served, ("the table that is being built", manifest.bootstrap.building)]
+    else:
+        listed = [(f"version {ref.id}", log.read_version(ref).generations) for ref in manifest.built]
     return [
         KeyFinding(key, f"{what} lists it, and it is missing")
-        for what, generations in [*listed, *manifest.generations_without_document()]
+        for what, generations in listed
         for generation in generations
         for file in generation.files
         if (key := f"{generation.folder}/{file.name}") not in there
@@ -248,14 +245,14 @@ def find_leftovers(
     documents = [item.key for item in store.list(f"{log.prefix}/versions/") if item.key not in known]
     findings = filter(None, (_search_document(log, keys, key) for key in documents))
     holding |= {finding.object for finding in findings if finding.finding != _UNREADABLE}
-    on_record = list(list_attempts(log.lake, log.name))
+    on_record = list_attempts(log.lake, log.name)
     garbage, builds = [], []
     for entry in sorted(holding):
-        record = next((attempt for attempt in on_record if attempt.id in entry), None)
-        if record is None:
+        renewed = next((renewed for attempt, renewed in on_record.items() if attempt in entry), None)
+        if renewed is None:
             garbage.append(entry)
         else:
-            build = f"a build on record, renewed at {record.renewed:%Y-%m-%d %H:%M} UTC"
+            build = f"a build on record, renewed at {renewed:%Y-%m-%d %H:%M} UTC"
             builds.append(RetentionDecision(entry, None, f"{build}: an advance publishes it, or a discard deletes it"))
     return garbage, builds
 

@@ -35,10 +35,9 @@ from dagster_adjunct.assets.reading.superseded import is_mask_due, try_to_write_
 from dagster_adjunct.assets.sources.changes import add_order
 from dagster_adjunct.assets.sources.entries import Offsets, OpenedStream, offsets_by_partition, offsets_to_json
 from dagster_adjunct.assets.unbounded import commit
-from dagster_adjunct.assets.unbounded.changes import apply_changes
+from dagster_adjunct.assets.unbounded.changes import apply_changes, check_spark_needs
 from dagster_adjunct.assets.unbounded.commit import Advance, TableSnapshot
 from dagster_adjunct.assets.unbounded.compaction import compact_due
-from dagster_adjunct.assets.unbounded.engine import select_engine
 from dagster_adjunct.assets.unbounded.progress import build_report
 from dagster_adjunct.assets.versions.actions import require_audit_fields
 from dagster_adjunct.assets.versions.dataset_log import Attempt, DatasetLog
@@ -60,6 +59,7 @@ from dagster_adjunct.resources.schemas.schema import (
     named_column,
     repeated_names,
 )
+from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from dagster_adjunct.resources.spark.tasks import translate_spark_errors
 from dagster_adjunct.resources.streams.system import TIMESTAMP, TOMBSTONE, StreamSystem, SystemStreamPartition
 from dagster_adjunct.resources.validation import validated
@@ -463,7 +463,8 @@ def execute_plan(advance: Advance, plan: RecoveryPlan, *, applied: Mapping[str, 
 
     A new table records the startpoints in `applied` (ids by partition) as applied.
     """
-    select_engine(advance.context.spark).check(advance.source)
+    if advance.context.spark is IN_PROCESS:
+        check_spark_needs(advance.source)
     advance = begin_table(advance, applied) if plan.first == "begin" else resume_table(advance, plan)
     if plan.first == "leave":
         return build_report(commit.commit_decision(advance), "stale")

@@ -5,48 +5,220 @@
 
 The cost of a commit depends on its changes, not on the size of the table, because readers merge base and deltas. The
 chunks of a bootstrap become generations of the new table, which is built next to the one that is served.
+
+Changes are rows of a Spark frame, or with IN_PROCESS of an Arrow table, with all of them in memory. Both have the
+columns of the entries, those of META, `__position`, and PROBLEM: why a change can't be applied. They build the same
+tables from the same streams; tests run random histories through both.
 """
 
 from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from dagster_adjunct.assets.declaration.change_formats import PROBLEM, ArrowChangeFormat
 from dagster_adjunct.assets.declaration.change_values import Samples
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.declaration.policies import DeadLetters
-from dagster_adjunct.assets.sources.entries import Ranges, offsets_to_json, resolve_stream
+from dagster_adjunct.assets.sources import changes as decoding
+from dagster_adjunct.assets.sources.entries import (
+    OpenedStream,
+    Ranges,
+    list_spark_needs,
+    offsets_to_json,
+    raise_if_spark_needed,
+    resolve_stream,
+)
 from dagster_adjunct.assets.unbounded import commit
 from dagster_adjunct.assets.unbounded.commit import Advance
 from dagster_adjunct.assets.unbounded.complete_rows import RowCompletion
-from dagster_adjunct.assets.unbounded.engine import DEAD_LETTERS, SparkEngine, list_change_spark_needs, select_engine
 from dagster_adjunct.assets.unbounded.progress import bootstrap_progress
 from dagster_adjunct.assets.versions.dataset_log import Attempt
 from dagster_adjunct.assets.versions.leases import lease_served, record_build
 from dagster_adjunct.assets.versions.manifest import Change, UnboundedManifest
 from dagster_adjunct.assets.versions.reports import Action
 from dagster_adjunct.assets.versions.version import POSITION, find_newest_valid_from
-from dagster_adjunct.assets.writing.generation import count_deletions, write_generation
-from dagster_adjunct.resources.bucketing.files import BucketFile, Generation, TimelineOptions
+from dagster_adjunct.assets.writing.generation import ARROW, SPARK, count_deletions, write_generation
+from dagster_adjunct.resources.bucketing.files import VALID_FROM, BucketFile, Generation, TimelineOptions
 from dagster_adjunct.resources.bucketing.writer import WriteOptions
 from dagster_adjunct.resources.common import sum_counters
 from dagster_adjunct.resources.errors import CommitConflictError, DatasetError, StreamNotFoundError
+from dagster_adjunct.resources.lazy_modules import F, pa, pc
+from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from dagster_adjunct.resources.spark.tuning import interpret_small_plans
-from dagster_adjunct.resources.streams.system import OFFSET, PARTITION, StreamSystem, require_writer
+from dagster_adjunct.resources.streams.system import OFFSET, PARTITION, TIMESTAMP, StreamSystem, require_writer
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
     from dagster_adjunct.assets.unbounded.rewind import ActiveRewind
 
+DEAD_LETTERS = Schema.of(
+    dataset="string", stream="string", partition="int", offset="bigint", reason="string", value="string", at="timestamp"
+)
+"""The columns of a stream of dead letters. `value` is the record's columns as JSON, `at` its own time."""
+
+
+def list_change_spark_needs(source: OpenedStream) -> list[str]:
+    """Return, in words, why this table's changes can't be applied without Spark; empty if they can.
+
+    Their format has to be an ArrowChangeFormat. Dead letters store records as JSON, which needs Spark for records with
+    fractions or decimals.
+    """
+    spec, needed = source.spec, list_spark_needs(source)
+    if not isinstance(spec.following.changes, ArrowChangeFormat):
+        needed.append(f"the form of its changes ({spec.following.changes.describe()})")
+    assert source.info.schema is not None, "raw records are rejected when the input is opened"
+    plain = all(decoding.supports_json(field.type) for field in source.info.schema.fields)
+    if isinstance(spec.following.on_bad_change, DeadLetters) and not plain:
+        needed.append("dead letters of records with fractions or decimals")
+    return needed
+
+
+def check_spark_needs(source: OpenedStream) -> None:
+    """Raise ConfigurationError for a table that can't be advanced without Spark."""
+    initial, needed = source.spec.following.initial, list_change_spark_needs(source)
+    if initial is not None:
+        needed.append(f"its bulk snapshot ({initial.describe()})")
+    raise_if_spark_needed(source.spec, needed)
+
+
+def read_changes(
+    source: OpenedStream,
+    ranges: Ranges,
+    spark: Callable[[], SparkSession],
+    positions_from: int = 0,
+    samples: Samples | None = None,
+) -> tuple[DataFrame | pa.Table, Samples | None]:
+    """Return the changes made from the records of these ranges, and the first values of their order.
+
+    Positions by offset start at `positions_from`. `samples` are the first values if there were changes before. Raises
+    SchemaMismatchError if the first change can't be ordered.
+    """
+    if spark is IN_PROCESS:
+        return decoding.decode_arrow_changes(source, source.read_arrow(ranges), positions_from, samples)
+    return decoding.decode_changes(source, source.read(spark(), ranges), positions_from, samples)
+
+
+def drop_late(
+    changes: DataFrame | pa.Table, horizon: int | None, on_bad_change: object
+) -> tuple[DataFrame | pa.Table, Callable[[], int] | None]:
+    """Return the changes above the horizon, and a function that counts the late ones after the write.
+
+    The horizon is a position, or a time in microseconds for rows over time. A late change may be older than a deletion
+    that is no longer stored, so it can't be applied. With dead letters it gets a problem instead, and nothing is
+    counted.
+    """
+    if horizon is None:
+        return changes, None
+    set_aside = isinstance(on_bad_change, DeadLetters)
+    if isinstance(changes, pa.Table):
+        over_time = VALID_FROM in changes.column_names
+        places = changes.column(VALID_FROM).cast("int64") if over_time else changes.column(POSITION)
+        late = pc.fill_null(pc.less_equal(places, horizon), False)
+        if set_aside:
+            reasons = [
+                decoding.late_change_reason(horizon, over_time) if is_late else None for is_late in late.to_pylist()
+            ]
+            return decoding.add_problems(changes, reasons), None
+        count = int(pc.sum(late).as_py() or 0)
+        return changes.filter(pc.or_(pc.invert(late), pc.is_valid(changes.column(PROBLEM)))), lambda: count
+    from pyspark.sql import Observation
+
+    over_time = VALID_FROM in changes.columns
+    late = (F.unix_micros(VALID_FROM) if over_time else F.col(POSITION)) <= F.lit(horizon)
+    # A row without a time gets a problem of its own.
+    late = F.coalesce(late, F.lit(False)) if over_time else late
+    if set_aside:
+        reason = F.lit(decoding.late_change_reason(horizon, over_time))
+        return changes.withColumn(PROBLEM, F.coalesce(F.col(PROBLEM), F.when(late, reason))), None
+    observed = Observation()
+    counted = changes.observe(observed, F.coalesce(F.sum(late.cast("long")), F.lit(0)).alias("late"))
+    return counted.where(~late | F.col(PROBLEM).isNotNull()), lambda: int(observed.get["late"])
+
+
+def select_applicable(changes: DataFrame | pa.Table, dataset: str, *, set_aside: bool) -> DataFrame | pa.Table:
+    """Return the changes without problems.
+
+    Unless the others are set aside, one of them raises BadChangeError, at once or when the frame is written.
+    """
+    if isinstance(changes, pa.Table):
+        bad = changes.filter(pc.is_valid(changes.column(PROBLEM)))
+        if bad.num_rows and not set_aside:
+            offset, partition, reason = (bad.column(name)[0].as_py() for name in (OFFSET, PARTITION, PROBLEM))
+            raise decoding.bad_change_error(dataset, offset, partition, reason)
+        good = changes.filter(pc.is_null(changes.column(PROBLEM)))
+        return good.drop_columns([name for name in (PROBLEM, decoding.RAW) if name in changes.column_names])
+    if not set_aside:
+        return decoding.fail_on_problems(changes, dataset)
+    return changes.where(F.col(PROBLEM).isNull()).drop(PROBLEM, decoding.RAW)
+
+
+def build_dead_letters(
+    changes: DataFrame | pa.Table, spec: AdjunctDataset, incomplete: Sequence[tuple[int, int, str]]
+) -> DataFrame | pa.Table | None:
+    """Return the dead letters for the changes that can't be applied, one for each record; None without any.
+
+    `incomplete` has partition, offset and reason of further ones.
+    """
+    if isinstance(changes, pa.Table):
+        return _build_arrow_dead_letters(changes, spec, incomplete)
+    if incomplete:
+        place, reason = ("__bad_partition", "__bad_offset"), "__reason"
+        columns = f"{place[0]} int, {place[1]} bigint, {reason} string"
+        known = changes.sparkSession.createDataFrame(list(incomplete), columns)
+        same = (F.col(PARTITION) == F.col(place[0])) & (F.col(OFFSET) == F.col(place[1]))
+        changes = changes.join(F.broadcast(known), same, "left")
+        changes = changes.withColumn(PROBLEM, F.coalesce(PROBLEM, reason)).drop(*place, reason)
+    bad = changes.where(F.col(PROBLEM).isNotNull()).groupBy(PARTITION, OFFSET)
+    letters = bad.agg(
+        F.min(PROBLEM).alias("reason"), F.first(decoding.RAW).alias("value"), F.first(TIMESTAMP).alias("at")
+    ).select(
+        F.lit(spec.name).alias("dataset"),
+        F.lit(str(spec.input)).alias("stream"),
+        F.col(PARTITION).alias("partition"),
+        F.col(OFFSET).alias("offset"),
+        "reason",
+        "value",
+        "at",
+    )
+    return None if letters.isEmpty() else letters
+
+
+def _build_arrow_dead_letters(
+    changes: pa.Table, spec: AdjunctDataset, incomplete: Sequence[tuple[int, int, str]]
+) -> pa.Table | None:
+    if incomplete:
+        reasons = {(partition, offset): reason for partition, offset, reason in incomplete}
+        places = zip(*(changes.column(name).to_pylist() for name in (PARTITION, OFFSET)), strict=True)
+        changes = decoding.add_problems(changes, [reasons.get(place) for place in places])
+    bad = changes.filter(pc.is_valid(changes.column(PROBLEM)))
+    if not bad.num_rows:
+        return None
+    names = {PARTITION: "partition", OFFSET: "offset", PROBLEM: "reason", decoding.RAW: "value", TIMESTAMP: "at"}
+    rows = bad.select(list(names)).rename_columns(list(names.values()))
+    rows = rows.sort_by([("partition", "ascending"), ("offset", "ascending"), ("reason", "ascending")])
+    first: dict[tuple[int, int], int] = {}
+    for row, place in enumerate(zip(rows["partition"].to_pylist(), rows["offset"].to_pylist(), strict=True)):
+        first.setdefault(place, row)
+    rows = rows.take(list(first.values()))
+    origin = {"dataset": spec.name, "stream": str(spec.input)}
+    columns = {name: pa.array([text] * rows.num_rows, pa.string()) for name, text in origin.items()}
+    columns |= {name: rows.column(name) for name in names.values()}
+    return pa.table(columns).cast(DEAD_LETTERS.to_arrow())
+
 
 def write_changes(
-    advance: Advance, attempt: Attempt, ranges: Ranges, rewinding: ActiveRewind | None, engine: SparkEngine
+    advance: Advance,
+    attempt: Attempt,
+    ranges: Ranges,
+    rewinding: ActiveRewind | None,
+    spark: Callable[[], SparkSession],
 ) -> tuple[Advance, Generation, dict[str, int], Samples | None]:
     """Write the changes of these ranges as one generation; return the advance, the generation, counters and samples.
 
@@ -55,11 +227,11 @@ def write_changes(
     """
     source, spec, manifest, lake = advance.source, advance.spec, advance.manifest, advance.context.lake
     following, late = spec.following, None
-    changes, samples = engine.read_changes(source, ranges, manifest.positions_from, manifest.first_ordered)
+    changes, samples = read_changes(source, ranges, spark, manifest.positions_from, manifest.first_ordered)
     if rewinding is None or following.history is not None:
         # A table that is being built has dropped no tombstones yet.
         horizon = None if advance.running else manifest.horizon
-        changes, late = engine.drop_late(changes, horizon, following.on_bad_change)
+        changes, late = drop_late(changes, horizon, following.on_bad_change)
     layout, set_aside, over_time = commit.table_layout(source), isinstance(following.on_bad_change, DeadLetters), None
     stored = target_generations(advance)
     begins = not any(generation.files for generation in stored)
@@ -78,8 +250,8 @@ def write_changes(
     def write_files(*rows_and_place: Any, **how: Any) -> list[BucketFile]:
         """Write files and collect the incomplete and late changes from their stats, which manifests don't keep."""
         nonlocal late_again
-        files = []
-        for file in engine.writer(*rows_and_place, **how):
+        files, write = [], ARROW if spark is IN_PROCESS else SPARK
+        for file in write(*rows_and_place, **how):
             incomplete.extend(map(tuple, file.stats.get("incomplete", ())))
             late_again += file.stats.get("late", 0)
             stats = {name: value for name, value in file.stats.items() if name not in ("incomplete", "late")}
@@ -93,7 +265,7 @@ def write_changes(
         attempt,
         manifest.next_generation,
         layout,
-        engine.applicable(changes, spec.name, set_aside=set_aside),
+        select_applicable(changes, spec.name, set_aside=set_aside),
         write_files,
         WriteOptions(
             f"dataset {spec.name!r}", drop_tombstones=drop_tombstones, over_time=over_time, completion=completion
@@ -111,7 +283,7 @@ def write_changes(
             "set aside as late.",
             dataset=spec.name,
         )
-    letters = engine.dead_letters(changes, spec, incomplete) if set_aside else None
+    letters = build_dead_letters(changes, spec, incomplete) if set_aside else None
     if letters is not None:
         try:
             if manifest.quarantining is None and rewinding is None:
@@ -241,11 +413,8 @@ def apply_ranges(
             with advance.stages("build"), interpret_small_plans(spark, records if records and alone else None):
                 if records:
                     advance.stages.begin_build()
-                    advance, generation, counted, samples = write_changes(
-                        advance, attempt, ranges, rewinding, select_engine(spark)
-                    )
+                    advance, generation, counted, samples = write_changes(advance, attempt, ranges, rewinding, spark)
                     counted["deleted"] += count_deletions(generation)
-                    counted.pop("conflicting", None)  # normal in a change stream
                     counters |= counted if bootstrapping else {"changes": generation.rows, **counted}
             with advance.stages("commit"):
                 decide = partial(

@@ -123,7 +123,7 @@ def inspect_table(context: Runtime, spec: AdjunctDataset) -> TableSnapshot:
         ends=ends,
         carried=carried is not None,
         damage=damage,
-        missing=() if manifest is None or damage else _missing_objects(log, manifest),
+        missing=() if manifest is None or damage else tuple(_missing_objects(log, manifest)),
     )
     if manifest is None and not damage:
         return replace(snapshot, refusal=_lost_pointer_error(log))
@@ -189,15 +189,11 @@ def effective_max_age(source: OpenedStream) -> timedelta | None:
     return source.spec.following.max_age or source.info.tombstones_kept
 
 
-def _missing_objects(log: DatasetLog, manifest: UnboundedManifest) -> tuple[str, ...]:
-    generations = list(manifest.version.generations) if manifest.version else []
+def _missing_objects(log: DatasetLog, manifest: UnboundedManifest) -> list[str]:
+    generations = manifest.version.generations if manifest.version else ()
     if manifest.bootstrap.state == "running":
-        generations = list(manifest.bootstrap.building)
-    listed = {f"{generation.folder}/{file.name}": file.size for generation in generations for file in generation.files}
-    if not listed:
-        return ()
-    stored = {item.key: item.size for item in log.lake.store.list(f"{log.prefix}/data/")}
-    return tuple(key for key, size in listed.items() if stored.get(key) != size)
+        generations = manifest.bootstrap.building
+    return log.find_missing_files(f"{log.prefix}/data", generations)
 
 
 def _lost_pointer_error(log: DatasetLog) -> CommitConflictError | MalformedDocumentError | None:

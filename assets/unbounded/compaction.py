@@ -5,6 +5,9 @@
 
 Readers and commits go on meanwhile. The plan is decided on the manifest alone. One compare-and-swap replaces exactly
 the inputs with the output; deltas that were committed meanwhile stay on top of it.
+
+Stored rows are those of a Spark frame, or with IN_PROCESS of an Arrow table. They have `__position`, `__tombstone` and
+`__gen` next to their columns; of each key the row with the highest (position, generation) wins.
 """
 
 from __future__ import annotations
@@ -18,9 +21,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from dagster_adjunct.assets.declaration.change_values import STREAMED_FIRST
 from dagster_adjunct.assets.declaration.policies import DeltaCompaction
+from dagster_adjunct.assets.reading.stored_file import StoredFile, read_stored_file
 from dagster_adjunct.assets.reading.superseded import is_mask_due, try_to_write_mask
 from dagster_adjunct.assets.unbounded.commit import strip_large_footers, switch_version
-from dagster_adjunct.assets.unbounded.engine import select_engine
 from dagster_adjunct.assets.versions.dataset_log import Attempt, DatasetLog
 from dagster_adjunct.assets.versions.leases import Lease, record_build
 from dagster_adjunct.assets.versions.manifest import Change, UnboundedManifest, as_unbounded
@@ -31,18 +34,35 @@ from dagster_adjunct.assets.versions.version import (
     find_newest_valid_from,
     version_id,
 )
-from dagster_adjunct.assets.writing.generation import Runtime, count_deletions, open_runtime, write_generation
-from dagster_adjunct.resources.bucketing.files import GENERATION_COLUMN, Generation, TimelineOptions
+from dagster_adjunct.assets.writing.generation import (
+    ARROW,
+    SPARK,
+    Runtime,
+    count_deletions,
+    open_runtime,
+    write_generation,
+)
+from dagster_adjunct.resources.bucketing.files import (
+    GENERATION_COLUMN,
+    BucketLayout,
+    Generation,
+    TimelineOptions,
+    bucketed_frame,
+)
 from dagster_adjunct.resources.bucketing.writer import WriteOptions
-from dagster_adjunct.resources.common import Report, resolve_user
+from dagster_adjunct.resources.common import Report, resolve_user, to_microseconds
 from dagster_adjunct.resources.errors import CommitConflictError, VersionDiscardedError
+from dagster_adjunct.resources.lazy_modules import F, pa, pc
 from dagster_adjunct.resources.objects.commit_log import Commit, retry_conflicts
 from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.objects.store import ObjectStore
+from dagster_adjunct.resources.schemas.schema import named_column
+from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from dagster_adjunct.resources.spark.tasks import translate_spark_errors
 from dagster_adjunct.resources.validation import validated
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 
 _log = logging.getLogger("adjunct.dataset")
@@ -179,6 +199,42 @@ class MergeResult:
     pruned: int | None = None
 
 
+def read_stored_rows(
+    spark: Callable[[], SparkSession],
+    store: ObjectStore,
+    what: str,
+    layout: BucketLayout,
+    generations: Sequence[Generation],
+) -> DataFrame | pa.Table:
+    """Return all rows of these generations; bucket i is partition i. Raises ManifestMismatchError for damage."""
+    if spark is not IN_PROCESS:
+        rows = bucketed_frame(spark(), store, what, layout, generations)
+        return rows if layout.bucket_by else rows.coalesce(1)
+    tables = [layout.arrow_schema().empty_table().append_column(GENERATION_COLUMN, pa.array([], pa.int32()))]
+    for generation in generations:
+        for file in generation.files:
+            table = read_stored_file(StoredFile(store, what, generation.folder, file), layout)
+            number = pa.repeat(pa.scalar(generation.id, pa.int32()), table.num_rows)
+            tables.append(table.append_column(GENERATION_COLUMN, number))
+    return pa.concat_tables(tables)
+
+
+def _find_position_bounds(rows: DataFrame | pa.Table) -> tuple[int | None, int | None]:
+    """Return the lowest and the highest position of these rows; None and None without rows."""
+    if isinstance(rows, pa.Table):
+        bounds = pc.min_max(rows.column(POSITION)).as_py()
+        return bounds["min"], bounds["max"]
+    lowest, highest = rows.agg(F.min(POSITION), F.max(POSITION)).collect()[0]
+    return lowest, highest
+
+
+def _drop_expired(rows: DataFrame | pa.Table, expires: str, watermark: datetime) -> DataFrame | pa.Table:
+    """Return the rows whose time in the column `expires` is after the watermark."""
+    if isinstance(rows, pa.Table):
+        return rows.filter(pc.greater(rows.column(expires).cast("int64"), to_microseconds(watermark)))
+    return rows.where(named_column(expires) > F.lit(watermark))
+
+
 def merge_generations(
     context: Runtime, manifest: UnboundedManifest, plan: CompactionPlan, attempt: Attempt, *, forget: bool
 ) -> MergeResult:
@@ -189,10 +245,10 @@ def merge_generations(
     the history are dropped where nothing else is left of their key.
     """
     spark = context.spark_for(sum(generation.rows for generation in plan.generations))
-    version, engine, major = manifest.version, select_engine(spark), plan.level == "major"
+    version, major = manifest.version, plan.level == "major"
     assert version is not None
     what, history = f"dataset {manifest.name!r}, {plan.level} compaction", version.history
-    rows = engine.stored_rows(context.lake.store, what, version.layout, plan.generations)
+    rows = read_stored_rows(spark, context.lake.store, what, version.layout, plan.generations)
     horizon = edge = None
     ordered = history is None and major and version.order_by is not None
     if history is not None:
@@ -205,11 +261,11 @@ def merge_generations(
     else:
         kept = manifest.declaration.keep_tombstones
         if ordered and forget and kept is not None:
-            highest = engine.position_bounds(rows)[1]
+            highest = _find_position_bounds(rows)[1]
             horizon = None if highest is None else highest - kept
         expires, written = manifest.declaration.expires, manifest.written
         if expires is not None and written is not None and written.watermark is not None:
-            rows = engine.drop_expired(rows, expires, written.watermark)
+            rows = _drop_expired(rows, expires, written.watermark)
         limit = _highest(manifest.horizon, horizon) if ordered else None
         options = WriteOptions(what, drop_tombstones=major and not ordered, forget_to=limit, range_of=expires)
     generation, counters = write_generation(
@@ -218,12 +274,11 @@ def merge_generations(
         plan.generations[-1].id,
         version.layout,
         rows,
-        engine.writer,
+        ARROW if spark is IN_PROCESS else SPARK,
         options,
         order_by=(POSITION, GENERATION_COLUMN),
         partitioned=True,
     )
-    counters.pop("conflicting", None)
     if history is not None:
         horizon = counters.pop("forgotten_to", None)
     elif ordered:
@@ -369,9 +424,10 @@ def _has_late_deltas(context: Runtime, fresh: UnboundedManifest, known: set[str]
         return any(span[0] <= horizon for span in ranges if span)
     if not appended:
         return False
-    engine = select_engine(context.spark_for(sum(generation.rows for generation in appended)))
+    spark = context.spark_for(sum(generation.rows for generation in appended))
     what = f"dataset {fresh.name!r}, deltas committed meanwhile"
-    lowest, _ = engine.position_bounds(engine.stored_rows(context.lake.store, what, version.layout, appended))
+    rows = read_stored_rows(spark, context.lake.store, what, version.layout, appended)
+    lowest, _ = _find_position_bounds(rows)
     return lowest is not None and lowest <= horizon
 
 

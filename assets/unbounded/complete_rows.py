@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from dagster_adjunct.assets.declaration.change_formats import KEPT, kept_matrix
 from dagster_adjunct.assets.declaration.change_values import SNAPSHOT_ROWS
@@ -26,7 +26,7 @@ from dagster_adjunct.assets.reading.stored_file import StoredFile
 from dagster_adjunct.assets.reading.superseded import key_codes
 from dagster_adjunct.assets.sources.changes import bad_change_error, late_change_reason
 from dagster_adjunct.assets.versions.version import POSITION
-from dagster_adjunct.resources.bucketing.files import BucketLayout, Generation, unpack_footer
+from dagster_adjunct.resources.bucketing.files import BucketLayout, Generation, key_changes, unpack_footer
 from dagster_adjunct.resources.bucketing.writer import ROWS_PER_GROUP
 from dagster_adjunct.resources.lazy_modules import np, pa, pc, pq
 from dagster_adjunct.resources.objects.arrow_files import open_object
@@ -53,6 +53,9 @@ class RowCompletion:
     itself; if `set_aside` they are listed as incomplete ones are.
     """
 
+    marks: ClassVar[tuple[str, ...]] = (KEPT, OFFSET, PARTITION)
+    """The columns that rows need in addition to the layout's."""
+
     dataset: str
     layout: BucketLayout
     generations: tuple[Generation, ...]
@@ -60,11 +63,6 @@ class RowCompletion:
     set_aside: bool
     again: bool = False
     horizon: int | None = None
-
-    @property
-    def marks(self) -> tuple[str, ...]:
-        """The columns that rows need in addition to the layout's."""
-        return KEPT, OFFSET, PARTITION
 
     def of_bucket(self, store: ObjectStore, bucket: int) -> BucketCompletion:
         """Return the completion of one bucket's rows."""
@@ -92,7 +90,7 @@ class BucketCompletion:
         if sum(rows.num_rows for rows in self._waiting) < ROWS_PER_GROUP:  # stored rows are read once for so many
             return batch.slice(0, 0).drop_columns([KEPT] if KEPT in batch.column_names else [])
         rows = pa.concat_tables(self._waiting)
-        new = np.append(True, self._key_changes(rows))
+        new = np.append(True, key_changes(rows, self._key))
         last = int(np.flatnonzero(new)[-1])
         self._waiting = [rows.slice(last)]
         return self._complete(rows.slice(0, last), new[:last])
@@ -102,16 +100,7 @@ class BucketCompletion:
         if not self._waiting:
             return None
         rows, self._waiting = pa.concat_tables(self._waiting), []
-        return self._complete(rows, np.append(True, self._key_changes(rows)))
-
-    def _key_changes(self, rows: pa.Table) -> Any:
-        """Return for each row but the first whether its key differs from that of the row before."""
-        count = rows.num_rows - 1
-        differs = np.zeros(count, bool)
-        for name in self._key:
-            column = rows.column(name)
-            differs |= pc.not_equal(column.slice(1), column.slice(0, count)).to_numpy()
-        return differs
+        return self._complete(rows, np.append(True, key_changes(rows, self._key)))
 
     def _complete(self, rows: pa.Table, new: Any) -> pa.Table:
         """Return the completed rows; `new` marks the first row of each key."""

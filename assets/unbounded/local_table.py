@@ -349,7 +349,6 @@ class LocalTableWriter:
             order_by=order_by,
             partitioned=partitioned,
         )
-        counters.pop("conflicting", None)  # normal for changes
         tombstones = count_deletions(generation)
         counters["deleted"] += tombstones
         digest = generation.digest

@@ -204,7 +204,7 @@ class DatasetLog:
             raise errors.CommitConflictError(problem, step, dataset=self.name)
         else:
             log, body = self.log, manifests[self.name].model_dump(mode="json")
-            self._list_name(parent)
+            self.list_name(parent)
         try:
             return log.commit(parent, body, by=by, commit_id=commit_id)
         except errors.CommitConflictError as conflict:
@@ -225,11 +225,6 @@ class DatasetLog:
             raise errors.CommitConflictError(
                 problem, "Repeat it when the dataset is quiet.", dataset=self.name
             ) from conflict
-
-    def redirect(self, parent: Commit | None, version_set: str, manifest: dict[str, Any] | None, *, by: str) -> None:
-        """Replace the dataset's own pointer by a redirect: its manifest is in the version set's log from now on."""
-        self._list_name(parent)
-        self.log.commit(parent, {"version_set": version_set, "manifest": manifest}, by=by)
 
     def transact(self, change: Callable[[DatasetManifest], DatasetManifest | None], *, by: str) -> DatasetManifest:
         """Commit the manifest that `change` returns, retrying after conflicts; return the current manifest.
@@ -263,11 +258,17 @@ class DatasetLog:
         after = self.transact_all(lambda manifests: change({n: as_bounded(m) for n, m in manifests.items()}), by=by)
         return as_bounded(after[self.name])
 
-    def _list_name(self, parent: Commit | None) -> None:
-        if parent is None:
-            # The name first, so that every existing dataset is listed; names without a commit are ignored.
+    def list_name(self, parent: Commit | None) -> None:
+        """Store the name of the dataset before its first commit, so that every existing dataset is listed."""
+        if parent is None:  # names without a commit are ignored
             with contextlib.suppress(errors.ObjectExistsError):
                 self.lake.store.put_if_absent(f"{NAMES}/{self.name}", b"")
+
+    def find_missing_files(self, folder: str, generations: Sequence[Generation]) -> list[str]:
+        """Return the keys of the files of these generations, all below this folder, that are missing or cut."""
+        sizes = {f"{each.folder}/{file.name}": file.size for each in generations for file in each.files}
+        stored = {item.key: item.size for item in self.lake.store.list(f"{folder}/")} if sizes else {}
+        return [key for key, size in sizes.items() if stored.get(key) != size]
 
     def drop(self, written: Generation | None) -> None:
         """Delete files that nothing refers to; those that can't be deleted now are left to a discard."""
@@ -359,7 +360,8 @@ def _fence(lake: Lake, name: str, dataset: str, by: str) -> dict[str, object] | 
             kept: dict[str, object] | None = own.body["manifest"]
             return kept
         manifest = own.body if own and not is_deletion_commit(own) else None
-        log.redirect(own, name, manifest, by=by)
+        log.list_name(own)
+        log.log.commit(own, {"version_set": name, "manifest": manifest}, by=by)
         return manifest
 
     return retry_conflicts(lambda: fence)

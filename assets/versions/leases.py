@@ -40,14 +40,6 @@ RUNNING_WITHIN = 3 * RENEWAL_INTERVAL
 _log = logging.getLogger("adjunct.dataset")
 
 
-@dataclass(frozen=True, slots=True)
-class AttemptInfo:
-    """A build record; `renewed` is by the store's clock."""
-
-    id: str
-    renewed: datetime
-
-
 @contextmanager
 def renew_attempt(lake: Lake, dataset: str, attempt: str, by: str) -> Iterator[Callable[[dict[str, Any]], None]]:
     """Renew the record of a build while the context lasts; yields a function that stores the result in the record."""
@@ -87,11 +79,10 @@ def record_build(lake: Lake, dataset: str, attempt: str, by: str) -> Iterator[No
         delete_attempt(lake, dataset, attempt)
 
 
-def list_attempts(lake: Lake, dataset: str) -> Iterator[AttemptInfo]:
-    """Yield the build records of a dataset."""
+def list_attempts(lake: Lake, dataset: str) -> dict[str, datetime]:
+    """Return when each build record of a dataset was renewed last, by the store's clock and by the attempt's id."""
     prefix = f"{lake.dataset_prefix(dataset)}/attempts/"
-    for item in lake.store.list(prefix):
-        yield AttemptInfo(item.key.removeprefix(prefix).removesuffix(".json"), item.modified)
+    return {item.key.removeprefix(prefix).removesuffix(".json"): item.modified for item in lake.store.list(prefix)}
 
 
 def read_finished_build(lake: Lake, dataset: str, attempt: str) -> dict[str, Any] | None:

@@ -24,7 +24,6 @@ from dagster_adjunct.assets.versions.version import (
     VersionRef,
     version_number,
 )
-from dagster_adjunct.resources.bucketing.files import Generation
 from dagster_adjunct.resources.common import first_validation_problem
 from dagster_adjunct.resources.errors import AdjunctError, DatasetError, MalformedDocumentError, VersionDiscardedError
 from dagster_adjunct.resources.objects.commit_log import Commit
@@ -148,10 +147,6 @@ class CommonManifest(ManifestPart):
         if version and any(generation.id >= self.next_generation for generation in version.generations):
             raise ValueError(f"next_generation is {self.next_generation}, which the current version uses")
         return self
-
-    def generations_without_document(self) -> list[tuple[str, Sequence[Generation]]]:
-        """Return the generations that no version's document lists, each with a description of their owner."""
-        return []
 
     def kept_elsewhere(self) -> list[str]:
         """Return, in words, the places that an erasure can't reach and that may hold the dataset's entries."""
@@ -445,11 +440,6 @@ class UnboundedManifest(CommonManifest):
                 version=version_id,
             )
 
-    def generations_without_document(self) -> list[tuple[str, Sequence[Generation]]]:
-        version = self.version
-        served = [] if version is None else [(f"version {version.id}", version.generations)]
-        return [*served, ("the table that is being built", self.bootstrap.building)]
-
     def without(self, removed: Sequence[str], garbage: Sequence[str]) -> Self:
         """Return the manifest without these generations, by folder: they and `garbage` become doomed."""
         untils = [retired.until for retired in self.retired if retired.folder in removed]
@@ -582,13 +572,13 @@ def follow_repartition(manifest: DatasetManifest, info: StreamInfo) -> DatasetMa
     if not has_read_all(manifest, rewritten.identity, rewritten.ended):
         return None
     offsets = {f"{stream}.{p}": offset for p, offset in enumerate(rewritten.continued_at)}
-    reason = f"{stream} was repartitioned into {info.partitions}: continues where it had read to"
-    return manifest.after(
-        declaration=manifest.declaration.model_copy(update={"input_partitions": info.partitions}),
-        offsets=offsets,
+    return _with_input_partitions(
+        manifest,
+        info.partitions,
+        offsets,
+        f"{stream} was repartitioned into {info.partitions}: continues where it had read to",
         stream=info.identity,
         positions_from=manifest.positions_from + max(map(int, rewritten.ended), default=0),
-        change=Change(action=CARRY_ACTION, version=manifest.version.id if manifest.version else None, reason=reason),
         **manifest.fields_after_repartition(offsets),
     )
 
@@ -604,15 +594,18 @@ def follow_added_partitions(manifest: DatasetManifest, info: StreamInfo) -> Data
     if manifest.versions_are_commits or not same or not 0 < had < info.partitions:
         return None
     added = {f"{stream}.{p}": FIRST_OFFSET for p in range(had, info.partitions)}
-    return manifest.after(
-        declaration=manifest.declaration.model_copy(update={"input_partitions": info.partitions}),
-        offsets={**manifest.offsets, **added},
-        change=Change(
-            action=CARRY_ACTION,
-            version=manifest.version.id if manifest.version else None,
-            reason=f"{stream} had {had} partitions and has {info.partitions}: those that were added are read, too",
-        ),
-    )
+    reason = f"{stream} had {had} partitions and has {info.partitions}: those that were added are read, too"
+    return _with_input_partitions(manifest, info.partitions, {**manifest.offsets, **added}, reason)
+
+
+def _with_input_partitions(
+    manifest: DatasetManifest, partitions: int, offsets: Mapping[str, Offset], reason: str, **fields: Any
+) -> DatasetManifest:
+    """Return the manifest with another number of input partitions, read from these offsets."""
+    declaration = manifest.declaration.model_copy(update={"input_partitions": partitions})
+    version = manifest.version.id if manifest.version else None
+    change = Change(action=CARRY_ACTION, version=version, reason=reason)
+    return manifest.after(declaration=declaration, offsets=offsets, change=change, **fields)
 
 
 def has_read_all(manifest: DatasetManifest, identity: str, ends: tuple[str, ...]) -> bool:

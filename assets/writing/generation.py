@@ -18,13 +18,7 @@ from typing import TYPE_CHECKING, NoReturn
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.versions.dataset_log import Attempt, DatasetLog
 from dagster_adjunct.resources.bucketing.files import BucketFile, BucketLayout, Generation
-from dagster_adjunct.resources.bucketing.writer import (
-    DIGEST,
-    WriteOptions,
-    check_readable,
-    write_arrow_buckets,
-    write_buckets,
-)
+from dagster_adjunct.resources.bucketing.writer import DIGEST, WriteOptions, write_arrow_buckets, write_buckets
 from dagster_adjunct.resources.errors import SchemaMismatchError
 from dagster_adjunct.resources.lazy_modules import pa, pc
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
@@ -58,9 +52,6 @@ def write_arrow_table(
     """Write an Arrow table in this process; `partitioned` is ignored."""
     from dagster_adjunct.resources.bucketing.hashing import row_digests
 
-    present = set(rows.schema.names)
-    stored = rows.select([name for name in layout.columns if name in present])
-    check_readable(stored, layout.schema, options.what, layout.key)
     if order_by:
         rows = _sort_as_spark(rows, order_by)
     if options.completion is None:
@@ -170,9 +161,9 @@ def write_generation(
     """Write the last row of each key into one file a bucket; return the generation that they make, and counters.
 
     `order_by` sorts the rows within each key, the one to keep last. The counters are: rows superseded by a later one of
-    their key; superseded rows that differ from it ("conflicting", left out if none); keys whose last row is a dropped
-    tombstone; for rows over time also corrections of the past, pruned and forgotten rows. If the options name
-    conflicting rows, these raise SchemaMismatchError.
+    their key; keys whose last row is a dropped tombstone; for rows over time also corrections of the past, pruned and
+    forgotten rows. If the options name conflicting rows, which are superseded and differ from the row that is kept,
+    these raise SchemaMismatchError.
     """
     files = writer(
         rows,
@@ -183,19 +174,18 @@ def write_generation(
         order_by=(*layout.key, *order_by),
         partitioned=partitioned,
     )
-    counters = {
-        name: count
-        for name in ("superseded", "deleted", "conflicting", "corrections", "pruned", "forgotten")
-        if (count := sum(int(file.stats.get(name, 0)) for file in files)) or name in ("superseded", "deleted")
-    }
-    if "conflicting" in counters and options.name_conflicting:
+    names = ("superseded", "deleted", "conflicting", "corrections", "pruned", "forgotten")
+    counters = {name: sum(int(file.stats.get(name, 0)) for file in files) for name in names}
+    conflicting = counters.pop("conflicting")  # normal, unless each key is to be delivered once
+    if conflicting and options.name_conflicting:
         keys = [key for file in files for key in file.stats.get("conflicting_keys", ())]
         problem = (
-            f"{options.what}: {counters['conflicting']} record(s) have the key ({', '.join(layout.key)}) of another "
+            f"{options.what}: {conflicting} record(s) have the key ({', '.join(layout.key)}) of another "
             "record but different values, and the dataset is declared with duplicates='error': "
             f"{format_first(keys)}."
         )
         raise SchemaMismatchError(problem, "Deliver each key once, or declare duplicates='last'.", column=layout.key[0])
+    counters = {name: count for name, count in counters.items() if count or name in ("superseded", "deleted")}
     highest = [int(file.stats["forgotten_to"]) for file in files if "forgotten_to" in file.stats]
     if highest:
         counters["forgotten_to"] = max(highest)  # a position and not a count; kept even if the file has no rows left

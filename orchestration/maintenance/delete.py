@@ -85,8 +85,8 @@ def find_dataset_readers(lake: Lake, name: str) -> Readers:
             blocking.append(f"batch {state.open.batch} of application {application} is open and reads it")
         elif state.last is not None and name in state.last.intent.versions:
             affected.append(f"application {application} read it in its last batch")
-    running = [attempt for attempt in list_attempts(lake, name) if now - attempt.renewed < RUNNING_WITHIN]
-    affected += [f"a build of it is recorded as running ({attempt.id})" for attempt in running]
+    running = [attempt for attempt, renewed in list_attempts(lake, name).items() if now - renewed < RUNNING_WITHIN]
+    affected += [f"a build of it is recorded as running ({attempt})" for attempt in running]
     return Readers(tuple(blocking), tuple(affected))
 
 

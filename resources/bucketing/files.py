@@ -311,7 +311,7 @@ VALID_FROM = "__valid_from"
 VALID_TO = "__valid_to"
 IS_FIRST = "__first"
 HAS_ENDS = "has_ends"
-_TOMBSTONE = "__tombstone"
+POSITION, TOMBSTONE = "__position", "__tombstone"
 
 
 @dataclass(frozen=True, slots=True)
@@ -380,12 +380,12 @@ class Timeline:
 
     def _fill_ends(self, rows: pa.Table, count: int) -> pa.Table:
         """Return the first `count` rows with their ends, without pruned ones; `rows` may have one more, the next."""
-        same = np.append(_same_as_next(rows, self._key), False)[:count]  # the next row is of the same key
+        same = np.append(~key_changes(rows, self._key), False)[:count]  # the next row is of the same key
         begins = _micros(rows)
         ends = np.append(begins[1:], 0)[:count]
         kept = np.ones(count, dtype=bool) if self._options.edge is None else ~(same & (ends <= self._options.edge))
         self._pruned += count - int(kept.sum())
-        tombstones = rows.column(_TOMBSTONE).slice(0, count).to_numpy().astype(bool)
+        tombstones = rows.column(TOMBSTONE).slice(0, count).to_numpy().astype(bool)
         if self._options.forget is not None:
             kept &= ~self._forgettable(kept, same, tombstones, begins[:count])
         # A row that follows a kept row of its key is not the key's first.
@@ -411,22 +411,18 @@ class Timeline:
 
 def _with_ends(rows: pa.Table, ends: Any, first: Any) -> pa.Table:
     """Return the rows with these values as `__valid_to` and `__first`."""
-    for name, values in ((VALID_TO, ends), (IS_FIRST, first)):
-        there = name in rows.column_names
-        rows = (
-            rows.set_column(rows.column_names.index(name), name, values) if there else rows.append_column(name, values)
-        )
-    return rows
+    rows = rows.drop_columns([name for name in (VALID_TO, IS_FIRST) if name in rows.column_names])
+    return rows.append_column(VALID_TO, ends).append_column(IS_FIRST, first)
 
 
-def _same_as_next(rows: pa.Table, key: tuple[str, ...]) -> Any:
-    """Return for each row but the last whether the next one has the same key."""
+def key_changes(rows: pa.Table, key: Sequence[str]) -> Any:
+    """Return for each row but the first whether its key differs from that of the row before."""
     count = max(0, rows.num_rows - 1)
-    same = np.ones(count, dtype=bool)
+    differs = np.zeros(count, bool)
     for name in key:
         column = rows.column(name)
-        same &= pc.equal(column.slice(0, count), column.slice(1)).to_numpy().astype(bool)
-    return same
+        differs |= pc.not_equal(column.slice(1), column.slice(0, count)).to_numpy()
+    return differs
 
 
 def _micros(rows: pa.Table) -> Any:

@@ -70,8 +70,6 @@ def spark_hash(columns: Sequence[pa.Array | pa.ChunkedArray]) -> npt.NDArray[np.
     hashes = np.full(len(columns[0]), SEED, dtype=np.uint32)
     for column in columns:
         array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-        if isinstance(array, pa.ChunkedArray):
-            array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], array.type)
         with np.errstate(over="ignore"):
             mixed = _hash_array(array, hashes)
         if array.null_count:
@@ -85,8 +83,7 @@ def spark_hash(columns: Sequence[pa.Array | pa.ChunkedArray]) -> npt.NDArray[np.
 def _hash_array(array: pa.Array, seeds: UInt32) -> UInt32:
     if (ranges := _byte_ranges(array)) is not None:
         return _hash_bytes(*ranges, seeds)
-    if (numbers := _numbers(array)) is None:
-        raise _unhashable_error(f"a column of type {array.type}")
+    numbers = _numbers(array)
     return _hash_long(numbers, seeds) if numbers.itemsize == 8 else _hash_int(numbers, seeds)
 
 
@@ -110,8 +107,8 @@ def _byte_ranges(array: pa.Array) -> tuple[Bytes, Int64, Int64] | None:
     return big_endian.ravel(), np.arange(len(array)) * 16 + skipped, 16 - skipped
 
 
-def _numbers(array: pa.Array) -> npt.NDArray[np.int32] | Int64 | None:
-    """Return the numbers that Spark hashes for values of this type, of 32 or 64 bits. None for other types."""
+def _numbers(array: pa.Array) -> npt.NDArray[np.int32] | Int64:
+    """Return the numbers that Spark hashes for values of this type, of 32 or 64 bits. Raises SchemaMismatchError."""
     kind = array.type
     if pt.is_decimal128(kind) and kind.precision <= 18:
         words = np.frombuffer(array.buffers()[1], dtype="<i8").reshape(-1, 2)
@@ -121,7 +118,7 @@ def _numbers(array: pa.Array) -> npt.NDArray[np.int32] | Int64 | None:
     elif pt.is_boolean(kind) or pt.is_date32(kind) or (pt.is_signed_integer(kind) and kind.bit_width < 64):
         array = array.cast(pa.int32())
     elif not pt.is_int64(kind):
-        return None
+        raise _unhashable_error(f"a column of type {kind}")
     numbers: npt.NDArray[np.int32] | Int64 = pc.fill_null(array, 0).to_numpy(zero_copy_only=False)
     return numbers
 
@@ -286,8 +283,7 @@ def _digest(array: pa.Array, place: int, seeds: UInt64) -> UInt64:
         return _xxhash_long(numbers, seeds) if pt.is_float64(kind) else _xxhash_int(numbers, seeds)
     if (ranges := _byte_ranges(array)) is not None:
         return _xxhash_bytes(*ranges, seeds)
-    if (values := _numbers(array)) is None:
-        raise _unhashable_error(f"a column of type {kind}")
+    values = _numbers(array)
     return _xxhash_long(values, seeds) if values.itemsize == 8 else _xxhash_int(values, seeds)
 
 

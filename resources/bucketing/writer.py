@@ -14,10 +14,12 @@ from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
+from typing import TYPE_CHECKING, Any, BinaryIO
 from uuid import uuid4
 
 from dagster_adjunct.resources.bucketing.files import (
+    POSITION,
+    TOMBSTONE,
     VALID_FROM,
     BucketFile,
     BucketLayout,
@@ -25,6 +27,7 @@ from dagster_adjunct.resources.bucketing.files import (
     TimelineOptions,
     attempt_id,
     bucket_file_name,
+    key_changes,
     pack_footer,
 )
 from dagster_adjunct.resources.bucketing.hashing import assign_buckets, row_hash
@@ -40,40 +43,17 @@ from dagster_adjunct.resources.user_code import format_record
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
+    from dagster_adjunct.assets.unbounded.complete_rows import RowCompletion
+
 
 ROW = "__row"
 DIGEST = "__digest"
-POSITION, TOMBSTONE = "__position", "__tombstone"
 ROWS_PER_GROUP = 65_536
 GROUP_KEYS = b"adjunct-group-keys"
 _FACTS = b"adjunct"
+_LEFT_OUT = ("pruned", "forgotten", "incomplete", "late")
 _SAMPLED = 4_096
 _COPIED_AT_ONCE = 256 * 1024 * 1024
-
-
-class RowCompleter(Protocol):
-    """Completes the rows of one bucket, in which the rows of a key are adjacent, before they are written."""
-
-    def stats(self) -> dict[str, Any]:
-        """Return what goes into the stats of the file: "incomplete" rows, and the number of those too "late"."""
-        ...
-
-    def take(self, batch: pa.Table) -> pa.Table:
-        """Return the rows that are complete, of these and earlier ones."""
-        ...
-
-    def rest(self) -> pa.Table | None:
-        """Return the remaining rows, or None."""
-        ...
-
-
-class Completion(Protocol):
-    """Creates the row completer of each bucket; `marks` are the columns that it needs besides the layout's."""
-
-    @property
-    def marks(self) -> tuple[str, ...]: ...
-
-    def of_bucket(self, store: ObjectStore, bucket: int) -> RowCompleter: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,11 +80,14 @@ class WriteOptions:
     range_of: str | None = None
     differing: tuple[str, str] | None = None
     over_time: TimelineOptions | None = None
-    completion: Completion | None = None
+    completion: RowCompletion | None = None
 
 
 class BucketFileWriter:
-    """Writes the file of one bucket: `write` batches, then `finish`, which uploads it and returns its facts."""
+    """Writes the file of one bucket: `write` batches, then `finish`, which uploads it and returns its facts.
+
+    Call `discard` in any case, also after an error.
+    """
 
     def __init__(
         self, store: ObjectStore, folder: str, bucket: int, layout: BucketLayout, options: WriteOptions
@@ -152,37 +135,31 @@ class BucketFileWriter:
 
     def finish(self) -> BucketFile | None:
         """Close and upload the file, and return its facts: None, or without a name, if no row is left to store."""
-        try:
-            if self._completing is not None and (rows := self._completing.rest()) is not None:
-                self._write(rows)
-            if self._held is not None:
-                self._pass(self._held)
-            if self._over_time is not None and (rest := self._over_time.rest()) is not None:
-                self._take(rest)
-            self._flush()
-            if self._writer is None:
-                # No file is stored where all keys were deleted, but the stats count them.
-                stats = self._stats()
-                return BucketFile(self._bucket, "", 0, 0, "", stats=stats) if self._emptied(stats) else None
-            facts = {
-                "rows": self._rows,
-                "min_key": self._min,
-                "max_key": self._key_at(self._last, 0),
-                "digest": self._digest,
-                "stats": self._stats(),
-            }
-            self._writer.add_key_value_metadata({_FACTS: json.dumps(facts).encode()})
-            if self._layout.key:
-                self._writer.add_key_value_metadata({GROUP_KEYS: json.dumps(self._group_keys).encode()})
-            with self._staged_file_errors():
-                self._writer.close()
-            return self._upload(facts)
-        finally:
-            self.discard()
-
-    def _emptied(self, stats: dict[str, Any]) -> bool:
-        """Whether there were rows, all of which were left out."""
-        return bool(self._deleted or any(stats.get(name) for name in ("pruned", "forgotten", "incomplete", "late")))
+        if self._completing is not None and (rows := self._completing.rest()) is not None:
+            self._write(rows)
+        if self._held is not None:
+            self._pass(self._held)
+        if self._over_time is not None and (rest := self._over_time.rest()) is not None:
+            self._take(rest)
+        self._flush()
+        if self._writer is None:
+            # No file is stored where all keys were deleted, but the stats count them.
+            stats = self._stats()
+            emptied = self._deleted or any(stats.get(name) for name in _LEFT_OUT)
+            return BucketFile(self._bucket, "", 0, 0, "", stats=stats) if emptied else None
+        facts = {
+            "rows": self._rows,
+            "min_key": self._min,
+            "max_key": self._key_at(self._last, 0),
+            "digest": self._digest,
+            "stats": self._stats(),
+        }
+        self._writer.add_key_value_metadata({_FACTS: json.dumps(facts).encode()})
+        if self._layout.key:
+            self._writer.add_key_value_metadata({GROUP_KEYS: json.dumps(self._group_keys).encode()})
+        with self._staged_file_errors():
+            self._writer.close()
+        return self._upload(facts)
 
     def discard(self) -> None:
         """Delete the local file; an uploaded object stays."""
@@ -218,11 +195,7 @@ class BucketFileWriter:
     def _without_superseded(self, batch: pa.Table) -> pa.Table:
         """Return the rows whose successor has another key, without the last row, which waits for the next batch."""
         count = batch.num_rows - 1
-        differs = None
-        for name in self._layout.key:
-            column = batch.column(name)
-            step = pc.not_equal(column.slice(0, count), column.slice(1))
-            differs = step if differs is None else pc.or_(differs, step)
+        differs = pa.array(key_changes(batch, self._layout.key))
         kept = batch.slice(0, count).filter(differs)
         self._superseded += count - kept.num_rows
         if DIGEST in batch.column_names and kept.num_rows < count:
@@ -314,25 +287,18 @@ class BucketFileWriter:
         return [to_json_value(table.column(name)[row].as_py()) for name in self._layout.key]
 
     def _stats(self) -> dict[str, Any]:
-        stats: dict[str, Any] = {}
-        if self._options.last_per_key:
-            stats["superseded"] = self._superseded
-            if self._conflicting:
-                stats["conflicting"] = self._conflicting
-            if self._conflicting_keys:
-                stats["conflicting_keys"] = self._conflicting_keys
-        if self._options.drop_tombstones:
-            stats["deleted"] = self._deleted
-        elif self._deleted:
-            stats["forgotten"] = self._deleted
-        if self._tombstones:
-            stats["tombstones"] = self._tombstones
-        if self._range is not None:
-            stats["range"] = list(self._range)
-        if self._range_nulls:
-            stats["range_nulls"] = self._range_nulls
-        if self._differing:
-            stats["differing"] = self._differing
+        always = {"superseded": self._options.last_per_key, "deleted": self._options.drop_tombstones}
+        found: dict[str, Any] = {
+            "superseded": self._superseded,
+            "conflicting": self._conflicting,
+            "conflicting_keys": self._conflicting_keys,
+            "deleted" if self._options.drop_tombstones else "forgotten": self._deleted,
+            "tombstones": self._tombstones,
+            "range": list(self._range or ()),
+            "range_nulls": self._range_nulls,
+            "differing": self._differing,
+        }
+        stats = {name: value for name, value in found.items() if value or always.get(name)}
         if self._over_time is not None:
             stats |= self._over_time.stats()
         if self._completing is not None:
@@ -363,19 +329,16 @@ def check_key_order(key: Sequence[str], what: str, last: pa.Table | None, rows: 
 
     Lookups search in this order, and joins use it instead of sorting. Keys have no nulls; equal keys may be adjacent.
     """
-    pairs = [(rows.slice(0, rows.num_rows - 1), rows.slice(1))]
-    if last is not None:
-        pairs.append((last, rows.slice(0, 1)))
-    for before, after in pairs:
-        descends = equal = None
-        for name in key:
-            greater = pc.greater(before.column(name), after.column(name))
-            same = pc.equal(before.column(name), after.column(name))
-            descends = greater if equal is None else pc.or_(descends, pc.and_(equal, greater))
-            equal = same if equal is None else pc.and_(equal, same)
-        if descends is not None and pc.any(descends).as_py():
-            problem = f"{what}: rows of a file are not ordered by {', '.join(key)}."
-            raise ManifestMismatchError(problem, "Nothing was committed. Report this as a bug, with the physical plan.")
+    keys = pa.concat_tables([table.select(key) for table in (last, rows) if table is not None])
+    count = max(0, keys.num_rows - 1)
+    descends, equal = np.zeros(count, bool), np.ones(count, bool)
+    for column in keys.columns:
+        before, after = column.slice(0, count), column.slice(1)
+        descends |= equal & pc.greater(before, after).to_numpy()
+        equal &= pc.equal(before, after).to_numpy()
+    if descends.any():
+        problem = f"{what}: rows of a file are not ordered by {', '.join(key)}."
+        raise ManifestMismatchError(problem, "Nothing was committed. Report this as a bug, with the physical plan.")
 
 
 def check_readable(

@@ -10,8 +10,9 @@ import pyarrow as pa
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, unbounded_dataset
 from dagster_adjunct.assets.sources.entries import OpenedStream
-from dagster_adjunct.assets.unbounded.engine import select_engine
+from dagster_adjunct.assets.unbounded.changes import check_spark_needs, read_changes
 from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from tests.assets.conftest import World
 from tests.assets.foreign_streams import stored, stored_table
 
@@ -78,10 +79,11 @@ def as_record(value: Any) -> tuple[Any, ...]:
 
 def changes_of(world: World, spec: AdjunctDataset) -> Any:
     """Return the changes that the whole stream holds, as the world's engine has them."""
-    source, decoder = OpenedStream.of(world.systems, spec), select_engine(world.spark)
-    decoder.check(source)
+    source = OpenedStream.of(world.systems, spec)
+    if world.spark is IN_PROCESS:
+        check_spark_needs(source)
     ranges = {ssp: (span.start, span.end) for ssp, span in world.streams.all_ranges("changes").items()}
-    return decoder.read_changes(source, ranges)[0]
+    return read_changes(source, ranges, world.spark)[0]
 
 
 def rows_of(rows: Any) -> list[dict[str, Any]]:

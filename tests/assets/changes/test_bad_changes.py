@@ -12,8 +12,12 @@ from dagster_adjunct.assets.declaration.change_formats import OperationColumn
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.declaration.envelopes import DebeziumEnvelope
 from dagster_adjunct.assets.declaration.policies import DeadLetters
-from dagster_adjunct.assets.unbounded.changes import send_dead_letters
-from dagster_adjunct.assets.unbounded.engine import DEAD_LETTERS, select_engine
+from dagster_adjunct.assets.unbounded.changes import (
+    DEAD_LETTERS,
+    build_dead_letters,
+    select_applicable,
+    send_dead_letters,
+)
 from dagster_adjunct.resources.errors import BadChangeError, DatasetError, ProducerConflictError
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.tasks import translate_spark_errors
@@ -26,15 +30,15 @@ DEAD = dataset(changes=OperationColumn(), on_bad_change=DeadLetters("lake.dead")
 
 def split(world: World, spec: AdjunctDataset) -> tuple[Any, Any]:
     """Return the changes of the stream that can be applied, and the dead letters of the others."""
-    decoder, changes = select_engine(world.spark), changes_of(world, spec)
-    return decoder.applicable(changes, "table", set_aside=True), decoder.dead_letters(changes, spec, ())
+    changes = changes_of(world, spec)
+    return select_applicable(changes, "table", set_aside=True), build_dead_letters(changes, spec, ())
 
 
 def test_a_bad_change_fails_the_job_and_is_named(either: World) -> None:
     stream(either, RECORDS, [(1, "c", b"\x01"), (2, "x", b"\x02"), (3, "y", None)])
     changes = changes_of(either, dataset(changes=OperationColumn()))
     with pytest.raises(BadChangeError) as caught, translate_spark_errors():
-        rows_of(select_engine(either.spark).applicable(changes, "table", set_aside=False))
+        rows_of(select_applicable(changes, "table", set_aside=False))
     assert caught.value.problem == (
         "dataset 'table': the change at offset 1 of partition 0 can't be applied: unknown operation 'x'."
     )

@@ -10,7 +10,7 @@ import pytest
 from dagster_adjunct.assets.declaration.change_formats import DebeziumUnwrapped, OperationColumn
 from dagster_adjunct.assets.declaration.extractors import Projection, PythonExtractor
 from dagster_adjunct.assets.declaration.policies import DeadLetters
-from dagster_adjunct.assets.unbounded.engine import select_engine
+from dagster_adjunct.assets.unbounded.changes import build_dead_letters, select_applicable
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from tests.assets.changes.changing import changes_of, dataset, foreign_stream
@@ -60,8 +60,8 @@ def test_changes_and_dead_letters_are_the_same_by_both(world: World, spark: Any,
     told = []
     for engine in (lambda: spark, IN_PROCESS):
         world.spark = engine
-        decoder, changes = select_engine(engine), changes_of(world, spec)
-        good, bad = decoder.applicable(changes, "table", set_aside=True), decoder.dead_letters(changes, spec, ())
+        changes = changes_of(world, spec)
+        good, bad = select_applicable(changes, "table", set_aside=True), build_dead_letters(changes, spec, ())
         tables = [rows if engine is IN_PROCESS else rows.toArrow() for rows in (good, bad)]
         told.append([sorted(map(repr, table.to_pylist())) for table in tables])
     assert told[0][0] == told[1][0]

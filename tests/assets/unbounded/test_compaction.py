@@ -8,8 +8,12 @@ from dagster_adjunct.assets.declaration.dataset import bounded_dataset
 from dagster_adjunct.assets.declaration.policies import DeltaCompaction
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.unbounded import commit as served_version
-from dagster_adjunct.assets.unbounded.compaction import CompactionReport, compact_dataset, plan_compaction
-from dagster_adjunct.assets.unbounded.engine import select_engine
+from dagster_adjunct.assets.unbounded.compaction import (
+    CompactionReport,
+    compact_dataset,
+    plan_compaction,
+    read_stored_rows,
+)
 from dagster_adjunct.assets.versions.version import SealedVersion
 from dagster_adjunct.assets.writing.generation import Runtime
 from dagster_adjunct.resources.bucketing.files import BucketFile, Generation
@@ -217,12 +221,11 @@ def test_a_table_whose_entries_are_all_deleted_is_compacted_to_nothing(quick: Wo
 @pytest.mark.spark
 def test_the_merge_is_local_to_each_bucket(sparkling: World) -> None:
     """No exchange stands in the plan: a bucket's generations are read and written by one task."""
-    merging = select_engine(sparkling.spark)
     for spec in (table(sparkling, partitions=2), table(sparkling, "ordered", partitions=2, order_by="n")):
         send(sparkling, spec, {"a": 1, "b": 1})
         send(sparkling, spec, {"a": 2})
         sealed = sparkling.view(spec).sealed
-        rows = merging.stored_rows(sparkling.lake.store, "test", sealed.layout, sealed.generations)
+        rows = read_stored_rows(sparkling.spark, sparkling.lake.store, "test", sealed.layout, sealed.generations)
         ordered = rows.sortWithinPartitions("k", "__position", "__gen")
         assert "Exchange" not in ordered._jdf.queryExecution().executedPlan().toString()
 
