@@ -25,7 +25,7 @@ from math import isnan
 from operator import and_, itemgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from dagster_adjunct.assets.reading.key_lookup import FileCache, Key, KeyFiles, RowGroup, coerce_key
+from dagster_adjunct.assets.reading.key_lookup import FileCache, Key, KeyFiles, RowGroup, coerce_key, end_of_prefix
 from dagster_adjunct.assets.reading.superseded import Mask, can_have_mask, read_mask
 from dagster_adjunct.assets.versions.version import POSITION, TOMBSTONE, SealedVersion, datetime_from_micros
 from dagster_adjunct.resources.bucketing.files import (
@@ -98,7 +98,7 @@ def find_newest_entry(
     last_rows = (
         _place_row(files, rows, after - 1)
         for files in generations
-        for rows, _, after in deque(files.find_all(bucket, key), maxlen=1)
+        for rows, _, after in deque(files.scan(bucket, key, end_of_prefix(key)), maxlen=1)
     )
     newest = max(last_rows, key=itemgetter(0), default=None)
     return None if newest is None else _entry_of(newest, names)
@@ -113,7 +113,7 @@ def read_key_history(sealed: SealedVersion, generations: Iterable[KeyFiles], buc
     names, edge = sealed.columns.names, None if sealed.edge is None else datetime_from_micros(sealed.edge)
     at: dict[datetime, _Placed] = {}
     for files in generations:
-        for rows, first, after in files.find_all(bucket, key):
+        for rows, first, after in files.scan(bucket, key, end_of_prefix(key)):
             for row in range(first, after):
                 placed = _place_row(files, rows, row)
                 valid_from = placed[0][0]
@@ -315,10 +315,7 @@ def key_range(what: str, fields: Sequence[Field], prefix: object, start: object,
         kept = begin.rstrip(b"\xff")
         return (begin,), (kept[:-1] + bytes([kept[-1] + 1]),) if kept else None
     values = _leading_values(what, fields, prefix)
-    if not values:
-        return (), None
-    *before, last = values
-    return values, (*before, last + b"\0" if isinstance(last, bytes) else last + 1)
+    return values, end_of_prefix(values) if values else None
 
 
 def _leading_values(what: str, fields: Sequence[Field], values: object) -> tuple[Plain, ...]:
