@@ -12,8 +12,8 @@ from typing import Any, get_args, get_origin
 import dagster as dg
 from pydantic import Field, PrivateAttr
 
-from dagster_adjunct.assets.reading.arrow_rows import read_entries
 from dagster_adjunct.assets.reading.dataset import Dataset, open_dataset
+from dagster_adjunct.assets.reading.superseded import read_entries
 from dagster_adjunct.orchestration.code_location import metadata
 from dagster_adjunct.orchestration.code_location.resources import SparkResource
 from dagster_adjunct.resources.common import split_stream_name
