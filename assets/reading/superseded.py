@@ -271,15 +271,10 @@ def read_mask(store: ObjectStore, sealed: SealedVersion) -> Mask | None:
         return None
 
 
-def write_mask(store: ObjectStore, dataset: str, sealed: SealedVersion) -> None:
-    """Make the mask of a version from the keys of its files, and store it. Raises ManifestMismatchError for damage."""
-    store.put(mask_key(sealed), make_mask(store, dataset, sealed).to_bytes(digest_files(sealed)))
-
-
 def try_to_write_mask(store: ObjectStore, dataset: str, sealed: SealedVersion) -> str:
     """Make and store the mask of a version; return why there is none, "" if there is. Nothing depends on it."""
     try:
-        write_mask(store, dataset, sealed)
+        store.put(mask_key(sealed), make_mask(store, dataset, sealed).to_bytes(digest_files(sealed)))
     except Exception as error:  # noqa: BLE001 - whatever it is, the version is committed
         reason = error.problem if isinstance(error, AdjunctError) else f"{type(error).__name__}: {error}"
         return f"none of version {sealed.id}: {reason}"
