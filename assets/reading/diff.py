@@ -194,7 +194,10 @@ def diff_versions(old: VersionReader, new: VersionReader, *, sample: int = 20) -
     return VersionDiff(
         old.version,
         new.version,
-        *counts,
+        added=counts[0],
+        removed=counts[1],
+        changed=counts[2],
+        unchanged=counts[3],
         added_sample=tuple(added.select(key).to_pylist()),
         removed_sample=tuple(removed.select(key).to_pylist()),
         changed_sample=tuple(changed),
