@@ -11,14 +11,14 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from dagster_adjunct.assets.exchange.handover import Held, StreamView, View, ViewFiles, import_engine, lend_whole_files
+from dagster_adjunct.assets.exchange.handover import Held, StreamView, View, ViewFiles, lend_whole_files
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.leases import release_versions, retain_version
 from dagster_adjunct.assets.versions.version import POSITION, TOMBSTONE
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.bucketing.files import IS_FIRST
-from dagster_adjunct.resources.common import split_stream_name
+from dagster_adjunct.resources.common import import_package, split_stream_name
 from dagster_adjunct.resources.objects.lake import Lake, lake_in
 from dagster_adjunct.resources.streams.lake import maintenance as stream_holds
 from dagster_adjunct.resources.streams.lake.manifest import HIDDEN_COLUMNS
@@ -62,7 +62,7 @@ class IcebergTable:
 
         Raises ConfigurationError if PyIceberg is not installed or does not know it, TransientError without an answer.
         """
-        load: Callable[[str], Catalog] = import_engine("pyiceberg.catalog", extra="iceberg").load_catalog
+        load: Callable[[str], Catalog] = import_package("Iceberg", "pyiceberg.catalog", "iceberg").load_catalog
         from pyiceberg.exceptions import NotInstalledError
 
         with _translate_client_errors(self.catalog):
@@ -136,7 +136,7 @@ def register_in_iceberg(
     if another writer changed the table concurrently; TransientError if the catalogue does not answer;
     ConfigurationError if PyIceberg is not installed, and for an identifier without a namespace.
     """
-    import_engine("pyiceberg.table", extra="iceberg")
+    import_package("Iceberg", "pyiceberg.table", "iceberg")
     _check_identifier(identifier)
     if "operation" in (properties or {}):
         problem = "the properties of a snapshot of Iceberg have the name 'operation', which Iceberg sets itself."
