@@ -71,6 +71,20 @@ def check_choice(value: object, found: str, choices: Sequence[object], *, argume
         raise argument_error(found, f"one of {', '.join(map(repr, choices))}", argument=argument, **about)
 
 
+def import_package(what: str, module: str, extra: str, **about: Any) -> Any:
+    """Import and return a module of an optional package, which `what` needs. Raises ConfigurationError without it.
+
+    `extra` is the extra of this distribution that installs it; `about` are further fields of the error.
+    """
+    try:
+        return import_module(module)
+    except ImportError as error:
+        package = module.partition(".")[0]
+        problem = f"{what} needs the package {package}, which can't be imported here ({error})."
+        step = f'Install it, on executors too: pip install "dagster-adjunct[{extra}]".'
+        raise ConfigurationError(problem, step, package=package, **about) from error
+
+
 # The folder that the packages are imported from. The examples below it count as user code.
 _PACKAGE = Path(__file__).parents[1]
 _EXAMPLES = str(_PACKAGE / "examples")

@@ -20,7 +20,7 @@ from uuid import UUID
 
 from dagster_adjunct.assets.declaration.change_formats import DecodeOptions
 from dagster_adjunct.assets.declaration.change_values import PATH, PLACEHOLDER, check_placeholder
-from dagster_adjunct.resources.common import split_stream_name
+from dagster_adjunct.resources.common import import_package, split_stream_name
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
 from dagster_adjunct.resources.lazy_modules import F, pa
 from dagster_adjunct.resources.schemas.schema import Field, Schema, quote_name
@@ -61,18 +61,13 @@ def _read(batches: Iterator[pa.RecordBatch], index: int, schemas: Schemas, what:
 
 def avro_readers(schemas: Schemas, what: str) -> dict[int | None, Callable[[bytes], Any]]:
     """Return the functions that decode a value, by schema id."""
-    try:
-        from fastavro import parse_schema, schemaless_reader
-        from fastavro.schema import SchemaParseException, UnknownType
-    except ImportError as error:
-        problem = f"{what}: its changes are in Avro, but fastavro is not installed ({error})."
-        step = 'Install it on all machines that run tasks: pip install "dagster-adjunct[avro]".'
-        raise ConfigurationError(problem, step, package="fastavro") from error
+    fastavro = import_package(f"{what}: the Avro of its changes", "fastavro", "avro")
+    invalid = (fastavro.schema.SchemaParseException, fastavro.schema.UnknownType)
 
     def reader(text: str, which: int | None) -> Callable[[bytes], Any]:
         try:
-            parsed = parse_schema(json.loads(text))
-        except (SchemaParseException, UnknownType, LookupError, TypeError, ValueError) as error:
+            parsed = fastavro.parse_schema(json.loads(text))
+        except (*invalid, LookupError, TypeError, ValueError) as error:
             name = "avro_schema" if which is None else f"avro_schema {which}"
             problem = f"{what}: {name} is not an Avro schema: {type(error).__name__}: {error}."
             step = "Copy it from the schema registry or the .avsc file."
@@ -82,7 +77,7 @@ def avro_readers(schemas: Schemas, what: str) -> dict[int | None, Callable[[byte
 
         def read(data: bytes) -> Any:
             source = io.BytesIO(data)
-            value = schemaless_reader(source, parsed, None)
+            value = fastavro.schemaless_reader(source, parsed, None)
             if rest := len(data) - source.tell():
                 raise ValueError(f"{rest} bytes are left over")
             return _with_variable_decimals(value) if any_scale else value

@@ -10,7 +10,6 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dagster_adjunct.assets.declaration.change_values import describe_order
@@ -21,8 +20,8 @@ from dagster_adjunct.assets.reading.stored_file import StoredFile, list_stored_f
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.versions.version import TOMBSTONE, datetime_from_micros
 from dagster_adjunct.resources.bucketing.files import VALID_FROM, VALID_TO, attempt_id
-from dagster_adjunct.resources.common import unqualify_stream_name
-from dagster_adjunct.resources.errors import ConfigurationError, DatasetError
+from dagster_adjunct.resources.common import import_package, unqualify_stream_name
+from dagster_adjunct.resources.errors import DatasetError
 from dagster_adjunct.resources.lazy_modules import pa, pc
 from dagster_adjunct.resources.objects.arrow_files import arrow_filesystem, object_location
 from dagster_adjunct.resources.objects.lake import Lake
@@ -415,7 +414,7 @@ def polars_frame(view: View) -> polars.LazyFrame:
     Polars itself reads a version's files in a folder; on S3, and for a stream, pyarrow does. Raises as `duckdb_view`
     does, and ConfigurationError if Polars is not installed.
     """
-    polars = import_engine("polars", extra="polars")
+    polars = import_package("polars_frame()", "polars", "polars")
     return lend_files(view, lambda files: _lazy_frame(polars, files))
 
 
@@ -429,18 +428,6 @@ def _lazy_frame(polars: Any, files: ViewFiles) -> polars.LazyFrame:
     if isinstance(files.view, StreamView):
         frame = frame.with_columns(polars.col(EPOCH).fill_null(0))
     return frame.select([_exactly(polars, name) for name in _shown_columns(files)])  # type: ignore[no-any-return]
-
-
-def import_engine(module: str, *, extra: str) -> Any:
-    """Import an engine's module. Raises ConfigurationError, with how to install it, if it is missing."""
-    try:
-        return import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] != module.partition(".")[0]:
-            raise
-        problem = f"{module.partition('.')[0]} is not installed."
-        step = f'Install it: pip install "dagster-adjunct[{extra}]".'
-        raise ConfigurationError(problem, step, package=module.partition(".")[0]) from error
 
 
 def _whole_files(view: VersionReader) -> list[StoredFile]:

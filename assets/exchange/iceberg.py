@@ -6,18 +6,19 @@ The table's snapshots refer to the lake's own files, so holds in the lake keep t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from dagster_adjunct.assets.exchange.handover import Held, StreamView, View, ViewFiles, import_engine, lend_whole_files
+from dagster_adjunct.assets.exchange.handover import Held, StreamView, View, ViewFiles, lend_whole_files
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.leases import release_versions, retain_version
 from dagster_adjunct.assets.versions.version import POSITION, TOMBSTONE
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.bucketing.files import IS_FIRST
-from dagster_adjunct.resources.common import split_stream_name
+from dagster_adjunct.resources.common import import_package, split_stream_name
 from dagster_adjunct.resources.objects.lake import Lake, lake_in
 from dagster_adjunct.resources.streams.lake import maintenance as stream_holds
 from dagster_adjunct.resources.streams.lake.manifest import HIDDEN_COLUMNS
@@ -61,38 +62,37 @@ class IcebergTable:
 
         Raises ConfigurationError if PyIceberg is not installed or does not know it, TransientError without an answer.
         """
-        load: Callable[[str], Catalog] = import_engine("pyiceberg.catalog", extra="iceberg").load_catalog
+        load: Callable[[str], Catalog] = import_package("Iceberg", "pyiceberg.catalog", "iceberg").load_catalog
         from pyiceberg.exceptions import NotInstalledError
 
-        try:
-            return load(self.catalog)
-        except (ValueError, ImportError, TypeError, NotInstalledError) as error:
-            name = self.catalog.upper()
-            raise errors.ConfigurationError(
-                f"the Iceberg catalogue {self.catalog!r} can't be opened: {error}",
-                f"Configure it for PyIceberg, in .pyiceberg.yaml or with PYICEBERG_CATALOG__{name}__TYPE, …__URI and "
-                "its other settings.",
-                setting=f"PYICEBERG_CATALOG__{name}__URI",
-            ) from error
-        except Exception as error:
-            if not _is_of_client(error):
-                raise
-            raise _client_error(self.catalog, error) from error
+        with _translate_client_errors(self.catalog):
+            try:
+                return load(self.catalog)
+            except (ValueError, ImportError, TypeError, NotInstalledError) as error:
+                name = self.catalog.upper()
+                raise errors.ConfigurationError(
+                    f"the Iceberg catalogue {self.catalog!r} can't be opened: {error}",
+                    f"Configure it for PyIceberg, in .pyiceberg.yaml or with PYICEBERG_CATALOG__{name}__TYPE, …__URI "
+                    "and its other settings.",
+                    setting=f"PYICEBERG_CATALOG__{name}__URI",
+                ) from error
 
 
 _CLIENTS = ("pyiceberg", "requests", "urllib3", "sqlalchemy", "botocore")
 
 
-def _is_of_client(error: Exception) -> bool:
-    """Whether an error is one of a catalogue's client."""
-    return type(error).__module__.partition(".")[0] in _CLIENTS
-
-
-def _client_error(catalog: str, error: Exception) -> errors.TransientError:
-    reason = errors.redact_passwords((str(error).splitlines() or [type(error).__name__])[0].rstrip("."))
-    problem = f"the Iceberg catalogue {catalog!r} does not answer, or refuses a request: {reason}."
-    step = "See that its server runs, and that its URI and credentials are right; then run it again."
-    return errors.TransientError(problem, step)
+@contextmanager
+def _translate_client_errors(catalog: str) -> Iterator[None]:
+    """Raise the errors of a catalogue's client as TransientError."""
+    try:
+        yield
+    except Exception as error:
+        if type(error).__module__.partition(".")[0] not in _CLIENTS:
+            raise
+        reason = errors.redact_passwords((str(error).splitlines() or [type(error).__name__])[0].rstrip("."))
+        problem = f"the Iceberg catalogue {catalog!r} does not answer, or refuses a request: {reason}."
+        step = "See that its server runs, and that its URI and credentials are right; then run it again."
+        raise errors.TransientError(problem, step) from error
 
 
 def _check_identifier(identifier: str) -> None:
@@ -136,17 +136,13 @@ def register_in_iceberg(
     if another writer changed the table concurrently; TransientError if the catalogue does not answer;
     ConfigurationError if PyIceberg is not installed, and for an identifier without a namespace.
     """
-    import_engine("pyiceberg.table", extra="iceberg")
+    import_package("Iceberg", "pyiceberg.table", "iceberg")
     _check_identifier(identifier)
     if "operation" in (properties or {}):
         problem = "the properties of a snapshot of Iceberg have the name 'operation', which Iceberg sets itself."
         raise errors.ConfigurationError(problem, "Rename it.", argument="properties")
-    try:
+    with _translate_client_errors(catalog.name):
         return lend_whole_files(view, lambda files: _register(files, catalog, identifier, dict(properties or {})))
-    except Exception as error:
-        if not _is_of_client(error):
-            raise
-        raise _client_error(catalog.name, error) from error
 
 
 def _register(files: ViewFiles, catalog: Catalog, identifier: str, properties: dict[str, str]) -> IcebergSnapshot:

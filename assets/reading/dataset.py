@@ -6,8 +6,8 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 from weakref import WeakMethod
@@ -297,7 +297,7 @@ class DatasetTable(TableReadFunction[Any, dict[str, Any]]):
         self._reset()
 
     def _reset(self) -> None:
-        self._open: _OpenDataset | None = None
+        self._open: ServedVersion | None = None
         self._checked_at = 0.0
         self._moving = threading.Lock()  # held while the dataset is opened, refreshed or closed
 
@@ -325,8 +325,8 @@ class DatasetTable(TableReadFunction[Any, dict[str, Any]]):
         return Capabilities()
 
     def column_types(self) -> dict[str, str] | None:
-        opened = self._open
-        return None if opened is None else {field.name: field.type for field in opened.dataset.schema.fields}
+        served = self._open
+        return None if served is None else {field.name: field.type for field in served.require().reader.schema.fields}
 
     def problem_of(self, error: BaseException, *, sent: bool = True) -> Problem:
         return super().problem_of(error, sent=False)  # what only reads had no effect
@@ -354,26 +354,31 @@ class DatasetTable(TableReadFunction[Any, dict[str, Any]]):
             return Outcomes.all(len(operation), self.problem_of(error))
 
     def _read(self, operation: Operation[Any]) -> Outcomes:
-        used = self._enter()
+        served = self._current()
         try:
-            keys = operation.entries.keys
-            if ordered := key_reorderer(f"dataset {self.dataset!r}", used.dataset.sealed.key, operation.key):
-                keys = list(map(ordered, keys))
-            misfits: dict[int, Problem | None] = {}
-            try:
-                entries = used.dataset.get_all(keys)
-            except (errors.SchemaMismatchError, errors.NullKeyError):
-                misfits = self._invalid_keys(used.dataset, keys)
-                entries = used.dataset.get_all([key for place, key in enumerate(keys) if place not in misfits])
-            values = [None if place in misfits else entries.get(key) for place, key in enumerate(keys)]
-            problems = {place: problem for place, problem in misfits.items() if problem is not None}
-            return Outcomes(len(keys), values, problems)
-        finally:
-            self._leave(used)
+            return served.answer(partial(self._look_up, operation))
+        except errors.DatasetError:
+            if served is self._open:
+                raise
+            return self._read(operation)  # the table was closed before this request began to read
 
-    def _invalid_keys(self, opened: Dataset, keys: Sequence[Any]) -> dict[int, Problem | None]:
+    def _look_up(self, operation: Operation[Any], reader: VersionReader) -> Outcomes:
+        keys = operation.entries.keys
+        if ordered := key_reorderer(f"dataset {self.dataset!r}", reader.sealed.key, operation.key):
+            keys = list(map(ordered, keys))
+        misfits: dict[int, Problem | None] = {}
+        try:
+            entries = reader.get_all(keys)
+        except (errors.SchemaMismatchError, errors.NullKeyError):
+            misfits = self._invalid_keys(reader, keys)
+            entries = reader.get_all([key for place, key in enumerate(keys) if place not in misfits])
+        values = [None if place in misfits else entries.get(key) for place, key in enumerate(keys)]
+        problems = {place: problem for place, problem in misfits.items() if problem is not None}
+        return Outcomes(len(keys), values, problems)
+
+    def _invalid_keys(self, reader: VersionReader, keys: Sequence[Any]) -> dict[int, Problem | None]:
         """Return the problems of keys that do not fit the dataset's key, by index; None for one that no entry has."""
-        fields = [opened.schema.field(name) for name in opened.sealed.key]
+        fields = [reader.schema.field(name) for name in reader.sealed.key]
         misfits: dict[int, Problem | None] = {}
         for place, key in enumerate(keys):
             try:
@@ -382,41 +387,25 @@ class DatasetTable(TableReadFunction[Any, dict[str, Any]]):
                 misfits[place] = None if is_out_of_range(error) else Problem(State.REFUSED, error)
         return misfits
 
-    def _enter(self) -> _OpenDataset:
-        """Return the open dataset for one request, which must leave it in the end."""
+    def _current(self) -> ServedVersion:
+        """Return the open dataset, at the served version if it is time to check for another."""
         with self._moving:
             if self._open is None:
                 lake = open_lake(self.lake, create=False) if isinstance(self.lake, str) else self.lake
-                self._open = _OpenDataset(open_dataset(lake, self.dataset, version=self.version))
+                stored = StoredVersions(lake, self.dataset)
+                self._open = ServedVersion(stored, None if self.version is None else stored.version(self.version))
                 self._checked_at = time.monotonic()
             elif (
                 self.version is None
                 and self.refresh_every is not None
                 and time.monotonic() - self._checked_at >= self.refresh_every
             ):
-                self._open.dataset.refresh()
+                self._open.refresh()
                 self._checked_at = time.monotonic()
-            self._open.users += 1
             return self._open
-
-    def _leave(self, used: _OpenDataset) -> None:
-        with self._moving:
-            used.users -= 1
-            is_last = not used.users and used is not self._open
-        if is_last:
-            used.dataset.close()
 
     def _close(self) -> None:
         with self._moving:
-            used, self._open = self._open, None
-            is_last = used is not None and not used.users
-        if used is not None and is_last:
-            used.dataset.close()
-
-
-@dataclass(slots=True, eq=False)
-class _OpenDataset:
-    """An open dataset, and how many requests use it."""
-
-    dataset: Dataset
-    users: int = 0
+            served, self._open = self._open, None
+        if served is not None:
+            served.close()

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, TypeAlias
 
-from dagster_adjunct.assets.reading.arrow_rows import read_entries
-from dagster_adjunct.assets.reading.superseded import key_codes
+from dagster_adjunct.assets.reading.superseded import key_codes, read_entries
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.resources.bucketing.files import BucketFile
 from dagster_adjunct.resources.common import Report

@@ -14,19 +14,20 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from dagster_adjunct.assets.reading import version_reader
 from dagster_adjunct.assets.reading.key_lookup import FileCache
+from dagster_adjunct.assets.reading.superseded import key_codes, number_values, read_stored_rows, sortable_positions
 from dagster_adjunct.assets.reading.version_reader import Validity, VersionReader
-from dagster_adjunct.assets.versions.version import TOMBSTONE, SealedVersion, datetime_from_micros
+from dagster_adjunct.assets.versions.version import POSITION, TOMBSTONE, SealedVersion, datetime_from_micros
 from dagster_adjunct.resources.bucketing.files import GENERATION_COLUMN, IS_FIRST, VALID_FROM, VALID_TO, bucketed_frame
 from dagster_adjunct.resources.common import fits_utc, to_microseconds
 from dagster_adjunct.resources.errors import ConfigurationError, DatasetError
-from dagster_adjunct.resources.lazy_modules import F
+from dagster_adjunct.resources.lazy_modules import F, np, pa
 from dagster_adjunct.resources.objects.store import ObjectStore
-from dagster_adjunct.resources.schemas.schema import Schema, is_widening, named_column, quote_name
+from dagster_adjunct.resources.schemas.schema import Schema, arrow_type, is_widening, named_column, quote_name
 from dagster_adjunct.resources.spark.in_process import resolve_session
 from dagster_adjunct.resources.spark.tasks import translate_spark_errors
 from dagster_adjunct.resources.validation import validated
@@ -145,6 +146,62 @@ def _types(version: SealedVersion, names: Sequence[str]) -> list[str]:
 
 
 Reader = VersionReader | VersionsOverTime
+
+
+def read_rows_over_time(reader: Reader) -> pa.Table:
+    """Return all rows over time, deletions included, sorted by key (in any order of keys) and time, without Spark.
+
+    They have the columns of entries, `__valid_from`, `__valid_to` (null: open), `__first` (nothing is known of the key
+    before it) and `__tombstone`, as from `history_frame`. Raises DatasetError for a version without history, and
+    ManifestMismatchError for damaged files.
+    """
+    if not isinstance(reader, VersionReader):
+        parts = [_rows_of_span(reader.store, reader.dataset, reader.schema, n, s) for n, s in enumerate(reader.spans)]
+        rows = pa.concat_tables(parts)
+        return rows.take(np.lexsort((_micros(rows, VALID_FROM), _key_numbers(rows, reader.sealed.key))))
+    if reader.sealed.history is None:
+        raise version_reader.no_history_error(reader.dataset)
+    rows, generation = read_stored_rows(reader.store, reader.dataset, reader.sealed)
+    numbers, begins = _key_numbers(rows, reader.sealed.key), _micros(rows, VALID_FROM)
+    order = np.lexsort((generation, sortable_positions(rows.column(POSITION)), begins, numbers))
+    numbers, begins = numbers[order], begins[order]
+    newest = ~_same_as_next(numbers, begins)
+    rows, numbers, begins = rows.take(order[newest]), numbers[newest], begins[newest]
+    followed = _same_as_next(numbers)
+    ends = pa.array(np.roll(begins, -1), pa.int64(), mask=~followed)
+    first = pa.array(~np.roll(followed, 1))
+    entries = rows.select([*reader.schema.names, VALID_FROM, TOMBSTONE])
+    return entries.append_column(VALID_TO, ends.cast(arrow_type("timestamp"))).append_column(IS_FIRST, first)
+
+
+def _rows_of_span(store: ObjectStore, dataset: str, schema: Schema, number: int, span: Span) -> pa.Table:
+    """Return the entries of a version, in these columns, with the interval in which it was valid."""
+    rows, _ = read_stored_rows(store, dataset, span.version)
+    columns: dict[str, Any] = {
+        field.name: rows.column(field.name).cast(field.type)
+        if field.name in rows.column_names
+        else pa.nulls(rows.num_rows, field.type)
+        for field in schema.to_arrow()
+    }
+    start, end = (pa.scalar(moment, arrow_type("timestamp")) for moment in (span.start, span.end))
+    values = {VALID_FROM: start, TOMBSTONE: pa.scalar(False), VALID_TO: end, IS_FIRST: pa.scalar(number == 0)}
+    return pa.table(columns | {name: pa.repeat(value, rows.num_rows) for name, value in values.items()})
+
+
+def _key_numbers(rows: pa.Table, key: tuple[str, ...]) -> Any:
+    """Return a number for each row, equal where the keys are (numpy)."""
+    return number_values(key_codes([rows.column(name) for name in key]))[0]
+
+
+def _same_as_next(*columns: Any) -> Any:
+    """Return for each row whether the next one has the same values (numpy); the last row has no next one."""
+    same = np.zeros(len(columns[0]), np.bool_)
+    same[:-1] = np.logical_and.reduce([column[1:] == column[:-1] for column in columns])
+    return same
+
+
+def _micros(rows: pa.Table, name: str) -> Any:
+    return rows.column(name).cast("int64").to_numpy()
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,15 +82,6 @@ def decode_key(types: Sequence[str], encoded: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(_text_parser(kind)(value) if isinstance(value, str) else value for kind, value in typed)
 
 
-def stored_key_from_manifest(
-    types: Sequence[str], plain: Sequence[Callable[[Any], Plain]], encoded: Sequence[Any] | None
-) -> tuple[Plain, ...]:
-    """Return a key from a manifest in stored form (`plain` converts each column); () without one."""
-    if encoded is None:
-        return ()
-    return tuple(stored(value) for stored, value in zip(plain, decode_key(types, encoded), strict=True))
-
-
 def _timestamp(text: str) -> dt.datetime:
     value = dt.datetime.fromisoformat(text)
     return value if value.tzinfo else value.replace(tzinfo=dt.UTC)
@@ -208,15 +199,11 @@ class RowGroup:
         """Return the first row whose key is not less than `key`, a leading part; the number of rows if all are less."""
         if not key:
             return 0
-        low, high = self.range_of(key[:-1])
-        return bisect_left(self._keys[len(key) - 1], key[-1], low, high)
-
-    def range_of(self, prefix: tuple[Plain, ...]) -> tuple[int, int]:
-        """Return the first row with this key prefix and the row after the last; the same number without any."""
+        *leading, last = key
         low, high = 0, self.rows
-        for column, value in zip(self._keys, prefix, strict=False):
+        for column, value in zip(self._keys, leading, strict=False):
             low, high = bisect_left(column, value, low, high), bisect_right(column, value, low, high)
-        return low, high
+        return bisect_left(self._keys[len(leading)], last, low, high)
 
     def value(self, name: str, row: int) -> Any:
         return self._values[name](row)
@@ -393,6 +380,12 @@ Key = tuple[Plain, ...]
 _TAIL_BYTES = 64 * 1024
 
 
+def end_of_prefix(prefix: Key) -> Key:
+    """Return the least leading part of a key after all keys that begin with this one."""
+    *before, last = prefix
+    return (*before, last + b"\0" if isinstance(last, bytes) else last + 1)
+
+
 @dataclass(frozen=True, slots=True)
 class Footer:
     """A file's metadata, and the first key of each row group."""
@@ -415,13 +408,12 @@ class KeyFiles:
         self._layout, self._cache = layout, cache
         self._place = f"{store.url}/{generation.folder}"
         self._as = layout.ddl  # versions with different columns read the same files differently
-        self._key, self._types = layout.key, layout.key_types
-        self._plain = tuple(plain_converter(kind) for kind in self._types)
+        self._types, self._plain = layout.key_types, tuple(map(plain_converter, layout.key_types))
         self._files = {
             file.bucket: (
                 StoredFile(store, what, generation.folder, file),
-                stored_key_from_manifest(self._types, self._plain, file.min_key),
-                stored_key_from_manifest(self._types, self._plain, file.max_key),
+                self._stored_key(file.min_key),
+                self._stored_key(file.max_key),
             )
             for file in generation.files
         }
@@ -441,24 +433,6 @@ class KeyFiles:
         rows = self._group(file, footer, footer.find_group(key))
         row = rows.find(key)
         return None if row is None else (rows, row)
-
-    def find_all(self, bucket: int, prefix: Key) -> Iterator[tuple[RowGroup, int, int]]:
-        """Yield (row group, first row, row after the last) of the keys with this prefix, in order."""
-        stored = self._files.get(bucket)
-        if stored is None:
-            return
-        file, least, greatest = stored
-        width = len(prefix)
-        if prefix < least[:width] or (greatest and prefix > greatest[:width]):
-            return
-        footer = self._footer(file)
-        group = footer.find_group(prefix)
-        while group < len(footer.starts) and footer.starts[group][:width] <= prefix:
-            rows = self._group(file, footer, group)
-            first, after = rows.range_of(prefix)
-            if after > first:
-                yield rows, first, after
-            group += 1
 
     def scan(self, bucket: int, start: Key, end: Key | None) -> Iterator[tuple[RowGroup, int, int]]:
         """Yield (row group, first row, row after the last) of the keys from `start` on and less than `end`.
@@ -486,6 +460,12 @@ class KeyFiles:
 
     # -- reading
 
+    def _stored_key(self, encoded: Sequence[Any] | None) -> Key:
+        """Return a key from a manifest in stored form; () without one."""
+        if encoded is None:
+            return ()
+        return tuple(plain(value) for plain, value in zip(self._plain, decode_key(self._types, encoded), strict=True))
+
     def _group(self, file: StoredFile, footer: Footer, group: int) -> RowGroup:
         def load() -> tuple[RowGroup, int]:
             start, length = row_group_range(footer.metadata, group)
@@ -507,8 +487,8 @@ class KeyFiles:
             starts = (metadata.metadata or {}).get(GROUP_KEYS)
             if starts is None:
                 raise file.damaged("it does not list the first keys of its row groups")
-            keys = (stored_key_from_manifest(self._types, self._plain, key) for key in json.loads(starts))
-            return Footer(metadata, tuple(keys)), 4 * len(tail)  # parsed, it takes about four times its stored size
+            keys = tuple(map(self._stored_key, json.loads(starts)))
+            return Footer(metadata, keys), 4 * len(tail)  # parsed, it takes about four times its stored size
 
         return self._cache.get((self._place, file.file.bucket), load)
 

@@ -261,10 +261,16 @@ class ServedVersion:
                 return False
 
             def move() -> bool:
-                commit, reader = self._read_or_end(self._read_current)
-                moved = self._move_to_served(reader)
+                commit, served = self._read_or_end(self._read_current)
+                held = self.held
+                stays = held is not None and (
+                    served.version == held.reader.version or self._keeps_replacement(held, served)
+                )
+                if not stays:
+                    self._move_to(served)
+                    self._avoided = None
                 self._commit = commit
-                return moved
+                return not stays
 
             return _retry_discarded(move)
 
@@ -318,15 +324,6 @@ class ServedVersion:
         except errors.DatasetError as error:
             self._replace(None, error)
             raise
-
-    def _move_to_served(self, served: VersionReader) -> bool:
-        """Switch to the served version unless it is current or found damaged; return whether it switched."""
-        held = self.held
-        if held is not None and (served.version == held.reader.version or self._keeps_replacement(held, served)):
-            return False
-        self._move_to(served)
-        self._avoided = None
-        return True
 
     def _move_to(self, reader: VersionReader) -> None:
         """Switch later calls to this version, leased if the previous one was."""

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import product
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dagster_adjunct.assets.versions.version import SealedVersion
 from dagster_adjunct.resources.bucketing.files import BucketFile, BucketLayout, columns_problem, conform_to_layout
-from dagster_adjunct.resources.common import to_json_value
+from dagster_adjunct.resources.common import map_in_threads, to_json_value
 from dagster_adjunct.resources.errors import ManifestMismatchError, ObjectNotFoundError
 from dagster_adjunct.resources.lazy_modules import np, pa, pc, pq
 from dagster_adjunct.resources.objects.arrow_files import open_bytes, open_object
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _CHUNK = 8 * 1024 * 1024
-_WORKERS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,19 +97,14 @@ def count_nulls(files: Sequence[StoredFile], columns: Sequence[str]) -> dict[str
     """Return how many nulls these columns hold, by the statistics in the files' footers."""
     nulls = dict.fromkeys(columns, 0)
     for stored in files:
-        for name, count in stored.reading(partial(_nulls, stored.open(), columns)).items():
-            nulls[name] += count
-    return nulls
-
-
-def _nulls(file: pq.ParquetFile, columns: Sequence[str]) -> dict[str, int]:
-    metadata, nulls = file.metadata, dict.fromkeys(columns, 0)
-    paths = [metadata.schema.column(index).path for index in range(metadata.num_columns)]
-    for name in columns:
-        for group in range(metadata.num_row_groups):
-            statistics = metadata.row_group(group).column(paths.index(name)).statistics
+        file = stored.open()
+        metadata = file.metadata
+        places = {metadata.schema.column(index).path: index for index in range(metadata.num_columns)}
+        for group, name in product(range(metadata.num_row_groups), columns):
+            statistics = metadata.row_group(group).column(places[name]).statistics
             if statistics is None or not statistics.has_null_count:
-                nulls[name] += file.read_row_group(group, columns=[name]).column(0).null_count
+                rows = stored.reading(partial(file.read_row_group, group, columns=[name]))
+                nulls[name] += rows.column(0).null_count
             else:
                 nulls[name] += statistics.null_count
     return nulls
@@ -177,8 +171,7 @@ def verify_version(view: VersionReader, *, deep: bool = False) -> VerifyReport:
     """
     files = list_stored_files(view.store, view.dataset, view.sealed)
     check = partial(_verify_file, layout=view.sealed.layout, deep=deep)
-    with ThreadPoolExecutor(_WORKERS) as pool:
-        damaged = [damage for damages in pool.map(check, files) for damage in damages]
+    damaged = [damage for damages in map_in_threads(check, files) for damage in damages]
     damaged += _unlisted_objects(view, {stored.key for stored in files})
     return VerifyReport(
         dataset=view.dataset,

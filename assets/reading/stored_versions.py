@@ -407,19 +407,13 @@ class StoredVersions(VersionOperations):
         current, manifest = self.newest()
         return self._reader(resolve_version(self.log, current, manifest, version, as_of))
 
-    def over_time(self, versions: Sequence[str] | None = None) -> VersionReader | VersionsOverTime:
-        """Return a reader of the table with history, or of the versions that state their time.
+    def over_time(self, versions: Sequence[str]) -> VersionsOverTime:
+        """Return a reader of these versions of a bounded dataset, by the times that they state.
 
-        `versions` are the ids of an earlier result, so that a retried batch reads the same. With None they are the
-        served version, or all that are retained, sealed and not revoked. Raises DatasetError where no version states
-        its time, and what `version_of_batch` raises.
+        Raises DatasetError where none states its time, and what `version_of_batch` raises.
         """
         manifest = self.require_manifest()
-        retained = manifest.versions_over_time
-        if retained is None:
-            return self.require_current() if versions is None else self.version_of_batch(versions[0])
-        ids = retained if versions is None else versions
-        sealed = [read_batch_version(self.log, manifest, version) for version in ids]
+        sealed = [read_batch_version(self.log, manifest, version) for version in versions]
         return VersionsOverTime(self._lake.store, self.name, sealed)
 
     def version_of_batch(self, version: str) -> VersionReader:

@@ -1,4 +1,4 @@
-"""Which stored rows of an unbounded dataset's version are entries, and masks, which tell Spark so without a join.
+"""Which stored rows of a version are entries: read as an Arrow table, or told to Spark by masks, without a join.
 
 Of a key's rows the one with the highest (position, generation) counts, and a tombstone is no entry. A *mask* of a
 version with deltas holds a bit for each stored row that is none. It is made after a commit from the keys of all files,
@@ -16,13 +16,15 @@ import hashlib
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from cachetools import LRUCache
 
-from dagster_adjunct.assets.reading.stored_file import StoredFile, list_stored_files
+from dagster_adjunct.assets.reading.stored_file import StoredFile, list_stored_files, read_stored_file
 from dagster_adjunct.assets.versions.version import POSITION, TOMBSTONE, SealedVersion
 from dagster_adjunct.resources.bucketing.files import GENERATION_COLUMN, VALID_FROM, Generation
+from dagster_adjunct.resources.common import map_in_threads
 from dagster_adjunct.resources.errors import AdjunctError
 from dagster_adjunct.resources.lazy_modules import F, np, pa, pc, pt
 from dagster_adjunct.resources.objects.store import ObjectStore
@@ -31,6 +33,8 @@ from dagster_adjunct.resources.spark.in_process import identify_session
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
+
+    from dagster_adjunct.assets.reading.version_reader import VersionReader
 
 FEWEST_ROWS = 200_000
 """Versions with fewer stored rows have no mask: merging them by key costs about as little as looking for one."""
@@ -41,6 +45,32 @@ _MAX_SESSIONS = 4  # with a frame of a mask
 _making = threading.Lock()
 _CODES = 2**62
 _DIGEST = hashlib.sha256().digest_size
+
+
+def read_entries(view: VersionReader, bucket: int | None, *, threads: bool = True) -> pa.Table:
+    """Return the entries of one bucket, or of all (None), with the columns that users see and deltas merged.
+
+    Each file is fetched whole, in one request. `threads` decodes columns in parallel; pass False where buckets are read
+    in parallel. Raises ManifestMismatchError for a file that is missing or damaged or differs from the manifest.
+    """
+    sealed = view.sealed
+    rows, generation = read_stored_rows(view.store, view.dataset, sealed, bucket, threads=threads)
+    if rows.num_rows and sealed.positioned:
+        kept = kept_rows(rows, generation, sealed.key, by_time=sealed.history is not None)
+        rows = rows if kept.all() else rows.filter(kept)
+    return rows.select(sealed.columns.names)
+
+
+def read_stored_rows(
+    store: ObjectStore, dataset: str, sealed: SealedVersion, bucket: int | None = None, *, threads: bool = False
+) -> tuple[pa.Table, Any]:
+    """Return the stored rows of a bucket, or of all (None), and the generation of each (numpy)."""
+    numbers = {generation.folder: generation.id for generation in sealed.generations}
+    stored = [one for one in list_stored_files(store, dataset, sealed) if bucket is None or one.file.bucket == bucket]
+    tables = map_in_threads(partial(read_stored_file, layout=sealed.layout, threads=threads), stored)
+    generations = [np.full(table.num_rows, numbers[one.folder]) for one, table in zip(stored, tables, strict=True)]
+    rows = pa.concat_tables(tables) if tables else sealed.layout.arrow_schema().empty_table()
+    return rows, np.concatenate([np.zeros(0, np.int64), *generations])
 
 
 def kept_rows(rows: pa.Table, generation: Any, key: Sequence[str], *, by_time: bool = False) -> Any:
@@ -241,15 +271,10 @@ def read_mask(store: ObjectStore, sealed: SealedVersion) -> Mask | None:
         return None
 
 
-def write_mask(store: ObjectStore, dataset: str, sealed: SealedVersion) -> None:
-    """Make the mask of a version from the keys of its files, and store it. Raises ManifestMismatchError for damage."""
-    store.put(mask_key(sealed), make_mask(store, dataset, sealed).to_bytes(digest_files(sealed)))
-
-
 def try_to_write_mask(store: ObjectStore, dataset: str, sealed: SealedVersion) -> str:
     """Make and store the mask of a version; return why there is none, "" if there is. Nothing depends on it."""
     try:
-        write_mask(store, dataset, sealed)
+        store.put(mask_key(sealed), make_mask(store, dataset, sealed).to_bytes(digest_files(sealed)))
     except Exception as error:  # noqa: BLE001 - whatever it is, the version is committed
         reason = error.problem if isinstance(error, AdjunctError) else f"{type(error).__name__}: {error}"
         return f"none of version {sealed.id}: {reason}"

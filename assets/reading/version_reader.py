@@ -25,7 +25,7 @@ from math import isnan
 from operator import and_, itemgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from dagster_adjunct.assets.reading.key_lookup import FileCache, Key, KeyFiles, RowGroup, coerce_key
+from dagster_adjunct.assets.reading.key_lookup import FileCache, Key, KeyFiles, RowGroup, coerce_key, end_of_prefix
 from dagster_adjunct.assets.reading.superseded import Mask, can_have_mask, read_mask
 from dagster_adjunct.assets.versions.version import POSITION, TOMBSTONE, SealedVersion, datetime_from_micros
 from dagster_adjunct.resources.bucketing.files import (
@@ -98,7 +98,7 @@ def find_newest_entry(
     last_rows = (
         _place_row(files, rows, after - 1)
         for files in generations
-        for rows, _, after in deque(files.find_all(bucket, key), maxlen=1)
+        for rows, _, after in deque(files.scan(bucket, key, end_of_prefix(key)), maxlen=1)
     )
     newest = max(last_rows, key=itemgetter(0), default=None)
     return None if newest is None else _entry_of(newest, names)
@@ -113,7 +113,7 @@ def read_key_history(sealed: SealedVersion, generations: Iterable[KeyFiles], buc
     names, edge = sealed.columns.names, None if sealed.edge is None else datetime_from_micros(sealed.edge)
     at: dict[datetime, _Placed] = {}
     for files in generations:
-        for rows, first, after in files.find_all(bucket, key):
+        for rows, first, after in files.scan(bucket, key, end_of_prefix(key)):
             for row in range(first, after):
                 placed = _place_row(files, rows, row)
                 valid_from = placed[0][0]
@@ -259,30 +259,14 @@ class RowsOverTime:
 
         They cover each row of a delta, and the base rows whose interval has changed.
         """
-        from pyspark.sql import Window
-
-        if not self.sealed.partition_by:
-            rows = rows.coalesce(1)  # one file a generation: no exchange is needed to meet in one task
-        keys = [f"__key_{i}" for i in range(len(self.sealed.key))]
-        named = _aliased_key(self.sealed.key)
-        changed = F.broadcast(rows.where(F.col(GENERATION_COLUMN) != self._base).select(*named).distinct())
+        keys, of_delta = _aliased_key(self.sealed.key), F.col(GENERATION_COLUMN) != self._base
+        changed = F.broadcast(rows.where(of_delta).select(*keys).distinct())
         touched = rows.join(changed, _same_key(self.sealed.key), "left_semi")
-        newest = F.struct(
-            POSITION, F.col(GENERATION_COLUMN).alias(_WINNER), F.col(VALID_TO).alias(_STORED_END), IS_FIRST
-        )
-        winners = touched.groupBy(*named, F.col(VALID_FROM).alias(_AT)).agg(F.max(newest).alias("__newest"))
-        in_time = Window.partitionBy(*keys).orderBy(_AT)
-        placed = winners.select(
-            *keys,
-            _AT,
-            F.col(f"__newest.{_WINNER}").alias(_WINNER),
-            F.col(f"__newest.{_STORED_END}").alias(_STORED_END),
-            F.col(f"__newest.{IS_FIRST}").alias(_STORED_FIRST),
-            F.lead(_AT).over(in_time).alias(_END),
-            F.lag(_AT).over(in_time).isNull().alias(_BEGINS),
-        )
-        unchanged = F.col(_END).eqNullSafe(F.col(_STORED_END)) & F.col(_BEGINS).eqNullSafe(F.col(_STORED_FIRST))
-        return placed.where((F.col(_WINNER) != self._base) | ~unchanged).select(*keys, _AT, _WINNER, _END, _BEGINS)
+        stored = {_STORED_END: F.col(VALID_TO), _STORED_FIRST: F.col(IS_FIRST)}
+        merged = self._merge_by_sorting(touched.withColumns(stored))
+        moved = ~F.col(VALID_TO).eqNullSafe(F.col(_STORED_END)) | ~F.col(IS_FIRST).eqNullSafe(F.col(_STORED_FIRST))
+        names = {VALID_FROM: _AT, GENERATION_COLUMN: _WINNER, VALID_TO: _END, IS_FIRST: _BEGINS}
+        return merged.where(of_delta | moved).select(*keys, *[F.col(now).alias(name) for now, name in names.items()])
 
 
 # Bounds in stored form. They may be leading parts of keys, which sort before all keys that begin with them.
@@ -315,10 +299,7 @@ def key_range(what: str, fields: Sequence[Field], prefix: object, start: object,
         kept = begin.rstrip(b"\xff")
         return (begin,), (kept[:-1] + bytes([kept[-1] + 1]),) if kept else None
     values = _leading_values(what, fields, prefix)
-    if not values:
-        return (), None
-    *before, last = values
-    return values, (*before, last + b"\0" if isinstance(last, bytes) else last + 1)
+    return values, end_of_prefix(values) if values else None
 
 
 def _leading_values(what: str, fields: Sequence[Field], values: object) -> tuple[Plain, ...]:

@@ -12,11 +12,11 @@ from typing import Any, get_args, get_origin
 import dagster as dg
 from pydantic import Field, PrivateAttr
 
-from dagster_adjunct.assets.reading.arrow_rows import read_entries
 from dagster_adjunct.assets.reading.dataset import Dataset, open_dataset
+from dagster_adjunct.assets.reading.superseded import read_entries
 from dagster_adjunct.orchestration.code_location import metadata
 from dagster_adjunct.orchestration.code_location.resources import SparkResource
-from dagster_adjunct.resources.common import split_stream_name
+from dagster_adjunct.resources.common import import_package, split_stream_name
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.lazy_modules import pa, pc
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
@@ -43,9 +43,7 @@ def _polars(table: pa.Table) -> Any:
 
 
 def _engine(module: str) -> Any:
-    from dagster_adjunct.assets.exchange.handover import import_engine
-
-    return import_engine(module, extra=module)
+    return import_package(f"an input in {module}", module, module)
 
 
 _FORMS: Mapping[str, Callable[[pa.Table], Any]] = {

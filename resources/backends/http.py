@@ -25,9 +25,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from urllib.parse import quote, urlsplit
 
 from dagster_adjunct.resources import errors
-from dagster_adjunct.resources.backends.store import check_variable_name, read_variable, require_package
+from dagster_adjunct.resources.backends.store import check_variable_name, read_variable
 from dagster_adjunct.resources.backends.write_plan import Key, Record
-from dagster_adjunct.resources.common import check_seconds, check_whole_number, utc_now
+from dagster_adjunct.resources.common import check_seconds, check_whole_number, import_package, utc_now
 from dagster_adjunct.resources.tables import functions
 from dagster_adjunct.resources.tables.functions import DeclaredFunction, TableReadFunction, TableWriteFunction
 from dagster_adjunct.resources.tables.layers import Capabilities
@@ -362,7 +362,7 @@ class HttpTable(DeclaredFunction, TableReadFunction[Key, Record], TableWriteFunc
         return Problem(state, error, unavailable.retry_after)
 
     def _client(self) -> _Client:
-        require_package(self._label, "httpx", "http")
+        import_package(self._label, "httpx", "http", table=self._label)
         import httpx
 
         secrets = {

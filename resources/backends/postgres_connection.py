@@ -11,7 +11,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dagster_adjunct.resources import errors
-from dagster_adjunct.resources.backends.store import read_variable, require_package
+from dagster_adjunct.resources.backends.store import read_variable
+from dagster_adjunct.resources.common import import_package
 
 if TYPE_CHECKING:
     import psycopg
@@ -48,7 +49,7 @@ _FOR_NOW = ("starting up", "shutting down", "in recovery mode", "too many client
 
 def require_driver(label: str) -> None:
     """Raise ConfigurationError if psycopg can't be imported."""
-    require_package(label, "psycopg", "postgres")
+    import_package(label, "psycopg", "postgres", table=label)
 
 
 def check_keywords(keywords: Mapping[str, object]) -> dict[str, str]:

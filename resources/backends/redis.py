@@ -26,9 +26,9 @@ from dagster_adjunct.resources.backends.columns import (
     parse_known_column,
 )
 from dagster_adjunct.resources.backends.redis_records import BEGUN, DONE, MISSING, NULL, SKIPPED
-from dagster_adjunct.resources.backends.store import StoreTable, check_variable_name, read_variable, require_package
+from dagster_adjunct.resources.backends.store import StoreTable, check_variable_name, read_variable
 from dagster_adjunct.resources.backends.write_plan import CheckedChanges, Entry, Key, Row, RowCodec, validate_entries
-from dagster_adjunct.resources.common import check_seconds, check_whole_number
+from dagster_adjunct.resources.common import check_seconds, check_whole_number, import_package
 from dagster_adjunct.resources.tables.functions import record_not_found_error
 from dagster_adjunct.resources.tables.operation import (
     Changes,
@@ -475,7 +475,7 @@ class RedisTable(StoreTable):
         return f"RedisTable({self.prefix!r}, key={self.key}, {where})"
 
     async def open(self) -> None:
-        require_package(self._label, "redis.asyncio", "redis")
+        import_package(self._label, "redis.asyncio", "redis", table=self._label)
         self._servers.here()
 
     async def close(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import re
 import threading
@@ -40,17 +39,6 @@ class StoreTable(DeclaredFunction, StoreFunction[Key, Record, Record | Changes])
 
     def column_types(self) -> dict[str, str] | None:
         return None if self.columns is None else dict(self.columns)
-
-
-def require_package(label: str, module: str, extra: str) -> None:
-    """Raise ConfigurationError if the module can't be imported; `extra` is the project's extra that installs it."""
-    try:
-        importlib.import_module(module)
-    except ImportError as error:
-        package = module.partition(".")[0]
-        problem = f"{label} needs the package {package}, which can't be imported here ({error})."
-        step = f"Install it: pip install 'dagster-adjunct[{extra}]', on executors too."
-        raise ConfigurationError(problem, step, package=package, table=label) from error
 
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")

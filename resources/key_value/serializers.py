@@ -18,7 +18,7 @@ from typing import Any, Final, Generic, NoReturn, Protocol, TypeVar, runtime_che
 from pydantic import BaseModel, ValidationError
 from pydantic_core import PydanticSerializationError
 
-from dagster_adjunct.resources.common import validation_problems
+from dagster_adjunct.resources.common import import_package, validation_problems
 from dagster_adjunct.resources.errors import ConfigurationError, SerializationError
 from dagster_adjunct.resources.validation import validated
 
@@ -229,11 +229,7 @@ def _parsed(schema: str) -> Any:
 
 
 def _fastavro() -> ModuleType:
-    try:
-        import fastavro
-    except ImportError as error:
-        problem = f"Avro needs fastavro, which can't be imported: {error}."
-        raise ConfigurationError(problem, 'Run pip install "dagster-adjunct[avro]".', package="fastavro") from error
+    fastavro: ModuleType = import_package("Avro", "fastavro", "avro")
     return fastavro
 
 

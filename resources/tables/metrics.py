@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, fields
 from math import frexp
 from typing import TYPE_CHECKING, Any, Protocol
 
+from dagster_adjunct.resources.common import import_package
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.validation import validated, validated_methods
 
@@ -253,12 +254,7 @@ class PrometheusTables:
     """
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
-        try:
-            import prometheus_client
-        except ImportError as error:
-            problem = "PrometheusTables needs prometheus_client, which is not installed."
-            step = "Install it: pip install 'dagster-adjunct[metrics]'."
-            raise ConfigurationError(problem, step, package="prometheus_client") from error
+        prometheus_client = import_package("PrometheusTables", "prometheus_client", "metrics")
         self._totals: dict[str, TableMetrics] = {}
         self._adding = threading.Lock()
         if registry is None:

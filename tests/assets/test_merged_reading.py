@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from dagster_adjunct.assets.reading.stored_file import verify_version
-from dagster_adjunct.assets.reading.superseded import can_have_mask, mask_key, write_mask
+from dagster_adjunct.assets.reading.superseded import can_have_mask, mask_key, try_to_write_mask
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.versions.version import POSITION, TOMBSTONE, SealedVersion, build_layout
 from dagster_adjunct.resources.bucketing.files import Generation
@@ -155,7 +155,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def masked(view: VersionReader) -> VersionReader:
-    write_mask(view.store, view.dataset, view.sealed)
+    assert not try_to_write_mask(view.store, view.dataset, view.sealed)
     return view
 
 

@@ -69,9 +69,8 @@ class Place:
         return advance_dataset(spec, lake=self.lake, systems={"lake": self.streams}, spark=IN_PROCESS, by="test")
 
     def reader(self) -> VersionsOverTime:
-        found = StoredVersions(self.lake, "planes").over_time()
-        assert isinstance(found, VersionsOverTime)
-        return found
+        stored = StoredVersions(self.lake, "planes")
+        return stored.over_time(stored.require_manifest().versions_over_time or ())
 
     def spans(self) -> list[tuple[str | None, dt.datetime, dt.datetime | None]]:
         return [(span.version.name, span.start, span.end) for span in self.reader().spans]

@@ -16,8 +16,8 @@ from dagster_adjunct.assets.declaration.change_formats import DebeziumUnwrapped,
 from dagster_adjunct.assets.declaration.change_values import ordering_pattern, sortable_array, sortable_column
 from dagster_adjunct.assets.declaration.envelopes import DebeziumEnvelope
 from dagster_adjunct.assets.declaration.policies import DeadLetters, DeltaCompaction
-from dagster_adjunct.assets.reading.arrow_rows import read_entries
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
+from dagster_adjunct.assets.reading.superseded import read_entries
 from dagster_adjunct.assets.unbounded.advance import rebuild_dataset
 from dagster_adjunct.assets.unbounded.compaction import compact_dataset
 from dagster_adjunct.resources.errors import (

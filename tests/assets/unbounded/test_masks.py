@@ -95,7 +95,7 @@ def test_nothing_that_is_wrong_with_a_mask_fails_the_advance(quick: World, monke
     def broken(*what: object) -> None:
         raise MemoryError("no more of it")
 
-    monkeypatch.setattr(f"{SUPERSEDED}.write_mask", broken)
+    monkeypatch.setattr(f"{SUPERSEDED}.make_mask", broken)
     spec = table(quick, partitions=2)
     send(quick, spec, {"a": 1, "b": 1})
     quick.send(spec.name, [("a", 2)])
