@@ -278,10 +278,10 @@ class Map(Spec):
         named: list[str] = []
         made: dict[str, Sources] = {}
         complete = True
-        for item in check_expressions(context.operator, self.expressions, names, types):
-            read, name = item.expression, item.expression.name
+        for read, kind in check_expressions(context.operator, self.expressions, names, types):
+            name = read.name
             if read.star:
-                kept = item.expand_star(tuple(columns.known))
+                kept = read.expand_star(columns.known)
                 named += kept if columns.complete else ()
                 result |= {column: columns.known[column] for column in kept}
                 complete = complete and columns.complete
@@ -296,7 +296,7 @@ class Map(Spec):
                 for field, value in fields
             }
             made[name] = () if fields else sources_from_expression(read, sources, made)
-            result[name] = ColumnFacts(item.type, made[name], parts)
+            result[name] = ColumnFacts(kind, made[name], parts)
         check_new_names(context.operator, named, "List the columns to keep instead of '*', or choose another name.")
         return Columns(result, complete, columns.typed and columns.complete)
 

@@ -9,13 +9,11 @@ from difflib import get_close_matches
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
-from dagster_adjunct.resources.lazy_modules import LazyModule
+from dagster_adjunct.resources.lazy_modules import LazyModule, exp
 from dagster_adjunct.resources.schemas.schema import TYPES
 from dagster_adjunct.resources.sql.spark_functions import AGGREGATE_FUNCTIONS, GENERATOR_FUNCTIONS, SPARK_FUNCTIONS
 
 if TYPE_CHECKING:
-    from sqlglot import exp
-
     from dagster_adjunct.resources.sql import spark_grammar as grammar
     from dagster_adjunct.resources.sql.spark_grammar import SelectParts
 else:
@@ -97,6 +95,11 @@ class Expression:
     number: int = 0
     tree: exp.Expr | None = field(default=None, compare=False, repr=False)
     """The syntax tree without the alias. It is shared: don't change it."""
+
+    def expand_star(self, columns: Iterable[str]) -> tuple[str, ...]:
+        """Return those of the columns that "*" or "* except (…)" selects."""
+        excepted = {name.lower() for name in self.excepted}
+        return tuple(name for name in columns if name.lower() not in excepted)
 
     def place(self, name: ColumnName) -> str:
         """Return the position of a column for messages (" in line 2"), "" for a text of one line."""
@@ -260,8 +263,11 @@ def _unquote(name: str | None) -> str | None:
 
 def struct_fields(expression: Expression) -> tuple[tuple[str, Expression], ...]:
     """Return the fields of a struct that the expression builds (`named_struct('a', x)`), or ()."""
-    tree = expression.tree
-    return () if tree is None else tuple(grammar.struct_fields_of_tree(expression.text, tree))
+    if expression.tree is None or not isinstance(expression.tree, exp.Struct):
+        return ()
+    items = (item for item in expression.tree.expressions if isinstance(item, exp.PropertyEQ))
+    named = (item for item in items if isinstance(item.this, exp.Identifier))
+    return tuple((item.this.name, grammar.expression_from_tree(expression.text, item.expression)) for item in named)
 
 
 @lru_cache(maxsize=65_536)
@@ -307,11 +313,25 @@ def implies_true(text: str, column: str) -> bool:
     expression = parse_expression(text)
     if expression.column is not None:
         return expression.column.lower() == column.lower()
-    return expression.tree is not None and grammar.tree_implies_true(expression.tree, column)
+    return expression.tree is not None and _tree_implies_true(expression.tree, column)
+
+
+def _tree_implies_true(tree: exp.Expr, column: str) -> bool:
+    """Whether a condition is the column, compares it with true, or is a conjunction with one of these."""
+    if isinstance(tree, exp.Paren):
+        return _tree_implies_true(tree.this, column)
+    if isinstance(tree, exp.And):
+        return _tree_implies_true(tree.left, column) or _tree_implies_true(tree.right, column)
+    if isinstance(tree, exp.EQ | exp.Is):
+        sides = (tree.left, tree.right)
+        true = [side for side in sides if isinstance(side, exp.Boolean) and side.this]
+        return bool(true) and any(_tree_implies_true(side, column) for side in sides if side not in true)
+    return isinstance(tree, exp.Column) and not tree.table and tree.name.lower() == column.lower()
 
 
 def has_star_argument(expression: Expression) -> bool:
     """Whether a function takes all columns as "*", as in `struct(*)`, but not `count(*)`."""
     if expression.tree is None or expression.star or "*" not in expression.text:
         return False
-    return grammar.tree_has_star_argument(expression.tree)
+    stars = (star for star in expression.tree.find_all(exp.Star) if isinstance(star.parent, exp.Func))
+    return any(not isinstance(star.parent, exp.Count) for star in stars)

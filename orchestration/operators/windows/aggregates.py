@@ -15,11 +15,11 @@ from dagster_adjunct.orchestration.operators.columns import function_label
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.lazy_modules import pa
 from dagster_adjunct.resources.schemas.schema import Field, decimal_digits, quote_name
+from dagster_adjunct.resources.sql.types import INTEGERS, NUMBERS, sum_type
 from dagster_adjunct.resources.user_code import check_plain_function
 from dagster_adjunct.resources.validation import validated
 
 AggregateFunction: TypeAlias = Callable[[Any], Any]
-INTEGERS = ("tinyint", "smallint", "int", "bigint")
 FLOATS = ("float", "double")
 _SET = "array<string>"
 # The most digits after the point for which a mean has four more: with them and 13 for the number of records, 38.
@@ -208,7 +208,7 @@ class Sum(Aggregation):
         return _is_number(kind)
 
     def result_type(self, kind: str | None) -> str | None:
-        return None if kind is None else _sum_type(kind)
+        return None if kind is None else sum_type(kind)
 
     def partials(self, name: str, kind: str) -> tuple[Partial, ...]:
         return _sum(name, self.column, kind)
@@ -219,7 +219,7 @@ class Sum(Aggregation):
     def result(self, name: str, kind: str) -> str:
         if self.exact(name, kind) is None:
             return quote_name(f"{name}$sum")
-        return f"try_cast({quote_name(exact_column(name))} as {_sum_type(kind)})"
+        return f"try_cast({quote_name(exact_column(name))} as {sum_type(kind)})"
 
     def exact(self, name: str, kind: str) -> str | None:
         return None if kind in FLOATS else ExactSum(name, kind).total()
@@ -296,9 +296,9 @@ class Mean(Aggregation):
         if digits is None:
             mean = f"cast({total} as double) / {number}"
         elif digits[1] > _DIVIDED_APART:
-            mean = f"cast(cast({total} as {_sum_type(kind)}) / {number} as {returns})"
+            mean = f"cast(cast({total} as {sum_type(kind)}) / {number} as {returns})"
         else:
-            mean = _quotient(f"cast({total} as {_sum_type(kind)})", number, *digits, returns)
+            mean = _quotient(f"cast({total} as {sum_type(kind)})", number, *digits, returns)
         return f"case when {number} > 0 then {mean} end"
 
     def exact(self, name: str, kind: str) -> str | None:
@@ -397,15 +397,7 @@ class Aggregate(Aggregation):
 
 
 def _is_number(kind: str) -> bool:
-    return kind in INTEGERS or kind in FLOATS or decimal_digits(kind) is not None
-
-
-def _sum_type(kind: str) -> str:
-    """Return the type of a sum, as Spark's own."""
-    digits = decimal_digits(kind)
-    if digits is not None:
-        return f"decimal({min(digits[0] + 10, 38)},{digits[1]})"
-    return "double" if kind in FLOATS else "bigint"
+    return kind in NUMBERS or decimal_digits(kind) is not None
 
 
 def _unit(kind: str, *, whole: bool = False) -> str:
