@@ -24,7 +24,7 @@ from dagster_adjunct.orchestration.operators.columns import DataFrameFunction, O
 from dagster_adjunct.orchestration.operators.event_time import build_late_records
 from dagster_adjunct.orchestration.operators.functions import RecordFunction, build_flat_map, validate_record_function
 from dagster_adjunct.orchestration.operators.joins import AsOfJoin, How, Join, JoinFunction, On, build_join, check_as_of
-from dagster_adjunct.orchestration.operators.operator import BeforeHistory, OnNullTime, Spec
+from dagster_adjunct.orchestration.operators.operator import AsOf, BeforeHistory, OnNullTime, Spec
 from dagster_adjunct.orchestration.operators.remote_tables import SinkFunction, TableSend, build_lookup_join
 from dagster_adjunct.orchestration.operators.sends import SendDeadLetters, SendToStream, build_send_to_local, build_sink
 from dagster_adjunct.orchestration.operators.stream_join import HowStreams, StreamJoin, Within, build_stream_join
@@ -233,7 +233,8 @@ class MessageStream:
         times = {"as_of": as_of, "before_history": before_history, "on_null_time": on_null_time}
         by_time = next((argument for argument, value in times.items() if value not in (None, "null")), None)
         calls = function is not None or schema is not None
-        spec: Spec
+        kind: type[Join] = Join
+        more: dict[str, Any] = {}
         if isinstance(table, RemoteTableHandle):
             if calls:
                 problem = f"{operator}: function= and schema= are for datasets; {table.name!r} is a remote table."
@@ -243,8 +244,9 @@ class MessageStream:
                 problem = f"{operator}: {by_time}= is for datasets; {table.name!r} is a remote table without history."
                 step = "Leave it out, or join a dataset that keeps its history: unbounded_dataset(…, history=…)."
                 raise ConfigurationError(problem, step, argument=by_time)
-            spec = build_lookup_join(operator, table.name, table.key, on, how, select, prefix, args, min_match_rate)
-        elif args or isinstance(select, Mapping):
+            lookup = build_lookup_join(operator, table.name, table.key, on, how, select, prefix, args, min_match_rate)
+            return self.apply(lookup, name=name or table.name)
+        if args or isinstance(select, Mapping):
             problem = f"{operator}: args= and types in select= are for remote tables; {table.name!r} is a dataset."
             step = "Leave args= out, and write select=[…]."
             raise ConfigurationError(problem, step, argument="args" if args else "select")
@@ -253,11 +255,8 @@ class MessageStream:
                 problem = f"{operator} has a function, and as_of=, which joins columns only."
                 step = "Join with select=, and call the function after it: flat_map(function, schema=…)."
                 raise ConfigurationError(problem, step, argument="function")
-            spec = build_join(
-                AsOfJoin, operator, table.dataset, on, how, select, prefix, min_match_rate,
-                as_of=as_of, before_history=before_history, on_null_time=on_null_time,
-            )  # fmt: skip
             check_as_of(operator, table.dataset, as_of)
+            kind, more = AsOfJoin, {"as_of": AsOf(as_of, before_history, on_null_time)}
         elif by_time is not None:
             problem = f"{operator} has {by_time}= without as_of=: its records are joined with current entries."
             raise ConfigurationError(problem, "Name the column with the record's time: as_of=….", argument=by_time)
@@ -267,10 +266,8 @@ class MessageStream:
                 step = "Leave them out: the function gets the whole entry, and schema= declares what it adds."
                 raise ConfigurationError(problem, step, argument="select", operator=operator)
             validate_record_function(operator, function, schema, "record", "entry")
-            more = {"function": function, "schema": schema}
-            spec = build_join(JoinFunction, operator, table.dataset, on, how, (), "", min_match_rate, **more)
-        else:
-            spec = build_join(Join, operator, table.dataset, on, how, select, prefix, min_match_rate)
+            kind, more, select = JoinFunction, {"function": function, "schema": schema}, ()
+        spec = build_join(kind, operator, table.dataset, on, how, select, prefix, min_match_rate, **more)
         return self.apply(spec, name=name or table.name)
 
     def join_stream(
