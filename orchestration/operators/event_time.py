@@ -116,17 +116,13 @@ class EventTime:
 
 
 def build_event_time(
-    stream: str,
-    event_time: str | None,
-    delay: timedelta,
-    idle_after: timedelta | None,
-    max_lag: timedelta | None = None,
+    stream: str, event_time: str | None, delay: timedelta, idle_after: timedelta | None, max_lag: timedelta | None
 ) -> EventTime | None:
     """Return the event time for a user's arguments; None for an input without one."""
-    given = {"delay": delay != _ZERO, "idle_after": idle_after is not None, "max_watermark_lag": max_lag is not None}
+    options = {"delay": delay or None, "idle_after": idle_after, "max_watermark_lag": max_lag}
+    given = {name: value for name, value in options.items() if value is not None}
     if event_time is None:
-        name = next((name for name, is_given in given.items() if is_given), None)
-        if name is not None:
+        for name in given:
             problem = f"input stream {stream!r} has {name} without event_time: its records have no times."
             step = f'Declare event_time="a column" or event_time=ARRIVAL, or leave {name} out.'
             raise ConfigurationError(problem, step, argument=name, stream=stream)
@@ -134,10 +130,9 @@ def build_event_time(
     if not event_time.strip():
         found, expected = f"input stream {stream!r} has event_time={event_time!r}", "a Spark SQL expression, or ARRIVAL"
         raise argument_error(found, expected, argument="event_time", stream=stream)
-    for name, value in {"delay": delay, "idle_after": idle_after, "max_watermark_lag": max_lag}.items():
-        if given[name] and value is not None:
-            found = f"input stream {stream!r} has {name}"
-            check_duration(value, found, argument=name, zero=name == "delay", stream=stream)
+    for name, value in given.items():
+        found = f"input stream {stream!r} has {name}"
+        check_duration(value, found, argument=name, zero=name == "delay", stream=stream)
     return EventTime(event_time, delay, idle_after, max_lag)
 
 

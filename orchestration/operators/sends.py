@@ -174,19 +174,12 @@ class SendDeadLetters(OutputStreamSpec):
         return letters
 
 
-@dataclass(frozen=True, slots=True)
-class SendToLocal(PassThroughSpec):
-    """Records stored by key in a local table with these columns; those that match `deleted` delete their entry."""
+class DatasetSend(PassThroughSpec):
+    """An operator that writes the entries of the declared dataset `table`."""
 
+    __slots__ = ()
     kind: ClassVar[str] = "send-to-table"
     table: str
-    schema: Schema
-    deleted: str | None = None
-    on_null_key: OnNullKey = "fail"
-
-    @property
-    def sql(self) -> Sequence[str]:
-        return () if self.deleted is None else (self.deleted,)
 
     @property
     def writes(self) -> str:
@@ -196,15 +189,30 @@ class SendToLocal(PassThroughSpec):
     def feeds(self) -> str:
         return self.table
 
+    def requirements(self, app: Application) -> Sequence[Requirement | None]:
+        partitions = app.dataset(self.table).partitions
+        return () if partitions is None else (Requirement(self.table, partitions, None, feeds=True),)
+
+
+@dataclass(frozen=True, slots=True)
+class SendToLocal(DatasetSend):
+    """Records stored by key in a local table with these columns; those that match `deleted` delete their entry."""
+
+    table: str
+    schema: Schema
+    deleted: str | None = None
+    on_null_key: OnNullKey = "fail"
+
+    @property
+    def sql(self) -> Sequence[str]:
+        return () if self.deleted is None else (self.deleted,)
+
     def target(self, app: Application) -> LineageNode:
         return LineageNode("dataset", self.table)
 
     def summary(self) -> str:
         deleted = f", deleted where {self.deleted}" if self.deleted is not None else ""
         return f"local table {self.table} ({', '.join(self.schema.names)}){deleted}"
-
-    def requirements(self, app: Application) -> Sequence[Requirement | None]:
-        return (Requirement(self.table, app.dataset(self.table).partitions, None, feeds=True),)
 
     def derive_columns(self, context: PlanContext, arriving: Sequence[Columns]) -> Columns:
         (columns,) = arriving

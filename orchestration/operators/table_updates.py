@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
@@ -20,17 +20,18 @@ from dagster_adjunct.orchestration.operators.operator import (
     Flow,
     PassThroughSpec,
     PlanContext,
-    Requirement,
     expressions_need,
 )
 from dagster_adjunct.orchestration.operators.remote_tables import (
     AnyTable,
     ChangedColumns,
+    Problems,
     TableSend,
     function_column_types,
     function_problems,
+    raise_first_problem,
 )
-from dagster_adjunct.orchestration.operators.sends import exchange_before_stream, exchange_before_table
+from dagster_adjunct.orchestration.operators.sends import DatasetSend, exchange_before_stream, exchange_before_table
 from dagster_adjunct.orchestration.operators.stream_facts import (
     ColumnFacts,
     Columns,
@@ -42,7 +43,7 @@ from dagster_adjunct.orchestration.operators.stream_facts import (
 )
 from dagster_adjunct.resources.backends.columns import Column, Kind, parse_column
 from dagster_adjunct.resources.common import argument_error, split_stream_name
-from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
+from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.schemas.schema import quote_name, quote_text
 from dagster_adjunct.resources.sql.checking import check_expression
 from dagster_adjunct.resources.sql.expression import did_you_mean, parse_expression
@@ -61,8 +62,6 @@ if TYPE_CHECKING:
 
 Expressions: TypeAlias = Mapping[str, str] | Sequence[str]
 Pairs = tuple[tuple[str, str], ...]
-Problems: TypeAlias = Iterator[tuple[str, str]]
-"""What a table can't do, each with the next step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,13 +235,8 @@ class TableSink:
         return function_column_types(self.function)
 
 
-def check_sink(operator: str, sink: TableSink) -> None:
-    """Raise PlanningError if the table does not support the send, whatever the records are."""
-    for problem, step in _sink_problems(sink):
-        raise PlanningError(f"{operator}: table {sink.table.name}{problem}", step, operator=operator)
-
-
 def _sink_problems(sink: TableSink) -> Problems:
+    """Yield why the table does not support the send, whatever the records are."""
     function = sink.function
     if function is None:
         yield " has no write function, and records are sent to it.", "Declare it with write_function=…."
@@ -306,8 +300,7 @@ def check_sink_columns(operator: str, sink: TableSink, types: Types, stored: dic
     `types` are those of the records; the columns within their structs have names like "update.seats". `stored` are the
     table's columns where they are known better than they are declared.
     """
-    for problem, step in _column_problems(sink, types, stored):
-        raise PlanningError(f"{operator}: table {sink.table.name}{problem}", step, operator=operator)
+    raise_first_problem(operator, sink.table, _column_problems(sink, types, stored))
 
 
 def compare_sink_types(sink: TableSink, types: Types) -> list[ComparedColumn]:
@@ -527,7 +520,7 @@ class SendToTable(PassThroughSpec):
         table, names, types = self.send.table, columns.names, columns.types
         key, sink = context.app.table_key(table), self._sink(context.app)
         require_columns(context.operator, "the stream", key, names, f"They are the key of table {table}.")
-        check_sink(context.operator, sink)
+        raise_first_problem(context.operator, sink.table, _sink_problems(sink))
         for part, name, expression in self._update.written:
             where = f"Correct {part}= for column {name!r} of table {table}."
             check_expression(context.operator, expression, names, types, next_step=where)
@@ -610,19 +603,10 @@ class SendToTable(PassThroughSpec):
 
 
 @dataclass(frozen=True, slots=True)
-class SendToDataset(PassThroughSpec):
+class SendToDataset(DatasetSend):
     """Records written to the stream that feeds a dataset."""
 
-    kind: ClassVar[str] = "send-to-table"
     table: str
-
-    @property
-    def writes(self) -> str:
-        return self.table
-
-    @property
-    def feeds(self) -> str:
-        return self.table
 
     def target(self, app: Application) -> LineageNode:
         return LineageNode("stream", self._fed(app))
@@ -634,12 +618,6 @@ class SendToDataset(PassThroughSpec):
 
     def summary(self) -> str:
         return f"dataset {self.table}"
-
-    def requirements(self, app: Application) -> Sequence[Requirement | None]:
-        dataset = app.dataset(self.table)
-        if dataset.partitions is None:
-            return ()
-        return (Requirement(dataset.name, dataset.partitions, None, feeds=True),)
 
     def derive_columns(self, context: PlanContext, arriving: Sequence[Columns]) -> Columns:
         key, names = context.app.dataset(self.table).key, arriving[0].names

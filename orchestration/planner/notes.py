@@ -46,12 +46,7 @@ STATE_REPLAY = (
 
 def plan_fed_joins(app: Application) -> tuple[FedJoin, ...]:
     """Return, for each join with a dataset that the application writes, in which batch it sees sent records."""
-    first: dict[str, str] = {}
-    last: dict[str, str] = {}
-    for operator in app.operators:
-        if operator.spec.feeds is not None:
-            first.setdefault(operator.spec.feeds, operator.id)
-            last[operator.spec.feeds] = operator.id
+    last = {operator.spec.feeds: operator.id for operator in app.operators if operator.spec.feeds is not None}
     sent: dict[str, str] = {}
     joins = []
     for operator in app.operators:

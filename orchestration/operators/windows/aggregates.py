@@ -350,6 +350,7 @@ class Distinct(Aggregation):
         return f"cast(size({_values(quote_name(f'{name}$values'))}) as bigint)"
 
 
+@validated
 @dataclass(frozen=True, slots=True)
 class Aggregate(Aggregation):
     """The result of your function for all records of a window: one value of the type `returns`.
@@ -360,29 +361,19 @@ class Aggregate(Aggregation):
 
     function: AggregateFunction
     returns: str
-    of: tuple[str, ...] | None = None
+    of: str | Sequence[str] | None = None
     form: Literal["arrow", "pandas"] = "arrow"
 
-    @validated
-    def __init__(
-        self,
-        function: AggregateFunction,
-        returns: str,
-        of: str | Sequence[str] | None = None,
-        form: Literal["arrow", "pandas"] = "arrow",
-    ) -> None:
-        check_plain_function("Aggregate", function, "function", "records")
-        columns = (of,) if isinstance(of, str) else None if of is None else tuple(of)
-        if columns is not None and not columns:
+    def __post_init__(self) -> None:
+        check_plain_function("Aggregate", self.function, "function", "records")
+        if self.of is not None and not self.columns:
             raise ConfigurationError("Aggregate has of=[], no column.", "Name some, or leave it out.", argument="of")
-        object.__setattr__(self, "function", function)
-        object.__setattr__(self, "returns", Field("value", returns).type)
-        object.__setattr__(self, "of", columns)
-        object.__setattr__(self, "form", form)
+        object.__setattr__(self, "returns", Field("value", self.returns).type)
+        object.__setattr__(self, "of", self.columns or None)
 
     @property
     def columns(self) -> tuple[str, ...]:
-        return self.of or ()
+        return (self.of,) if isinstance(self.of, str) else tuple(self.of or ())
 
     def describe(self) -> str:
         return function_label(self.function)
@@ -392,7 +383,7 @@ class Aggregate(Aggregation):
 
     def compute(self, records: pa.Table) -> object:
         """Return the function's result for a window's records."""
-        chosen = records if self.of is None else records.select(list(self.of))
+        chosen = records.select(list(self.columns)) if self.of else records
         return self.function(chosen.to_pandas() if self.form == "pandas" else chosen)
 
 

@@ -312,7 +312,7 @@ RECORD_COLUMNS = (POSITION, RECORD_TIME, LIMIT, EXPIRES)
 
 def stored_record_schema(windows: Windows) -> Schema:
     """Return the columns of the records that are stored for functions."""
-    taken = (name for _, made in windows.functions for name in made.of or windows.types)
+    taken = (name for _, made in windows.functions for name in made.columns or windows.types)
     columns = {name: windows.types[name] for name in (*windows.by, *taken)}
     times = dict.fromkeys((RECORD_TIME, LIMIT, EXPIRES), "timestamp")
     return Schema.of(columns | {POSITION: "string"} | times)
