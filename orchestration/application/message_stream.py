@@ -19,16 +19,15 @@ from dagster_adjunct.orchestration.application.graph import (
     OutputStream,
     RemoteTableHandle,
 )
-from dagster_adjunct.orchestration.operators import records
+from dagster_adjunct.orchestration.operators import records, sends
 from dagster_adjunct.orchestration.operators.columns import DataFrameFunction, OnNullKey
 from dagster_adjunct.orchestration.operators.event_time import build_late_records
 from dagster_adjunct.orchestration.operators.functions import RecordFunction, build_flat_map, validate_record_function
 from dagster_adjunct.orchestration.operators.joins import AsOfJoin, How, Join, JoinFunction, On, build_join, check_as_of
 from dagster_adjunct.orchestration.operators.operator import AsOf, BeforeHistory, OnNullTime, Spec
 from dagster_adjunct.orchestration.operators.remote_tables import SinkFunction, TableSend, build_lookup_join
-from dagster_adjunct.orchestration.operators.sends import SendDeadLetters, SendToStream, build_send_to_local, build_sink
 from dagster_adjunct.orchestration.operators.stream_join import HowStreams, StreamJoin, Within, build_stream_join
-from dagster_adjunct.orchestration.operators.table_updates import Expressions, SendToDataset, SendToTable, build_update
+from dagster_adjunct.orchestration.operators.table_updates import Expressions, SendToTable, build_update
 from dagster_adjunct.orchestration.operators.windows.aggregates import Aggregation
 from dagster_adjunct.orchestration.operators.windows.kinds import Kind
 from dagster_adjunct.orchestration.operators.windows.window import Results, build_window
@@ -373,7 +372,7 @@ class MessageStream:
             send = TableSend(target.name, contract, on_null_key, None, tuple(args), marks_as=marks_as)
             return self._send_to_table("send_to", target, send, dead_letters, at_most)
         if isinstance(target, DatasetHandle) and local and not (contract or dead_letters or args or marks_as):
-            spec = build_send_to_local(self.graph.name, self.operator, target.dataset, deleted, on_null_key)
+            spec = sends.build_send_to_local(self.graph.name, self.operator, target.dataset, deleted, on_null_key)
             return self.apply(spec, name=target.name)
         skips = on_null_key != "fail" and not local
         given = {"contract": contract, "on_null_key": skips, "dead_letters": dead_letters, "args": args}
@@ -384,7 +383,7 @@ class MessageStream:
         if isinstance(target, DatasetHandle):
             return self._send_to_dataset(target)
         self._refuse_second_writer(target)
-        return self.apply(SendToStream(target.name))
+        return self.apply(sends.SendToStream(target.name))
 
     def update(
         self,
@@ -434,7 +433,7 @@ class MessageStream:
         them and does not call the function. Their partitioning is unknown, unless `keeps_partitioning=True` promises
         that the partitioning columns keep their values.
         """
-        return self.apply(build_sink(self.operator, function, returns, keeps_partitioning))
+        return self.apply(sends.build_sink(self.operator, function, returns, keeps_partitioning))
 
     def _send_to_table(
         self,
@@ -460,7 +459,7 @@ class MessageStream:
         letters = None if dead_letters is None else bound
         sent = self.apply(SendToTable(replace(send, dead_letters=letters)), name=target.name)
         if dead_letters is not None:
-            sent.apply(SendDeadLetters(dead_letters.name, bound), name=target.name)
+            sent.apply(sends.SendDeadLetters(dead_letters.name, bound), name=target.name)
         return sent
 
     def _refuse_second_writer(self, target: OutputStream) -> None:
@@ -486,7 +485,7 @@ class MessageStream:
             step = "Declare it with unbounded_dataset, or send to an output stream."
             raise PlanningError(problem, step, dataset=target.name, operator=self.operator)
         self.graph.refuse_writing(target.dataset.stream, f"the input of dataset {target.name!r}")
-        return self.apply(SendToDataset(target.name), name=target.name)
+        return self.apply(sends.SendToDataset(target.name), name=target.name)
 
     def apply(self, spec: Spec, *others: MessageStream, name: str = "") -> MessageStream:
         """Return the records that leave an operator over these records, and those of `others` if it has several inputs.

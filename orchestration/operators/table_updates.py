@@ -1,4 +1,4 @@
-"""`SendToTable`, which writes records or updates to a remote table, `SendToDataset`, and the checks of both."""
+"""`SendToTable`, which writes records or updates to a remote table, and its checks."""
 
 from __future__ import annotations
 
@@ -31,18 +31,16 @@ from dagster_adjunct.orchestration.operators.remote_tables import (
     function_problems,
     raise_first_problem,
 )
-from dagster_adjunct.orchestration.operators.sends import DatasetSend, exchange_before_stream, exchange_before_table
+from dagster_adjunct.orchestration.operators.sends import exchange_before_table
 from dagster_adjunct.orchestration.operators.stream_facts import (
     ColumnFacts,
     Columns,
     LineageNode,
     Sources,
-    StreamFacts,
-    require_facts,
     sources_from_sql,
 )
 from dagster_adjunct.resources.backends.columns import Column, Kind, parse_column
-from dagster_adjunct.resources.common import argument_error, split_stream_name
+from dagster_adjunct.resources.common import argument_error
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.schemas.schema import quote_name, quote_text
 from dagster_adjunct.resources.sql.checking import check_expression
@@ -600,44 +598,3 @@ class SendToTable(PassThroughSpec):
             for (name, text), field in zip(pairs, kinds, strict=True)
         }
         return replace(self._update, append=tuple(lists.items()))
-
-
-@dataclass(frozen=True, slots=True)
-class SendToDataset(DatasetSend):
-    """Records written to the stream that feeds a dataset."""
-
-    table: str
-
-    def target(self, app: Application) -> LineageNode:
-        return LineageNode("stream", self._fed(app))
-
-    def _fed(self, app: Application) -> str:
-        stream = app.dataset(self.table).stream
-        assert stream is not None  # MessageStream.send_to refuses others
-        return stream
-
-    def summary(self) -> str:
-        return f"dataset {self.table}"
-
-    def derive_columns(self, context: PlanContext, arriving: Sequence[Columns]) -> Columns:
-        key, names = context.app.dataset(self.table).key, arriving[0].names
-        require_columns(context.operator, "the stream", key, names, f"They are the key of table {self.table}.")
-        return arriving[0]
-
-    def exchange_before(self, context: PlanContext, flow: Flow, partitions: int) -> Exchange | None:
-        facts = require_facts(context.catalog, self._fed(context.app), context.operator)
-        key = facts.key or context.app.dataset(self.table).key
-        stream = StreamFacts(facts.name, facts.partitions, key, facts.partitioner)
-        return exchange_before_stream(context.operator, "dataset", stream, flow, partitions)
-
-    def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
-        """Write the records to the dataset's stream; the dataset reads them when it next advances.
-
-        The stream keeps its own partitioning, which may differ from the dataset's buckets: another deployment may have
-        changed those.
-        """
-        (frame,) = frames
-        fed = self._fed(batch.app)
-        stream = batch.system_of(fed).info(split_stream_name(fed)[1])
-        batch.send(operator, frame, fed, key=stream.key, partitions=stream.partitions)
-        return frame

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.operators.joins import Join
 from dagster_adjunct.orchestration.operators.records import Input, Map, PartitionBy
-from dagster_adjunct.orchestration.operators.sends import SendToStream
-from dagster_adjunct.orchestration.operators.table_updates import SendToDataset
+from dagster_adjunct.orchestration.operators.sends import SendToDataset, SendToStream
 from dagster_adjunct.orchestration.planner.partition_counts import assign_counts
 from dagster_adjunct.orchestration.planner.planner import build_plan
 from dagster_adjunct.resources.errors import PartitionCountMismatchError, PlanningError
