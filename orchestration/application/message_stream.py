@@ -173,9 +173,8 @@ class MessageStream:
 
         The records of a batch must fit into the memory of each Spark executor.
         """
-        stream = f"{self.graph.name}-{self.graph.next_id(records.Broadcast.kind)}"
         records.check_task_column(task, f"broadcast after {self.operator} has task={task!r}", argument="task")
-        return self.apply(records.Broadcast(stream, task))
+        return self.apply(records.Broadcast(task))
 
     def partition_by(self, *columns: str, partitions: int | None = None) -> MessageStream:
         """Return the records repartitioned by `columns`: an intermediate stream.
@@ -184,8 +183,7 @@ class MessageStream:
         """
         names, computed = records.parse_key_columns(columns)
         before = self.with_columns(**computed) if computed else self
-        stream = f"{self.graph.name}-{self.graph.next_id(records.PartitionBy.kind)}"
-        return before.apply(records.build_partition_by(before.operator, stream, names, partitions))
+        return before.apply(records.build_partition_by(before.operator, names, partitions))
 
     def join(
         self,

@@ -134,11 +134,11 @@ class Spec(ABC):
 
     @property
     def role(self) -> Role | None:
-        """The role of the stream that begins here; None where records stay in their partitions."""
-        return None
+        """The role of the stream that begins here; None where records stay in their partitions.
 
-    stream: str
-    """The name of the stream that begins here; only of operators with a role."""
+        Its name is that of the stream that the operator `reads` or `writes`, otherwise made of the operator's id.
+        """
+        return None
 
     @property
     def sql(self) -> Sequence[str]:

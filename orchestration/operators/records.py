@@ -135,7 +135,6 @@ class Broadcast(PassThroughSpec):
 
     kind: ClassVar[str] = "broadcast"
     role: ClassVar[Role] = "broadcast"
-    stream: str
     task: str
 
     def summary(self) -> str:
@@ -456,7 +455,6 @@ class PartitionBy(PassThroughSpec):
 
     kind: ClassVar[str] = "partition-by"
     role: ClassVar[Role] = "intermediate"
-    stream: str
     columns: tuple[str, ...]
     partitions: int | None = None
 
@@ -481,13 +479,13 @@ class PartitionBy(PassThroughSpec):
         return batch.repartition(frames[0], batch.partitions_at(operator), self.columns)
 
 
-def build_partition_by(after: str, stream: str, columns: Sequence[str], partitions: int | None) -> PartitionBy:
-    """Return the intermediate stream of this name for a user's arguments, after the operator `after`."""
+def build_partition_by(after: str, columns: Sequence[str], partitions: int | None) -> PartitionBy:
+    """Return the intermediate stream for a user's arguments, after the operator `after`."""
     what = f"partition_by after {after}"
     names = validate_column_names(what, columns)
     if not names:
         raise ConfigurationError(f"{what} names no column.", "Name the columns to partition by.", argument="columns")
-    return PartitionBy(stream, names, validate_partition_count(f"{what}: partitions", partitions))
+    return PartitionBy(names, validate_partition_count(f"{what}: partitions", partitions))
 
 
 def parse_key_columns(columns: Sequence[str]) -> tuple[tuple[str, ...], dict[str, str]]:

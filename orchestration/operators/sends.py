@@ -93,6 +93,7 @@ class OutputStreamSpec(Spec):
 
     __slots__ = ()
     role: ClassVar[Role] = "output"
+    stream: str
 
     @property
     def writes(self) -> str:

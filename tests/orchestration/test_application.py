@@ -53,7 +53,7 @@ def test_operators_stand_in_the_order_of_their_definition(app):
         ("partition-by-4", "partition-by", ("map-3",)),
         ("join-5-planes", "join", ("input-1",)),
     ]
-    assert app.operators[3].spec == PartitionBy("flight-delays-partition-by-4", ("origin",), 4)
+    assert app.operators[3].spec == PartitionBy(("origin",), 4)
     assert app.inputs["lake.flights"].default_offset == "oldest"
     assert app.operator("filter-2").spec == Filter("dep_delay > 0")
 

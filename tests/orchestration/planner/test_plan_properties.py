@@ -118,11 +118,11 @@ def brute_force(app: Application):
     for operator in operators.values():
         spec = operator.spec
         if isinstance(spec, Input):
-            counts[operator.id] = STREAMS[spec.stream].partitions
+            counts[operator.id] = STREAMS[spec.reads].partitions
         elif isinstance(spec, PartitionBy):
             counts[operator.id] = spec.partitions
         elif isinstance(spec, SendToStream):
-            counts[operator.id] = app.outputs[spec.stream].partitions
+            counts[operator.id] = app.outputs[spec.writes].partitions
     joins = [op for op in operators.values() if isinstance(op.spec, Join) and TABLES[op.spec.dataset]]
     pairs = [(begin(join).id, f"dataset {join.spec.dataset}") for join in joins]
     joined = {join.spec.dataset for join in joins}
