@@ -271,7 +271,7 @@ class Spec(ABC):
 
     def check_frames(self, operator: str, frames: Sequence[DataFrame], app: Application) -> Columns:
         """Check the records that arrive, whose types Spark knows, as planning does; return the columns that leave."""
-        return self.derive_columns(PlanContext(operator, app, {}), [Columns.of_frame(frame) for frame in frames])
+        return self.derive_columns(PlanContext(operator, app, Catalog()), [Columns.of_frame(frame) for frame in frames])
 
 
 def expressions_need(texts: Iterable[str], arriving: Columns) -> str:
