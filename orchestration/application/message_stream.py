@@ -21,7 +21,7 @@ from dagster_adjunct.orchestration.application.graph import (
 )
 from dagster_adjunct.orchestration.operators import records, sends
 from dagster_adjunct.orchestration.operators.columns import DataFrameFunction, OnNullKey
-from dagster_adjunct.orchestration.operators.event_time import build_late_records
+from dagster_adjunct.orchestration.operators.event_time import LateRecords
 from dagster_adjunct.orchestration.operators.functions import RecordFunction, build_flat_map, validate_record_function
 from dagster_adjunct.orchestration.operators.joins import AsOfJoin, How, Join, JoinFunction, On, build_join, check_as_of
 from dagster_adjunct.orchestration.operators.operator import AsOf, BeforeHistory, OnNullTime, Spec
@@ -332,7 +332,11 @@ class MessageStream:
 
         Their columns are `side` ("left" or "right" of a join), `why`, `event_time`, and `record` as JSON.
         """
-        return self.apply(build_late_records(self.operator, self.graph.operators[self.operator].spec))
+        if not self.graph.operators[self.operator].spec.diverts_late_records:
+            problem = f"late_records after {self.operator}: this operator has no late records."
+            step = "Call it on the result of a join of two streams or of a window: joined.late_records()."
+            raise PlanningError(problem, step, operator=self.operator)
+        return self.apply(LateRecords())
 
     def send_to(
         self,

@@ -278,11 +278,3 @@ def to_late_records(frame: DataFrame, why: Column, holds_back: timedelta, side: 
         F.col(EVENT_TIME),
         hold_back_watermark(F.col(BEHIND), F.unix_micros(EVENT_TIME), holds_back).alias(BEHIND),
     )
-
-
-def build_late_records(after: str, spec: Spec) -> LateRecords:
-    """Return the operator for the late records of the operator `after`; raises PlanningError if it has none."""
-    if not spec.diverts_late_records:
-        step = "Call it on the result of a join of two streams or of a window: joined.late_records()."
-        raise PlanningError(f"late_records after {after}: this operator has no late records.", step, operator=after)
-    return LateRecords()

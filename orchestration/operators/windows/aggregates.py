@@ -191,7 +191,7 @@ class Count(Aggregation):
         return "bigint"
 
     def partials(self, name: str, kind: str) -> tuple[Partial, ...]:
-        return (_count(f"{name}$count", self.column),)
+        return (count_partial(f"{name}$count", self.column),)
 
     def result(self, name: str, kind: str) -> str:
         return quote_name(f"{name}$count")
@@ -283,7 +283,7 @@ class Mean(Aggregation):
         return f"decimal({min(digits[0] + 4, 38)},{_scale_of_mean(*digits)})"
 
     def partials(self, name: str, kind: str) -> tuple[Partial, ...]:
-        return _count(f"{name}$count", self.column), *_sum(name, self.column, kind)
+        return count_partial(f"{name}$count", self.column), *_sum(name, self.column, kind)
 
     def unit(self, kind: str) -> str:
         return _unit(kind)
@@ -422,7 +422,8 @@ def _either(both: str) -> str:
     return f"case when {{0}} is null then {{1}} when {{1}} is null then {{0}} else {both} end"
 
 
-def _count(name: str, column: str | None) -> Partial:
+def count_partial(name: str, column: str | None) -> Partial:
+    """Return the number of records, or of those whose `column` is not null, as a partial value of this name."""
     counted = "1" if column is None else quote_name(column)
     added = "coalesce({0}, 0L) + coalesce({1}, 0L)"
     return Partial(name, "bigint", f"count({counted})", f"sum({quote_name(name)})", added)
