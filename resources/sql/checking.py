@@ -15,6 +15,7 @@ from dagster_adjunct.resources.errors import PlanningError
 from dagster_adjunct.resources.lazy_modules import exp
 from dagster_adjunct.resources.schemas.schema import TYPES
 from dagster_adjunct.resources.sql.expression import (
+    GENERATOR_FUNCTIONS,
     NILADIC,
     ColumnName,
     Expression,
@@ -25,7 +26,6 @@ from dagster_adjunct.resources.sql.expression import (
     parse_expression,
     parse_select,
 )
-from dagster_adjunct.resources.sql.spark_functions import GENERATOR_FUNCTIONS
 from dagster_adjunct.resources.sql.types import KnownTypes, expression_type, find_non_boolean_operand, referenced_types
 
 _NONDETERMINISTIC_FUNCTIONS = frozenset(

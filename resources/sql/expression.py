@@ -1,4 +1,4 @@
-"""Parsed Spark SQL expressions, what their text tells about syntax, and names similar to a mistyped one."""
+"""Parsed Spark SQL expressions, the functions of Spark, and what the text of an expression tells without parsing it."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import lru_cache
+from pkgutil import get_data
 from typing import TYPE_CHECKING, NamedTuple
 
 from dagster_adjunct.resources.lazy_modules import LazyModule, exp
 from dagster_adjunct.resources.schemas.schema import TYPES
-from dagster_adjunct.resources.sql.spark_functions import AGGREGATE_FUNCTIONS, GENERATOR_FUNCTIONS, SPARK_FUNCTIONS
 
 if TYPE_CHECKING:
     from dagster_adjunct.resources.sql import spark_grammar as grammar
@@ -26,6 +26,18 @@ NILADIC = frozenset(
     }
 )  # fmt: skip
 """Names that Spark reads as function calls without parentheses, unless a column has the name."""
+
+# The functions of Spark 4.3 with their numbers of arguments, which a test compares with Spark's own list.
+_FUNCTION_LINES = (get_data(__package__, "spark_functions.txt") or b"").decode().splitlines()  # also from a zip file
+_FUNCTIONS = {line.split()[0]: line.split()[1:] for line in _FUNCTION_LINES if not line.startswith("#")}
+SPARK_FUNCTIONS = frozenset(_FUNCTIONS)
+"""The names of all functions of Spark SQL."""
+AGGREGATE_FUNCTIONS = frozenset(name for name, rest in _FUNCTIONS.items() if "aggregate" in rest)
+"""Functions that combine several records: aggregates, and window functions, which need `over (…)`."""
+GENERATOR_FUNCTIONS = frozenset(name for name, rest in _FUNCTIONS.items() if "generator" in rest) | {
+    "variant_explode", "variant_explode_outer",  # which Spark has as table functions only
+}  # fmt: skip
+"""Functions that return several records for one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,6 +291,24 @@ def calls(text: str) -> tuple[Call, ...]:
 def unknown_functions(text: str) -> tuple[str, ...]:
     """Return the called functions that are not built into Spark: mistyped, or registered by the user."""
     return tuple(dict.fromkeys(call.name for call in calls(text) if call.is_word and call.name not in SPARK_FUNCTIONS))
+
+
+def argument_count_problem(function: str, given: int | None) -> str:
+    """Return "upper() takes 1 argument, and gets 2", or "" where the count is allowed or unknown."""
+    allowed = _FUNCTIONS.get(function, ["?"])[0]
+    if given is None or allowed == "?":
+        return ""
+    least, _, most = allowed.partition("-")
+    if allowed.endswith("+"):
+        least = allowed[:-1]
+        is_allowed, allowed = given >= int(least), f"{least} or more"
+    elif most:
+        is_allowed, allowed = int(least) <= given <= int(most), f"{least} to {most}"
+    else:
+        is_allowed, allowed = str(given) in allowed.split(","), allowed.replace(",", " or ")
+    return (
+        "" if is_allowed else f"{function}() takes {allowed} argument{'' if allowed == '1' else 's'}, and gets {given}"
+    )
 
 
 def multi_record_functions(text: str) -> tuple[tuple[str, bool], ...]:

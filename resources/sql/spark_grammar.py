@@ -14,8 +14,7 @@ from sqlglot.dialects.spark import Spark
 from sqlglot.errors import ErrorLevel, SqlglotError
 from sqlglot.tokenizer_core import Token, TokenType
 
-from dagster_adjunct.resources.sql.expression import Call, ColumnName, Expression, WindowClause
-from dagster_adjunct.resources.sql.spark_functions import argument_count_problem
+from dagster_adjunct.resources.sql.expression import Call, ColumnName, Expression, WindowClause, argument_count_problem
 
 if TYPE_CHECKING:
     from sqlglot.parsers.spark import SparkParser
