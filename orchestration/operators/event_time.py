@@ -44,7 +44,8 @@ ARRIVAL = TIMESTAMP
 """The event time of a record is when it was written to its stream."""
 MIN_MICROS, MAX_MICROS = (to_microseconds(moment.replace(tzinfo=UTC)) for moment in (datetime.min, datetime.max))
 """The years 1 to 9999, in microseconds since 1970."""
-_TIME_TYPES = ("timestamp", "date")
+TIME_TYPES = ("timestamp", "date")
+"""The types that a time may have; a date is its midnight in UTC."""
 _ZERO = timedelta(0)
 
 
@@ -80,7 +81,7 @@ class EventTime:
         kind = check_expression(
             operator, self.expression, columns, types, next_step="Correct event_time, or leave it out for none."
         )
-        if kind is not None and kind not in _TIME_TYPES:
+        if kind is not None and kind not in TIME_TYPES:
             raise self._no_time(operator, kind)
         others = other_records_construct(self.expression)
         changing = nondeterministic_parts(self.expression, types or {})
@@ -100,7 +101,7 @@ class EventTime:
         """
         time = F.col(TIMESTAMP) if self.expression == ARRIVAL else F.expr(self.expression)
         kind = records.select(time.alias("time")).dtypes[0][1]
-        if kind not in _TIME_TYPES:
+        if kind not in TIME_TYPES:
             raise self._no_time(operator, kind)
         time = time.cast("timestamp")
         return F.when(F.unix_micros(time).between(F.lit(MIN_MICROS), F.lit(MAX_MICROS)), time)

@@ -22,6 +22,7 @@ from dagster_adjunct.orchestration.operators.columns import (
     tie_breakers,
     validate_column_names,
 )
+from dagster_adjunct.orchestration.operators.event_time import TIME_TYPES
 from dagster_adjunct.orchestration.operators.functions import RecordCall, RecordFunction
 from dagster_adjunct.orchestration.operators.operator import (
     AsOf,
@@ -348,8 +349,6 @@ class JoinFunction(Join):
         return RecordCall(operator, self.function, self.schema, entry=_ENTRY, stream=stream, sensitive=sensitive)
 
 
-TIMES = ("timestamp", "date")
-"""The types that a time may have; a date is its midnight in UTC."""
 _FROM, _TO, _FIRST, _ROW_ENTRY = "__row_from", "__row_to", "__row_first", "__row_entry"
 _BEGINS = "__row_begins"
 """The begin of the key's history, in the row that matches earlier times; null in others."""
@@ -393,7 +392,7 @@ class AsOfJoin(Join):
         time = self.as_of.column
         require_columns(operator, "the stream", (time,), stream.names, step)
         kind = (stream.types or {}).get(time)
-        if kind is not None and kind not in TIMES:
+        if kind is not None and kind not in TIME_TYPES:
             is_text = kind in ("string", "timestamp_ntz")
             converted = f"cast({time} as timestamp)" if is_text else f"timestamp_millis({time})"
             problem = f"{operator}: the stream's {time!r} is {kind}: expected timestamp or date."
