@@ -130,7 +130,6 @@ class Application:
         self._inputs: dict[str, Input] = {}
         self._outputs: dict[str, OutputStream] = {}
         self._datasets: dict[str, DatasetHandle] = {}
-        self._followed: dict[str, list[AdjunctDataset]] = {}  # datasets by their source stream
         self._tables: dict[str, AnyTable] = {}
 
     def __repr__(self) -> str:
@@ -227,8 +226,6 @@ class Application:
         if isinstance(table, AdjunctDataset):
             dataset = DatasetHandle(self._graph, table, max_staleness)
             self._datasets[name] = dataset
-            if table.stream is not None:
-                self._followed.setdefault(table.stream, []).append(table)
             self._refuse_two_ways(table.stream)
             return dataset
         validate_column_names(f"remote table {name!r}: key", table.key)
@@ -337,19 +334,19 @@ class Application:
         """Reject an input stream that this application writes: its records would loop forever."""
         if stream in self._outputs:
             raise self._graph.loop(stream, "an output stream")
-        if any(dataset.name in self._graph.writers for dataset in self._followed.get(stream, ())):
+        if any(dataset.stream == stream and dataset.name in self._graph.writers for dataset in self.datasets):
             raise self._graph.loop(stream, "fed to a dataset")
 
     def _refuse_two_ways(self, stream: str | None) -> None:
         """Reject an output stream that feeds a declared dataset: records are sent to the dataset's table instead."""
-        if stream in self._outputs:
-            for dataset in self._followed.get(stream, ()):
+        for dataset in self.datasets if stream in self._outputs else ():
+            if dataset.stream == stream:
                 problem = (
-                    f"application {self.name!r}: stream {dataset.stream!r} is an output stream and the input of "
-                    f"dataset {dataset.name!r}."
+                    f"application {self.name!r}: stream {stream!r} is an output stream and the input of dataset "
+                    f"{dataset.name!r}."
                 )
                 step = "Send to the dataset's table instead of declaring its input as an output stream."
-                raise PlanningError(problem, step, application=self.name, stream=dataset.stream, dataset=dataset.name)
+                raise PlanningError(problem, step, application=self.name, stream=stream, dataset=dataset.name)
 
 
 def load_application(reference: str) -> Application:

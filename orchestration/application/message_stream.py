@@ -19,16 +19,15 @@ from dagster_adjunct.orchestration.application.graph import (
     OutputStream,
     RemoteTableHandle,
 )
-from dagster_adjunct.orchestration.operators import records
+from dagster_adjunct.orchestration.operators import records, sends
 from dagster_adjunct.orchestration.operators.columns import DataFrameFunction, OnNullKey
-from dagster_adjunct.orchestration.operators.event_time import build_late_records
+from dagster_adjunct.orchestration.operators.event_time import LateRecords
 from dagster_adjunct.orchestration.operators.functions import RecordFunction, build_flat_map, validate_record_function
 from dagster_adjunct.orchestration.operators.joins import AsOfJoin, How, Join, JoinFunction, On, build_join, check_as_of
-from dagster_adjunct.orchestration.operators.operator import BeforeHistory, OnNullTime, Spec
+from dagster_adjunct.orchestration.operators.operator import AsOf, BeforeHistory, OnNullTime, Spec
 from dagster_adjunct.orchestration.operators.remote_tables import SinkFunction, TableSend, build_lookup_join
-from dagster_adjunct.orchestration.operators.sends import SendDeadLetters, SendToStream, build_send_to_local, build_sink
 from dagster_adjunct.orchestration.operators.stream_join import HowStreams, StreamJoin, Within, build_stream_join
-from dagster_adjunct.orchestration.operators.table_updates import Expressions, SendToDataset, SendToTable, build_update
+from dagster_adjunct.orchestration.operators.table_updates import Expressions, SendToTable, build_update
 from dagster_adjunct.orchestration.operators.windows.aggregates import Aggregation
 from dagster_adjunct.orchestration.operators.windows.kinds import Kind
 from dagster_adjunct.orchestration.operators.windows.window import Results, build_window
@@ -174,9 +173,8 @@ class MessageStream:
 
         The records of a batch must fit into the memory of each Spark executor.
         """
-        stream = f"{self.graph.name}-{self.graph.next_id(records.Broadcast.kind)}"
         records.check_task_column(task, f"broadcast after {self.operator} has task={task!r}", argument="task")
-        return self.apply(records.Broadcast(stream, task))
+        return self.apply(records.Broadcast(task))
 
     def partition_by(self, *columns: str, partitions: int | None = None) -> MessageStream:
         """Return the records repartitioned by `columns`: an intermediate stream.
@@ -185,8 +183,7 @@ class MessageStream:
         """
         names, computed = records.parse_key_columns(columns)
         before = self.with_columns(**computed) if computed else self
-        stream = f"{self.graph.name}-{self.graph.next_id(records.PartitionBy.kind)}"
-        return before.apply(records.build_partition_by(before.operator, stream, names, partitions))
+        return before.apply(records.build_partition_by(before.operator, names, partitions))
 
     def join(
         self,
@@ -233,7 +230,8 @@ class MessageStream:
         times = {"as_of": as_of, "before_history": before_history, "on_null_time": on_null_time}
         by_time = next((argument for argument, value in times.items() if value not in (None, "null")), None)
         calls = function is not None or schema is not None
-        spec: Spec
+        kind: type[Join] = Join
+        more: dict[str, Any] = {}
         if isinstance(table, RemoteTableHandle):
             if calls:
                 problem = f"{operator}: function= and schema= are for datasets; {table.name!r} is a remote table."
@@ -243,8 +241,9 @@ class MessageStream:
                 problem = f"{operator}: {by_time}= is for datasets; {table.name!r} is a remote table without history."
                 step = "Leave it out, or join a dataset that keeps its history: unbounded_dataset(…, history=…)."
                 raise ConfigurationError(problem, step, argument=by_time)
-            spec = build_lookup_join(operator, table.name, table.key, on, how, select, prefix, args, min_match_rate)
-        elif args or isinstance(select, Mapping):
+            lookup = build_lookup_join(operator, table.name, table.key, on, how, select, prefix, args, min_match_rate)
+            return self.apply(lookup, name=name or table.name)
+        if args or isinstance(select, Mapping):
             problem = f"{operator}: args= and types in select= are for remote tables; {table.name!r} is a dataset."
             step = "Leave args= out, and write select=[…]."
             raise ConfigurationError(problem, step, argument="args" if args else "select")
@@ -253,11 +252,8 @@ class MessageStream:
                 problem = f"{operator} has a function, and as_of=, which joins columns only."
                 step = "Join with select=, and call the function after it: flat_map(function, schema=…)."
                 raise ConfigurationError(problem, step, argument="function")
-            spec = build_join(
-                AsOfJoin, operator, table.dataset, on, how, select, prefix, min_match_rate,
-                as_of=as_of, before_history=before_history, on_null_time=on_null_time,
-            )  # fmt: skip
             check_as_of(operator, table.dataset, as_of)
+            kind, more = AsOfJoin, {"as_of": AsOf(as_of, before_history, on_null_time)}
         elif by_time is not None:
             problem = f"{operator} has {by_time}= without as_of=: its records are joined with current entries."
             raise ConfigurationError(problem, "Name the column with the record's time: as_of=….", argument=by_time)
@@ -267,10 +263,8 @@ class MessageStream:
                 step = "Leave them out: the function gets the whole entry, and schema= declares what it adds."
                 raise ConfigurationError(problem, step, argument="select", operator=operator)
             validate_record_function(operator, function, schema, "record", "entry")
-            more = {"function": function, "schema": schema}
-            spec = build_join(JoinFunction, operator, table.dataset, on, how, (), "", min_match_rate, **more)
-        else:
-            spec = build_join(Join, operator, table.dataset, on, how, select, prefix, min_match_rate)
+            kind, more, select = JoinFunction, {"function": function, "schema": schema}, ()
+        spec = build_join(kind, operator, table.dataset, on, how, select, prefix, min_match_rate, **more)
         return self.apply(spec, name=name or table.name)
 
     def join_stream(
@@ -338,7 +332,11 @@ class MessageStream:
 
         Their columns are `side` ("left" or "right" of a join), `why`, `event_time`, and `record` as JSON.
         """
-        return self.apply(build_late_records(self.operator, self.graph.operators[self.operator].spec))
+        if not self.graph.operators[self.operator].spec.diverts_late_records:
+            problem = f"late_records after {self.operator}: this operator has no late records."
+            step = "Call it on the result of a join of two streams or of a window: joined.late_records()."
+            raise PlanningError(problem, step, operator=self.operator)
+        return self.apply(LateRecords())
 
     def send_to(
         self,
@@ -376,7 +374,7 @@ class MessageStream:
             send = TableSend(target.name, contract, on_null_key, None, tuple(args), marks_as=marks_as)
             return self._send_to_table("send_to", target, send, dead_letters, at_most)
         if isinstance(target, DatasetHandle) and local and not (contract or dead_letters or args or marks_as):
-            spec = build_send_to_local(self.graph.name, self.operator, target.dataset, deleted, on_null_key)
+            spec = sends.build_send_to_local(self.graph.name, self.operator, target.dataset, deleted, on_null_key)
             return self.apply(spec, name=target.name)
         skips = on_null_key != "fail" and not local
         given = {"contract": contract, "on_null_key": skips, "dead_letters": dead_letters, "args": args}
@@ -387,7 +385,7 @@ class MessageStream:
         if isinstance(target, DatasetHandle):
             return self._send_to_dataset(target)
         self._refuse_second_writer(target)
-        return self.apply(SendToStream(target.name))
+        return self.apply(sends.SendToStream(target.name))
 
     def update(
         self,
@@ -437,7 +435,7 @@ class MessageStream:
         them and does not call the function. Their partitioning is unknown, unless `keeps_partitioning=True` promises
         that the partitioning columns keep their values.
         """
-        return self.apply(build_sink(self.operator, function, returns, keeps_partitioning))
+        return self.apply(sends.build_sink(self.operator, function, returns, keeps_partitioning))
 
     def _send_to_table(
         self,
@@ -463,7 +461,7 @@ class MessageStream:
         letters = None if dead_letters is None else bound
         sent = self.apply(SendToTable(replace(send, dead_letters=letters)), name=target.name)
         if dead_letters is not None:
-            sent.apply(SendDeadLetters(dead_letters.name, bound), name=target.name)
+            sent.apply(sends.SendDeadLetters(dead_letters.name, bound), name=target.name)
         return sent
 
     def _refuse_second_writer(self, target: OutputStream) -> None:
@@ -489,7 +487,7 @@ class MessageStream:
             step = "Declare it with unbounded_dataset, or send to an output stream."
             raise PlanningError(problem, step, dataset=target.name, operator=self.operator)
         self.graph.refuse_writing(target.dataset.stream, f"the input of dataset {target.name!r}")
-        return self.apply(SendToDataset(target.name), name=target.name)
+        return self.apply(sends.SendToDataset(target.name), name=target.name)
 
     def apply(self, spec: Spec, *others: MessageStream, name: str = "") -> MessageStream:
         """Return the records that leave an operator over these records, and those of `others` if it has several inputs.

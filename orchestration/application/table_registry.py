@@ -30,20 +30,19 @@ def register_tables(lake: Lake, app: Application, *, by: str) -> Iterator[None]:
     Tables of unregistered backends are skipped. Raises TableNotFoundError for a table that existed and no longer does:
     the run would create an empty one.
     """
-    for table in app.tables.values():
-        _register(lake, table, by=by, check=True)
+
+    def register(*, check: bool) -> None:
+        for table in app.tables.values():
+            _register(lake, table, by=by, check=check)
+
+    register(check=True)
     try:
         yield
     except BaseException:
         with suppress(errors.AdjunctError):  # the error that ended the run matters more
-            _register_all(lake, app, by=by)
+            register(check=False)
         raise
-    _register_all(lake, app, by=by)
-
-
-def _register_all(lake: Lake, app: Application, *, by: str) -> None:
-    for table in app.tables.values():
-        _register(lake, table, by=by, check=False)
+    register(check=False)
 
 
 def _register(lake: Lake, table: AnyTable, *, by: str, check: bool) -> None:

@@ -44,7 +44,8 @@ ARRIVAL = TIMESTAMP
 """The event time of a record is when it was written to its stream."""
 MIN_MICROS, MAX_MICROS = (to_microseconds(moment.replace(tzinfo=UTC)) for moment in (datetime.min, datetime.max))
 """The years 1 to 9999, in microseconds since 1970."""
-_TIME_TYPES = ("timestamp", "date")
+TIME_TYPES = ("timestamp", "date")
+"""The types that a time may have; a date is its midnight in UTC."""
 _ZERO = timedelta(0)
 
 
@@ -80,7 +81,7 @@ class EventTime:
         kind = check_expression(
             operator, self.expression, columns, types, next_step="Correct event_time, or leave it out for none."
         )
-        if kind is not None and kind not in _TIME_TYPES:
+        if kind is not None and kind not in TIME_TYPES:
             raise self._no_time(operator, kind)
         others = other_records_construct(self.expression)
         changing = nondeterministic_parts(self.expression, types or {})
@@ -100,7 +101,7 @@ class EventTime:
         """
         time = F.col(TIMESTAMP) if self.expression == ARRIVAL else F.expr(self.expression)
         kind = records.select(time.alias("time")).dtypes[0][1]
-        if kind not in _TIME_TYPES:
+        if kind not in TIME_TYPES:
             raise self._no_time(operator, kind)
         time = time.cast("timestamp")
         return F.when(F.unix_micros(time).between(F.lit(MIN_MICROS), F.lit(MAX_MICROS)), time)
@@ -116,17 +117,13 @@ class EventTime:
 
 
 def build_event_time(
-    stream: str,
-    event_time: str | None,
-    delay: timedelta,
-    idle_after: timedelta | None,
-    max_lag: timedelta | None = None,
+    stream: str, event_time: str | None, delay: timedelta, idle_after: timedelta | None, max_lag: timedelta | None
 ) -> EventTime | None:
     """Return the event time for a user's arguments; None for an input without one."""
-    given = {"delay": delay != _ZERO, "idle_after": idle_after is not None, "max_watermark_lag": max_lag is not None}
+    options = {"delay": delay or None, "idle_after": idle_after, "max_watermark_lag": max_lag}
+    given = {name: value for name, value in options.items() if value is not None}
     if event_time is None:
-        name = next((name for name, is_given in given.items() if is_given), None)
-        if name is not None:
+        for name in given:
             problem = f"input stream {stream!r} has {name} without event_time: its records have no times."
             step = f'Declare event_time="a column" or event_time=ARRIVAL, or leave {name} out.'
             raise ConfigurationError(problem, step, argument=name, stream=stream)
@@ -134,10 +131,9 @@ def build_event_time(
     if not event_time.strip():
         found, expected = f"input stream {stream!r} has event_time={event_time!r}", "a Spark SQL expression, or ARRIVAL"
         raise argument_error(found, expected, argument="event_time", stream=stream)
-    for name, value in {"delay": delay, "idle_after": idle_after, "max_watermark_lag": max_lag}.items():
-        if given[name] and value is not None:
-            found = f"input stream {stream!r} has {name}"
-            check_duration(value, found, argument=name, zero=name == "delay", stream=stream)
+    for name, value in given.items():
+        found = f"input stream {stream!r} has {name}"
+        check_duration(value, found, argument=name, zero=name == "delay", stream=stream)
     return EventTime(event_time, delay, idle_after, max_lag)
 
 
@@ -283,11 +279,3 @@ def to_late_records(frame: DataFrame, why: Column, holds_back: timedelta, side: 
         F.col(EVENT_TIME),
         hold_back_watermark(F.col(BEHIND), F.unix_micros(EVENT_TIME), holds_back).alias(BEHIND),
     )
-
-
-def build_late_records(after: str, spec: Spec) -> LateRecords:
-    """Return the operator for the late records of the operator `after`; raises PlanningError if it has none."""
-    if not spec.diverts_late_records:
-        step = "Call it on the result of a join of two streams or of a window: joined.late_records()."
-        raise PlanningError(f"late_records after {after}: this operator has no late records.", step, operator=after)
-    return LateRecords()

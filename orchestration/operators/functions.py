@@ -171,7 +171,7 @@ def _process_batch(batch: pa.RecordBatch, call: RecordCall, kept: Sequence[str])
     results: list[Record] = []
     for row, record in enumerate(records):
         arguments = (record,) if entries is None else (record, entries[row])
-        for number, result in enumerate(_results_or_failure(call, arguments, batch, row)):
+        for number, result in enumerate(_call_function(call, arguments, batch, row)):
             rows.append(row)
             ordinals.append(ordinal_text(before[row], number))
             results.append(result)
@@ -198,19 +198,33 @@ def check_readable_records(
     raise error.reworded(error.problem, step)
 
 
-def _results_or_failure(
-    call: RecordCall, arguments: tuple[Any, ...], batch: pa.RecordBatch, row: int
-) -> Iterator[Record]:
-    """Yield the results of one record; errors of the function contain the record and its position."""
+def _call_function(call: RecordCall, arguments: tuple[Any, ...], batch: pa.RecordBatch, row: int) -> Iterator[Record]:
+    """Yield the function's results for one record; the only place that runs the user's code.
+
+    Errors contain the record and its position.
+    """
+    label, names = function_label(call.function), call.schema.names
     try:
-        yield from _call_function(call, arguments)
-    except errors.SchemaMismatchError as error:
-        raise _result_error(call, error.problem, error.next_step, arguments[0], batch, row) from None
+        given = call.function(*arguments)
+        if given is None:
+            return
+        if call.several and (isinstance(given, str | bytes | Mapping) or not hasattr(given, "__iter__")):
+            problem = f"{label} returned {type(given).__name__} for a record: expected any number of dictionaries"
+            step = "Return a list of dictionaries, or yield them."
+            raise _result_error(call, problem, step, arguments[0], batch, row)
+        for result in given if call.several else (given,):
+            if not isinstance(result, Mapping) or set(result) != set(names):
+                columns = "other columns" if call.sensitive else f"the columns {', '.join(map(str, result))}"
+                found = columns if isinstance(result, Mapping) and result else repr(type(result))
+                problem = f"a result of {label} has {found}; its schema says {', '.join(names)}"
+                step = "Return a dictionary of exactly these, None where there is no value; or correct schema=."
+                raise _result_error(call, problem, step, arguments[0], batch, row)
+            yield dict(result)
     except errors.AdjunctError:
         raise
     except Exception as error:  # noqa: BLE001 - it is a user's function
         about = {"record": arguments[0], "sensitive": call.sensitive, **record_position(batch, row, call.stream)}
-        failed = function_failed_error(call.operator, function_label(call.function), call.function, error, **about)
+        failed = function_failed_error(call.operator, label, call.function, error, **about)
         raise failed from (None if call.sensitive else error)
 
 
@@ -226,33 +240,9 @@ def _result_error(
 ) -> errors.OperatorFailedError:
     """Return the error for a result that does not match the schema, with its source record."""
     place, position = definition_line(call.function), record_position(batch, row, call.stream)
-    error = operator_failed_error(
-        problem.rstrip("."), place, record, call.sensitive, operator=call.operator, **position
-    )
+    problem = f"{call.operator}: {problem}"
+    error = operator_failed_error(problem, place, record, call.sensitive, operator=call.operator, **position)
     return error.reworded(error.problem, step)
-
-
-def _call_function(call: RecordCall, arguments: tuple[Any, ...]) -> Iterator[Record]:
-    """Yield the function's results for one record; the only place that runs the user's code."""
-    given = call.function(*arguments)
-    if given is None:
-        return
-    label = function_label(call.function)
-    if call.several and (isinstance(given, str | bytes | Mapping) or not hasattr(given, "__iter__")):
-        found = f"{call.operator}: {label} returned {type(given).__name__} for a record"
-        problem = f"{found}: expected any number of dictionaries."
-        raise errors.SchemaMismatchError(
-            problem, "Return a list of dictionaries, or yield them.", operator=call.operator
-        )
-    names = call.schema.names
-    for result in given if call.several else (given,):
-        if not isinstance(result, Mapping) or set(result) != set(names):
-            columns = "other columns" if call.sensitive else f"the columns {', '.join(map(str, result))}"
-            found = columns if isinstance(result, Mapping) and result else repr(type(result))
-            problem = f"{call.operator}: a result of {label} has {found}; its schema says {', '.join(names)}."
-            step = "Return a dictionary of exactly these, None where there is no value; or correct schema=."
-            raise errors.SchemaMismatchError(problem, step, operator=call.operator)
-        yield dict(result)
 
 
 def _build_batch(
@@ -277,7 +267,7 @@ def _build_batch(
             own = batch.select([name for name in batch.schema.names if not name.startswith("__")])
             (record,) = own.slice(rows[at], 1).to_pylist()
             problem = (
-                f"{call.operator}: {function_label(call.function)} gave column {field.name!r} a value that is no "
+                f"{function_label(call.function)} gave column {field.name!r} a value that is no "
                 f"{field.type}{'' if call.sensitive else f': {error}'}"
             )
             step = "Return values of this type, or correct schema=."

@@ -22,13 +22,12 @@ from dagster_adjunct.orchestration.operators.columns import (
     tie_breakers,
     validate_column_names,
 )
+from dagster_adjunct.orchestration.operators.event_time import TIME_TYPES
 from dagster_adjunct.orchestration.operators.functions import RecordCall, RecordFunction
 from dagster_adjunct.orchestration.operators.operator import (
     AsOf,
-    BeforeHistory,
     ComparedColumn,
     Match,
-    OnNullTime,
     PassThroughSpec,
     PlanContext,
     Requirement,
@@ -231,7 +230,7 @@ class Join(PassThroughSpec):
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
         (frame,) = frames
         entries, schema = batch.entries(self.dataset)
-        self._check_frame(operator, frame, schema, batch)
+        self._check(operator, Columns.of_frame(frame), schema, batch)
         added = [named_column(chosen.column).alias(chosen.name) for chosen in self.selection(schema.names)]
         return self._joined(operator, frame, entries, added, batch)
 
@@ -269,19 +268,13 @@ class Join(PassThroughSpec):
         self, operator: str, table: Any, chosen: Sequence[SelectedColumn] | None, batch: ArrowBatch
     ) -> Any:
         """Return the records with these columns of their entries, or with the entry as one struct."""
-        self._check_table(operator, table, batch.schema_of(self.dataset), batch)
+        self._check(operator, Columns.of_schema(batch.output_schema(table)), batch.schema_of(self.dataset), batch)
         joined, matched = batch.join(operator, table, self.dataset, self.on, chosen, _ENTRY)
         return joined.filter(matched) if self.how == "inner" else joined
 
-    def _check_table(self, operator: str, table: Any, schema: Schema, batch: ArrowBatch) -> None:
-        """Check the records and the entries of the batch's version."""
-        arriving, dataset = Columns.of_schema(batch.output_schema(table)), batch.app.dataset(self.dataset)
-        self._join_columns(operator, arriving, Columns.of_schema(schema), dataset)
-
-    def _check_frame(self, operator: str, frame: DataFrame, schema: Schema, batch: BatchContext) -> None:
-        """Check the records and the entries of the batch's version, before Spark does."""
-        dataset = batch.app.dataset(self.dataset)
-        self._join_columns(operator, Columns.of_frame(frame), Columns.of_schema(schema), dataset)
+    def _check(self, operator: str, arriving: Columns, schema: Schema, batch: BatchContext | ArrowBatch) -> None:
+        """Check the records, and the entries of the batch's version, before they are joined."""
+        self._join_columns(operator, arriving, Columns.of_schema(schema), batch.app.dataset(self.dataset))
 
 
 def build_join(
@@ -342,22 +335,20 @@ class JoinFunction(Join):
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
         (frame,) = frames
         entries, schema = batch.entries(self.dataset)
-        self._check_frame(operator, frame, schema, batch)
+        self._check(operator, Columns.of_frame(frame), schema, batch)
         entry = F.struct(*[named_column(name) for name in schema.names]).alias(_ENTRY)
         joined = self._joined(operator, frame, entries, [entry], batch)
-        stream, sensitive = batch.stream_of(operator), batch.sensitive(operator)
-        call = RecordCall(operator, self.function, self.schema, entry=_ENTRY, stream=stream, sensitive=sensitive)
-        return batch.call_for_records(joined, call, frame.columns)
+        return batch.call_for_records(joined, self._call(operator, batch), frame.columns)
 
     def compute(self, operator: str, tables: Sequence[Any], batch: ArrowBatch) -> Any:
         joined = self._joined_here(operator, tables[0], None, batch)
+        return batch.call_for_records(joined, self._call(operator, batch), tables[0].column_names)
+
+    def _call(self, operator: str, batch: BatchContext | ArrowBatch) -> RecordCall:
         stream, sensitive = batch.stream_of(operator), batch.sensitive(operator)
-        call = RecordCall(operator, self.function, self.schema, entry=_ENTRY, stream=stream, sensitive=sensitive)
-        return batch.call_for_records(joined, call, tables[0].column_names)
+        return RecordCall(operator, self.function, self.schema, entry=_ENTRY, stream=stream, sensitive=sensitive)
 
 
-TIMES = ("timestamp", "date")
-"""The types that a time may have; a date is its midnight in UTC."""
 _FROM, _TO, _FIRST, _ROW_ENTRY = "__row_from", "__row_to", "__row_first", "__row_entry"
 _BEGINS = "__row_begins"
 """The begin of the key's history, in the row that matches earlier times; null in others."""
@@ -378,54 +369,43 @@ class TimedRows:
 
 @dataclass(frozen=True, slots=True)
 class AsOfJoin(Join):
-    """Records with the columns of the entry that was valid at the time in their column `as_of`.
+    """Records with the columns of the entry that was valid at the time in their column `as_of.column`.
 
     The dataset's rows of a key have intervals that do not overlap. One row also matches all times before the first row:
     the first row itself, or, if that is a deletion and the oldest entry is wanted, the first entry. So a record matches
     at most one row, by equality on the key, which decides the bucket, and a comparison of times within it. The row
     tells whether the record is from before the history, or from a time when its key was deleted.
-
-    A record from before the history of its key has no entry, the oldest one, or fails the batch (`before_history`); a
-    record without a time has no entry or fails the batch (`on_null_time`).
     """
 
     kind: ClassVar[str] = "join"
-    as_of: str = field(kw_only=True)
-    before_history: BeforeHistory = field(kw_only=True)
-    on_null_time: OnNullTime = field(kw_only=True)
-
-    @property
-    def _as_of(self) -> AsOf:
-        return AsOf(self.as_of, self.before_history, self.on_null_time)
+    as_of: AsOf = field(kw_only=True)
 
     @property
     def match(self) -> Match:
-        return Match(self.dataset, self.min_match_rate, as_of=self._as_of)
+        return Match(self.dataset, self.min_match_rate, as_of=self.as_of)
 
     def summary(self) -> str:
-        return f"{Join.summary(self)} as of {self.as_of}"
+        return f"{Join.summary(self)} as of {self.as_of.column}"
 
     def _join_columns(self, operator: str, stream: Columns, entries: Columns, dataset: AdjunctDataset) -> Columns:
         step = "Correct as_of=, or join before the column is dropped."
-        require_columns(operator, "the stream", (self.as_of,), stream.names, step)
-        self._check_time(operator, (stream.types or {}).get(self.as_of))
+        time = self.as_of.column
+        require_columns(operator, "the stream", (time,), stream.names, step)
+        kind = (stream.types or {}).get(time)
+        if kind is not None and kind not in TIME_TYPES:
+            is_text = kind in ("string", "timestamp_ntz")
+            converted = f"cast({time} as timestamp)" if is_text else f"timestamp_millis({time})"
+            problem = f"{operator}: the stream's {time!r} is {kind}: expected timestamp or date."
+            step = f'Convert it first, for example .with_columns({time}="{converted}").'
+            raise PlanningError(problem, step, column=time, dataset=self.dataset, operator=operator)
         return Join._join_columns(self, operator, stream, entries, dataset)
-
-    def _check_time(self, operator: str, kind: str | None) -> None:
-        if kind is None or kind in TIMES:
-            return
-        time = f"cast({self.as_of} as timestamp)"
-        time = time if kind in ("string", "timestamp_ntz") else f"timestamp_millis({self.as_of})"
-        problem = f"{operator}: the stream's {self.as_of!r} is {kind}: expected timestamp or date."
-        step = f'Convert it first, for example .with_columns({self.as_of}="{time}").'
-        raise PlanningError(problem, step, column=self.as_of, dataset=self.dataset, operator=operator)
 
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
         if batch.reading == CURRENT:
             return Join.compile(self, operator, frames, batch)
         (frame,) = frames
         over = batch.over_time(self.dataset)
-        self._check_frame(operator, frame, over.schema, batch)
+        self._check(operator, Columns.of_frame(frame), over.schema, batch)
         keys = [f"__key_{index}" for index in range(len(self.on))]
         matched = self._match(frame, keys, over, batch.app.dataset(self.dataset))
         if self._failing:
@@ -445,12 +425,12 @@ class AsOfJoin(Join):
         side = F.broadcast(side) if dataset.broadcast else side.hint("merge")
         stream = [frame[quote_name(name)] for name, _ in self.on]
         same = reduce(and_, [mine == side[key] for mine, key in zip(stream, keys, strict=True)])
-        at = frame[quote_name(self.as_of)].cast("timestamp")
+        at = frame[quote_name(self.as_of.column)].cast("timestamp")
         during = (at >= side[_FROM]) & (side[_TO].isNull() | (at < side[_TO]))
         joined = frame.join(side, same & (during | (at < side[_BEGINS])), "left")
-        time, row = named_column(self.as_of).cast("timestamp"), F.col(_ROW_ENTRY)
+        time, row = named_column(self.as_of.column).cast("timestamp"), F.col(_ROW_ENTRY)
         early = row.isNotNull() & (time < F.col(_FROM))
-        entry = row & (F.lit(True) if self.before_history == "oldest" else ~early)
+        entry = row & (F.lit(True) if self.as_of.before_history == "oldest" else ~early)
         there = {chosen.name for chosen in added}
         return joined.select(
             *[
@@ -475,7 +455,7 @@ class AsOfJoin(Join):
             (~F.col(TOMBSTONE)).alias(_ROW_ENTRY),
         )
         begins = F.when(F.col(_FIRST), F.col(_FROM))
-        if self.before_history == "oldest":
+        if self.as_of.before_history == "oldest":
             side = side.coalesce(1) if scattered else side
             of_key = Window.partitionBy(*keys)
             oldest = F.coalesce(F.min(F.when(F.col(_ROW_ENTRY), F.col(_FROM))).over(of_key), F.min(_FROM).over(of_key))
@@ -493,9 +473,9 @@ class AsOfJoin(Join):
         if batch.reading == CURRENT:
             return Join.compute(self, operator, tables, batch)
         (table,), schema = tables, batch.schema_over_time(self.dataset)
-        self._check_table(operator, table, schema, batch)
+        self._check(operator, Columns.of_schema(batch.output_schema(table)), schema, batch)
         chosen = self.selection(schema.names)
-        joined, matched = batch.join_as_of(operator, table, self.dataset, self.on, chosen, self._as_of)
+        joined, matched = batch.join_as_of(operator, table, self.dataset, self.on, chosen, self.as_of)
         if self._failing:
             wrong = joined.filter(reduce(pc.or_, [joined.column(name) for name in self._failing]))
             places = (PARTITION, OFFSET, *tie_breakers(wrong.column_names))
@@ -507,7 +487,7 @@ class AsOfJoin(Join):
     @property
     def _failing(self) -> list[str]:
         """The flags of records that fail the batch."""
-        fails = {BEFORE_HISTORY: self.before_history == "error", NO_TIME: self.on_null_time == "fail"}
+        fails = {BEFORE_HISTORY: self.as_of.before_history == "error", NO_TIME: self.as_of.on_null_time == "fail"}
         return [name for name, is_failure in fails.items() if is_failure]
 
     def _check_times(self, operator: str, matched: DataFrame, batch: BatchContext) -> None:
@@ -530,10 +510,10 @@ class AsOfJoin(Join):
         key = ", ".join(describe(stream, entry) for stream, entry in self.on)
         stream, partition, offset = batch.stream_of(operator), record[PARTITION], str(record[OFFSET])
         place = "" if stream is None else f" (at {stream}.{partition} offset {offset})"
-        what = f"from before the history of dataset {self.dataset}: {describe(self.as_of)}{place}"
+        what = f"from before the history of dataset {self.dataset}: {describe(self.as_of.column)}{place}"
         step = 'Load the entries of that time, or choose before_history="null" or "oldest" for such records.'
         if record[NO_TIME]:
-            what = f"joined with dataset {self.dataset} as of {self.as_of}, which is null{place}"
+            what = f"joined with dataset {self.dataset} as of {self.as_of.column}, which is null{place}"
             step = 'Correct the record, or join such records with no entry: on_null_time="null".'
         problem = f"{operator}: a record of {key} is {what}."
         raise OperatorFailedError(problem, step, operator=operator, stream=stream, partition=partition, offset=offset)

@@ -134,11 +134,11 @@ class Spec(ABC):
 
     @property
     def role(self) -> Role | None:
-        """The role of the stream that begins here; None where records stay in their partitions."""
-        return None
+        """The role of the stream that begins here; None where records stay in their partitions.
 
-    stream: str
-    """The name of the stream that begins here; only of operators with a role."""
+        Its name is that of the stream that the operator `reads` or `writes`, otherwise made of the operator's id.
+        """
+        return None
 
     @property
     def sql(self) -> Sequence[str]:
@@ -271,7 +271,7 @@ class Spec(ABC):
 
     def check_frames(self, operator: str, frames: Sequence[DataFrame], app: Application) -> Columns:
         """Check the records that arrive, whose types Spark knows, as planning does; return the columns that leave."""
-        return self.derive_columns(PlanContext(operator, app, {}), [Columns.of_frame(frame) for frame in frames])
+        return self.derive_columns(PlanContext(operator, app, Catalog()), [Columns.of_frame(frame) for frame in frames])
 
 
 def expressions_need(texts: Iterable[str], arriving: Columns) -> str:

@@ -135,7 +135,6 @@ class Broadcast(PassThroughSpec):
 
     kind: ClassVar[str] = "broadcast"
     role: ClassVar[Role] = "broadcast"
-    stream: str
     task: str
 
     def summary(self) -> str:
@@ -278,10 +277,10 @@ class Map(Spec):
         named: list[str] = []
         made: dict[str, Sources] = {}
         complete = True
-        for item in check_expressions(context.operator, self.expressions, names, types):
-            read, name = item.expression, item.expression.name
+        for read, kind in check_expressions(context.operator, self.expressions, names, types):
+            name = read.name
             if read.star:
-                kept = item.expand_star(tuple(columns.known))
+                kept = read.expand_star(columns.known)
                 named += kept if columns.complete else ()
                 result |= {column: columns.known[column] for column in kept}
                 complete = complete and columns.complete
@@ -296,7 +295,7 @@ class Map(Spec):
                 for field, value in fields
             }
             made[name] = () if fields else sources_from_expression(read, sources, made)
-            result[name] = ColumnFacts(item.type, made[name], parts)
+            result[name] = ColumnFacts(kind, made[name], parts)
         check_new_names(context.operator, named, "List the columns to keep instead of '*', or choose another name.")
         return Columns(result, complete, columns.typed and columns.complete)
 
@@ -456,7 +455,6 @@ class PartitionBy(PassThroughSpec):
 
     kind: ClassVar[str] = "partition-by"
     role: ClassVar[Role] = "intermediate"
-    stream: str
     columns: tuple[str, ...]
     partitions: int | None = None
 
@@ -481,13 +479,13 @@ class PartitionBy(PassThroughSpec):
         return batch.repartition(frames[0], batch.partitions_at(operator), self.columns)
 
 
-def build_partition_by(after: str, stream: str, columns: Sequence[str], partitions: int | None) -> PartitionBy:
-    """Return the intermediate stream of this name for a user's arguments, after the operator `after`."""
+def build_partition_by(after: str, columns: Sequence[str], partitions: int | None) -> PartitionBy:
+    """Return the intermediate stream for a user's arguments, after the operator `after`."""
     what = f"partition_by after {after}"
     names = validate_column_names(what, columns)
     if not names:
         raise ConfigurationError(f"{what} names no column.", "Name the columns to partition by.", argument="columns")
-    return PartitionBy(stream, names, validate_partition_count(f"{what}: partitions", partitions))
+    return PartitionBy(names, validate_partition_count(f"{what}: partitions", partitions))
 
 
 def parse_key_columns(columns: Sequence[str]) -> tuple[tuple[str, ...], dict[str, str]]:

@@ -86,7 +86,17 @@ def declared_column_types(table: AnyTable) -> dict[str, str] | None:
     return function_column_types(table.read_function)
 
 
-def function_problems(table: AnyTable, function: Any, args: tuple[object, ...]) -> Iterator[tuple[str, str]]:
+Problems: TypeAlias = Iterator[tuple[str, str]]
+"""What a table can't do, each with the next step."""
+
+
+def raise_first_problem(operator: str, table: AnyTable, problems: Problems) -> None:
+    """Raise PlanningError for the first problem, if there is one."""
+    for problem, step in problems:
+        raise PlanningError(f"{operator}: table {table.name}{problem}", step, operator=operator)
+
+
+def function_problems(table: AnyTable, function: Any, args: tuple[object, ...]) -> Problems:
     """Yield how a table and its function do not fit, each with the next step: other keys, and unsupported `args`."""
     name, key = type(function).__name__, getattr(function, "key", None)
     stored = () if key is None else (key,) if isinstance(key, str) else tuple(key)
@@ -103,12 +113,12 @@ def function_problems(table: AnyTable, function: Any, args: tuple[object, ...]) 
         )
 
 
-def check_lookup(operator: str, table: AnyTable, args: tuple[object, ...]) -> None:
-    """Raise PlanningError if the table does not support lookups, or lookups with these arguments."""
-    function = table.read_function
-    missing = (" has no read function, and records are looked up in it.", "Declare it with read_function=….")
-    for problem, step in [missing] if function is None else function_problems(table, function, args):
-        raise PlanningError(f"{operator}: table {table.name}{problem}", step, operator=operator)
+def _lookup_problems(table: AnyTable, args: tuple[object, ...]) -> Problems:
+    """Yield why the table does not support lookups, or lookups with these arguments."""
+    if table.read_function is None:
+        yield " has no read function, and records are looked up in it.", "Declare it with read_function=…."
+    else:
+        yield from function_problems(table, table.read_function, args)
 
 
 def check_lookup_key_types(operator: str, table: AnyTable, on: tuple[tuple[str, str], ...], types: Types) -> None:
@@ -153,11 +163,12 @@ def check_stored_columns(operator: str, table: AnyTable, lookup: TableLookup, st
             raise PlanningError(problem, step, column=answer.column, operator=operator)
 
 
-def lookup_column_types(operator: str, table: AnyTable, given: Mapping[str, str | None]) -> dict[str, str]:
-    """Return the Spark types of these columns of the table: those `given`, else from its function."""
+def lookup_columns(operator: str, table: AnyTable, chosen: Sequence[joins.SelectedColumn]) -> tuple[LookupColumn, ...]:
+    """Return these columns of the table with their Spark types: those that a user gave, else from its function."""
     declared = declared_column_types(table)
-    types = {}
-    for column, type_given in given.items():
+    columns = []
+    for item in chosen:
+        column, type_given = item.column, item.type
         if declared is not None and column not in declared:
             raise _no_column(operator, table, column, declared)
         type_declared = None if declared is None else to_spark_type(declared[column])
@@ -174,8 +185,8 @@ def lookup_column_types(operator: str, table: AnyTable, given: Mapping[str, str 
         if problem:
             problem = f"{operator}: table {table.name} {problem}."
             raise PlanningError(problem, step, column=column, operator=operator)
-        types[column] = type_given or str(type_declared)
-    return types
+        columns.append(LookupColumn(column, item.name, type_given or str(type_declared)))
+    return tuple(columns)
 
 
 def _no_column(operator: str, table: AnyTable, column: str, there: dict[str, str]) -> PlanningError:
@@ -226,14 +237,13 @@ class LookupJoin(PassThroughSpec):
                 operator=operator,
             )
         chosen = joins.select_columns(self.select, self.on, self.prefix, declared or ())
-        types = lookup_column_types(operator, table, {item.column: item.type for item in chosen})
-        answers = tuple(LookupColumn(item.column, item.name, types[item.column]) for item in chosen)
+        answers = lookup_columns(operator, table, chosen)
         return TableLookup(self.table, tuple(stream for stream, _ in self.on), answers, self.args)
 
     def derive_columns(self, context: PlanContext, arriving: Sequence[Columns]) -> Columns:
         (stream,) = arriving
         table = context.app.tables[self.table]
-        check_lookup(context.operator, table, self.args)
+        raise_first_problem(context.operator, table, _lookup_problems(table, self.args))
         declared, known = declared_column_types(table) or {}, stream.types or {}
         context.declared.extend(
             ComparedColumn(own, known.get(own), f"table {self.table}", declared[entry])

@@ -1,4 +1,4 @@
-"""Operators that write records to streams, local tables and functions, and the exchanges that writing needs."""
+"""Operators that write records to streams, datasets and functions, and the exchanges that writing needs."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ from dagster_adjunct.orchestration.operators.stream_facts import (
     StreamFacts,
     new_stream_defaults,
     output_partitioner,
+    require_facts,
 )
 from dagster_adjunct.resources.common import argument_error, split_stream_name
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
@@ -92,6 +93,7 @@ class OutputStreamSpec(Spec):
 
     __slots__ = ()
     role: ClassVar[Role] = "output"
+    stream: str
 
     @property
     def writes(self) -> str:
@@ -174,19 +176,12 @@ class SendDeadLetters(OutputStreamSpec):
         return letters
 
 
-@dataclass(frozen=True, slots=True)
-class SendToLocal(PassThroughSpec):
-    """Records stored by key in a local table with these columns; those that match `deleted` delete their entry."""
+class DatasetSend(PassThroughSpec):
+    """An operator that writes the entries of the declared dataset `table`."""
 
+    __slots__ = ()
     kind: ClassVar[str] = "send-to-table"
     table: str
-    schema: Schema
-    deleted: str | None = None
-    on_null_key: OnNullKey = "fail"
-
-    @property
-    def sql(self) -> Sequence[str]:
-        return () if self.deleted is None else (self.deleted,)
 
     @property
     def writes(self) -> str:
@@ -196,15 +191,30 @@ class SendToLocal(PassThroughSpec):
     def feeds(self) -> str:
         return self.table
 
+    def requirements(self, app: Application) -> Sequence[Requirement | None]:
+        partitions = app.dataset(self.table).partitions
+        return () if partitions is None else (Requirement(self.table, partitions, None, feeds=True),)
+
+
+@dataclass(frozen=True, slots=True)
+class SendToLocal(DatasetSend):
+    """Records stored by key in a local table with these columns; those that match `deleted` delete their entry."""
+
+    table: str
+    schema: Schema
+    deleted: str | None = None
+    on_null_key: OnNullKey = "fail"
+
+    @property
+    def sql(self) -> Sequence[str]:
+        return () if self.deleted is None else (self.deleted,)
+
     def target(self, app: Application) -> LineageNode:
         return LineageNode("dataset", self.table)
 
     def summary(self) -> str:
         deleted = f", deleted where {self.deleted}" if self.deleted is not None else ""
         return f"local table {self.table} ({', '.join(self.schema.names)}){deleted}"
-
-    def requirements(self, app: Application) -> Sequence[Requirement | None]:
-        return (Requirement(self.table, app.dataset(self.table).partitions, None, feeds=True),)
 
     def derive_columns(self, context: PlanContext, arriving: Sequence[Columns]) -> Columns:
         (columns,) = arriving
@@ -267,6 +277,47 @@ def build_send_to_local(
         expected = 'a Spark SQL condition for entries to delete, such as "visits = 0"'
         raise argument_error(f"send_to after {after} has deleted={deleted!r}", expected, argument="deleted")
     return SendToLocal(table.name, owned.schema, deleted, on_null_key)
+
+
+@dataclass(frozen=True, slots=True)
+class SendToDataset(DatasetSend):
+    """Records written to the stream that feeds a dataset."""
+
+    table: str
+
+    def target(self, app: Application) -> LineageNode:
+        return LineageNode("stream", self._fed(app))
+
+    def _fed(self, app: Application) -> str:
+        stream = app.dataset(self.table).stream
+        assert stream is not None  # MessageStream.send_to refuses others
+        return stream
+
+    def summary(self) -> str:
+        return f"dataset {self.table}"
+
+    def derive_columns(self, context: PlanContext, arriving: Sequence[Columns]) -> Columns:
+        key, names = context.app.dataset(self.table).key, arriving[0].names
+        require_columns(context.operator, "the stream", key, names, f"They are the key of table {self.table}.")
+        return arriving[0]
+
+    def exchange_before(self, context: PlanContext, flow: Flow, partitions: int) -> Exchange | None:
+        facts = require_facts(context.catalog, self._fed(context.app), context.operator)
+        key = facts.key or context.app.dataset(self.table).key
+        stream = StreamFacts(facts.name, facts.partitions, key, facts.partitioner)
+        return exchange_before_stream(context.operator, "dataset", stream, flow, partitions)
+
+    def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
+        """Write the records to the dataset's stream; the dataset reads them when it next advances.
+
+        The stream keeps its own partitioning, which may differ from the dataset's buckets: another deployment may have
+        changed those.
+        """
+        (frame,) = frames
+        fed = self._fed(batch.app)
+        stream = batch.system_of(fed).info(split_stream_name(fed)[1])
+        batch.send(operator, frame, fed, key=stream.key, partitions=stream.partitions)
+        return frame
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import cached_property
 from itertools import chain
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from dagster_adjunct.orchestration.operators.columns import Names, Types, validate_partition_count
@@ -160,8 +161,7 @@ class StreamFacts:
     """An existing stream: `name` is "system.stream", `key` are its partitioning columns.
 
     `schema` is None where the columns are unknown. `evolves` says that writers may add and widen columns, `numbered`
-    that offsets are numbers, and `in_arrow` that its records can be read without Spark. `size` is in bytes, None where
-    unknown.
+    that offsets are numbers, and `in_arrow` that its records can be read without Spark.
     """
 
     name: str
@@ -172,33 +172,30 @@ class StreamFacts:
     evolves: bool = False
     numbered: bool = True
     in_arrow: bool = True
-    size: int | None = None
 
     def __post_init__(self) -> None:
         validate_partition_count(f"partitions of stream {self.name!r}", self.partitions or 0)
 
 
-Catalog: TypeAlias = Mapping[str, StreamFacts]
+class Catalog(dict[str, StreamFacts]):
+    """The facts of streams by name, with the reasons for missing streams where they were read from stream systems.
 
-
-class StreamCatalog(dict[str, StreamFacts]):
-    """A catalog that was read from stream systems, with the reasons for missing streams.
-
-    `size_of` returns the bytes of a stream; it is called only for errors. `new_streams` are the properties of new
-    streams, by system.
+    `size_of` returns the bytes of a stream, None where they are unknown; it is called only for errors. `new_streams`
+    are the properties of new streams, by system.
     """
 
     def __init__(
         self,
-        facts: Mapping[str, StreamFacts],
-        missing: Mapping[str, str],
-        size_of: Callable[[str], int | None],
-        new_streams: Mapping[str, NewStreams],
+        facts: Mapping[str, StreamFacts] = MappingProxyType({}),
+        *,
+        missing: Mapping[str, str] = MappingProxyType({}),
+        size_of: Callable[[str], int | None] = lambda stream: None,
+        new_streams: Mapping[str, NewStreams] = MappingProxyType({LAKE: NEW_STREAMS}),
     ) -> None:
         super().__init__(facts)
-        self.missing = dict(missing)
+        self.missing = missing
         self.size_of = size_of
-        self.new_streams = dict(new_streams)
+        self.new_streams = new_streams
 
 
 def require_facts(catalog: Catalog, stream: str, what: str) -> StreamFacts:
@@ -206,8 +203,7 @@ def require_facts(catalog: Catalog, stream: str, what: str) -> StreamFacts:
     facts = catalog.get(stream)
     if facts is not None:
         return facts
-    missing = catalog.missing.get(stream) if isinstance(catalog, StreamCatalog) else None
-    there = missing or f"streams there: {', '.join(sorted(catalog)) or 'none'}."
+    there = catalog.missing.get(stream) or f"streams there: {', '.join(sorted(catalog)) or 'none'}."
     system, name = split_stream_name(stream)
     step = "Correct the name, or create the stream first."
     if system == LAKE:
@@ -216,26 +212,14 @@ def require_facts(catalog: Catalog, stream: str, what: str) -> StreamFacts:
     raise PlanningError(f"{what} reads stream {stream!r}, which does not exist: {there}", step, stream=stream)
 
 
-def stream_size(catalog: Catalog, stream: str) -> int | None:
-    """Return the bytes of a stream, None where they are unknown."""
-    facts = catalog.get(stream)
-    if facts is None or facts.size is not None or not isinstance(catalog, StreamCatalog):
-        return None if facts is None else facts.size
-    return catalog.size_of(stream)
-
-
 def output_partitioner(catalog: Catalog, stream: str) -> Partitioner:
     """Return the partitioner of an existing or new output stream."""
     return (catalog.get(stream) or new_stream_defaults(catalog, stream)).partitioner
 
 
 def new_stream_defaults(catalog: Catalog, stream: str) -> NewStreams:
-    """Return the properties of new streams in the system of a stream.
-
-    A catalog that is a plain mapping has those of the lake only.
-    """
-    by_system = catalog.new_streams if isinstance(catalog, StreamCatalog) else {LAKE: NEW_STREAMS}
-    return by_system.get(split_stream_name(stream)[0], NewStreams())
+    """Return the properties of new streams in the system of a stream."""
+    return catalog.new_streams.get(split_stream_name(stream)[0], NewStreams())
 
 
 # as-of: as-of joins use the entry that was valid at the record's time, other joins the served version.

@@ -108,20 +108,6 @@ class Side:
         return named_column(self.prefixed(name))
 
 
-def classify_join_records(frame: DataFrame, side: Side, watermarks: Watermarks, retention: int) -> DataFrame:
-    """Return the records with EXCLUSION; times whose `retention` in microseconds ends after the year 9999 are null.
-
-    Whether a record is late depends on the records before it in its own partition only, and so not on how batches are
-    cut. The watermark at the start of the batch is higher than that only where idle partitions were not waited for.
-    """
-    time = F.unix_micros(EVENT_TIME)
-    late = F.col(BEHIND).isNotNull()
-    if watermarks.before is not None:
-        late = late | (time < F.lit(to_microseconds(watermarks.before)))
-    null_time = time.isNull() | (time > MAX_MICROS - retention)
-    return frame.withColumn(EXCLUSION, exclusion_column(frame, side.keys, null_time, late))
-
-
 def unmatchable_results(frame: DataFrame, side: Side) -> DataFrame:
     """Return results for the classified records that can't match anything."""
     return frame.where(F.col(EXCLUSION).isin(*UNMATCHABLE)).select(
@@ -376,8 +362,17 @@ class StreamJoin(Spec):
     def _classify(
         self, operator: str, frame: DataFrame, side: Side, watermarks: Watermarks, batch: BatchContext
     ) -> DataFrame:
-        """Return the classified records of one side; late ones are passed to an operator that reads them."""
-        frame = classify_join_records(frame, side, watermarks, self.record_retention // _MICROSECOND)
+        """Return the records of one side with EXCLUSION; late ones are passed to an operator that reads them.
+
+        Times are null if the records would be retained after the year 9999. Whether a record is late depends on the
+        records before it in its own partition only, and so not on how batches are cut. The watermark at the start of
+        the batch is higher than that only where idle partitions were not waited for.
+        """
+        time, is_late = F.unix_micros(EVENT_TIME), F.col(BEHIND).isNotNull()
+        if watermarks.before is not None:
+            is_late = is_late | (time < F.lit(to_microseconds(watermarks.before)))
+        null_time = time.isNull() | (time > MAX_MICROS - self.record_retention // _MICROSECOND)
+        frame = frame.withColumn(EXCLUSION, exclusion_column(frame, side.keys, null_time, is_late))
         has_late_consumer = batch.has_late_consumer(operator)
         if side.outer or has_late_consumer:  # they are read more than once
             frame = batch.materialize(operator, frame)

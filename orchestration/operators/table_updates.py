@@ -1,9 +1,9 @@
-"""`SendToTable`, which writes records or updates to a remote table, `SendToDataset`, and the checks of both."""
+"""`SendToTable`, which writes records or updates to a remote table, and its checks."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
@@ -20,29 +20,28 @@ from dagster_adjunct.orchestration.operators.operator import (
     Flow,
     PassThroughSpec,
     PlanContext,
-    Requirement,
     expressions_need,
 )
 from dagster_adjunct.orchestration.operators.remote_tables import (
     AnyTable,
     ChangedColumns,
+    Problems,
     TableSend,
     function_column_types,
     function_problems,
+    raise_first_problem,
 )
-from dagster_adjunct.orchestration.operators.sends import exchange_before_stream, exchange_before_table
+from dagster_adjunct.orchestration.operators.sends import exchange_before_table
 from dagster_adjunct.orchestration.operators.stream_facts import (
     ColumnFacts,
     Columns,
     LineageNode,
     Sources,
-    StreamFacts,
-    require_facts,
     sources_from_sql,
 )
 from dagster_adjunct.resources.backends.columns import Column, Kind, parse_column
-from dagster_adjunct.resources.common import argument_error, split_stream_name
-from dagster_adjunct.resources.errors import ConfigurationError, PlanningError
+from dagster_adjunct.resources.common import argument_error
+from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.schemas.schema import quote_name, quote_text
 from dagster_adjunct.resources.sql.checking import check_expression
 from dagster_adjunct.resources.sql.expression import did_you_mean, parse_expression
@@ -61,8 +60,6 @@ if TYPE_CHECKING:
 
 Expressions: TypeAlias = Mapping[str, str] | Sequence[str]
 Pairs = tuple[tuple[str, str], ...]
-Problems: TypeAlias = Iterator[tuple[str, str]]
-"""What a table can't do, each with the next step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,13 +233,8 @@ class TableSink:
         return function_column_types(self.function)
 
 
-def check_sink(operator: str, sink: TableSink) -> None:
-    """Raise PlanningError if the table does not support the send, whatever the records are."""
-    for problem, step in _sink_problems(sink):
-        raise PlanningError(f"{operator}: table {sink.table.name}{problem}", step, operator=operator)
-
-
 def _sink_problems(sink: TableSink) -> Problems:
+    """Yield why the table does not support the send, whatever the records are."""
     function = sink.function
     if function is None:
         yield " has no write function, and records are sent to it.", "Declare it with write_function=…."
@@ -306,8 +298,7 @@ def check_sink_columns(operator: str, sink: TableSink, types: Types, stored: dic
     `types` are those of the records; the columns within their structs have names like "update.seats". `stored` are the
     table's columns where they are known better than they are declared.
     """
-    for problem, step in _column_problems(sink, types, stored):
-        raise PlanningError(f"{operator}: table {sink.table.name}{problem}", step, operator=operator)
+    raise_first_problem(operator, sink.table, _column_problems(sink, types, stored))
 
 
 def compare_sink_types(sink: TableSink, types: Types) -> list[ComparedColumn]:
@@ -527,7 +518,7 @@ class SendToTable(PassThroughSpec):
         table, names, types = self.send.table, columns.names, columns.types
         key, sink = context.app.table_key(table), self._sink(context.app)
         require_columns(context.operator, "the stream", key, names, f"They are the key of table {table}.")
-        check_sink(context.operator, sink)
+        raise_first_problem(context.operator, sink.table, _sink_problems(sink))
         for part, name, expression in self._update.written:
             where = f"Correct {part}= for column {name!r} of table {table}."
             check_expression(context.operator, expression, names, types, next_step=where)
@@ -607,59 +598,3 @@ class SendToTable(PassThroughSpec):
             for (name, text), field in zip(pairs, kinds, strict=True)
         }
         return replace(self._update, append=tuple(lists.items()))
-
-
-@dataclass(frozen=True, slots=True)
-class SendToDataset(PassThroughSpec):
-    """Records written to the stream that feeds a dataset."""
-
-    kind: ClassVar[str] = "send-to-table"
-    table: str
-
-    @property
-    def writes(self) -> str:
-        return self.table
-
-    @property
-    def feeds(self) -> str:
-        return self.table
-
-    def target(self, app: Application) -> LineageNode:
-        return LineageNode("stream", self._fed(app))
-
-    def _fed(self, app: Application) -> str:
-        stream = app.dataset(self.table).stream
-        assert stream is not None  # MessageStream.send_to refuses others
-        return stream
-
-    def summary(self) -> str:
-        return f"dataset {self.table}"
-
-    def requirements(self, app: Application) -> Sequence[Requirement | None]:
-        dataset = app.dataset(self.table)
-        if dataset.partitions is None:
-            return ()
-        return (Requirement(dataset.name, dataset.partitions, None, feeds=True),)
-
-    def derive_columns(self, context: PlanContext, arriving: Sequence[Columns]) -> Columns:
-        key, names = context.app.dataset(self.table).key, arriving[0].names
-        require_columns(context.operator, "the stream", key, names, f"They are the key of table {self.table}.")
-        return arriving[0]
-
-    def exchange_before(self, context: PlanContext, flow: Flow, partitions: int) -> Exchange | None:
-        facts = require_facts(context.catalog, self._fed(context.app), context.operator)
-        key = facts.key or context.app.dataset(self.table).key
-        stream = StreamFacts(facts.name, facts.partitions, key, facts.partitioner)
-        return exchange_before_stream(context.operator, "dataset", stream, flow, partitions)
-
-    def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
-        """Write the records to the dataset's stream; the dataset reads them when it next advances.
-
-        The stream keeps its own partitioning, which may differ from the dataset's buckets: another deployment may have
-        changed those.
-        """
-        (frame,) = frames
-        fed = self._fed(batch.app)
-        stream = batch.system_of(fed).info(split_stream_name(fed)[1])
-        batch.send(operator, frame, fed, key=stream.key, partitions=stream.partitions)
-        return frame

@@ -35,6 +35,7 @@ from dagster_adjunct.resources.sql.checking import (
     nondeterministic_parts,
 )
 from dagster_adjunct.resources.sql.expression import (
+    SPARK_FUNCTIONS,
     WindowClause,
     multi_record_functions,
     nearest_names,
@@ -42,7 +43,6 @@ from dagster_adjunct.resources.sql.expression import (
     unknown_functions,
     window_clauses,
 )
-from dagster_adjunct.resources.sql.spark_functions import SPARK_FUNCTIONS
 
 _MAX_LISTED = 10
 _MAX_TEXT = 60

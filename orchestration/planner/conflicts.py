@@ -15,12 +15,12 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property, partial
+from functools import cache, cached_property
 from typing import Any
 
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.operators.operator import Flow, Operator, Requirement, StreamEdge
-from dagster_adjunct.orchestration.operators.stream_facts import SPARK, TASK_NUMBER, Catalog, stream_size
+from dagster_adjunct.orchestration.operators.stream_facts import SPARK, TASK_NUMBER, Catalog
 from dagster_adjunct.orchestration.planner.columns import Arriving, Flows, abbreviate, format_place, trace_flows
 from dagster_adjunct.orchestration.planner.partition_counts import (
     Counts,
@@ -238,7 +238,7 @@ class FixFinder:
         self._declared = declared_counts(app, draft.catalog)
         intermediate = [operator.id for operator in app.operators if operator.spec.role == "intermediate"]
         self._given = {operator for operator in intermediate if self._declared[operator] is not None}
-        self._size = cache(partial(stream_size, draft.catalog))
+        self._size = cache(draft.catalog.size_of)
 
     def find(self, at: str) -> tuple[Fix, ...]:
         """Return the fixes for the group at an operator, the cheapest first."""

@@ -46,12 +46,7 @@ STATE_REPLAY = (
 
 def plan_fed_joins(app: Application) -> tuple[FedJoin, ...]:
     """Return, for each join with a dataset that the application writes, in which batch it sees sent records."""
-    first: dict[str, str] = {}
-    last: dict[str, str] = {}
-    for operator in app.operators:
-        if operator.spec.feeds is not None:
-            first.setdefault(operator.spec.feeds, operator.id)
-            last[operator.spec.feeds] = operator.id
+    last = {operator.spec.feeds: operator.id for operator in app.operators if operator.spec.feeds is not None}
     sent: dict[str, str] = {}
     joins = []
     for operator in app.operators:
@@ -325,8 +320,6 @@ def _trace_origin(operator: Operator, app: Application, catalog: Catalog, read: 
 
 
 def _plan_table(operator: Operator, table: AnyTable, before: _Origin, sent: _SendConflicts) -> PlannedTable:
-    newest_by, idempotent = table.newest_by, table.idempotent
-    skips = idempotent and table.on_replay == "skip"
     by, changed, why = before.flow.partitioned_by, sent.changed, before.why
     if not why and before.partitions != 1 and (before.lost_at or not set(by) <= set(table.key)):
         streams, lost = " and ".join(sorted(before.streams)), before.lost_at
@@ -336,8 +329,8 @@ def _plan_table(operator: Operator, table: AnyTable, before: _Origin, sent: _Sen
     if not why and sent.ways:
         why = f"{' and '.join(sent.ways)} write to it, too: a batch writes all records of one send before the next"
     harm, mends = "", ""
-    if newest_by is not None:
-        order, reason = "newest", f"the store keeps the newest record by {newest_by}"
+    if table.newest_by is not None:
+        order, reason = "newest", f"the store keeps the newest record by {table.newest_by}"
         harm, mends = _describe_late_loss(sent)
     elif not why:
         order, reason = "per key", "all records of a key come from one partition"
@@ -352,7 +345,7 @@ def _plan_table(operator: Operator, table: AnyTable, before: _Origin, sent: _Sen
         if changed is not None and not changed.set:
             harm = "an older record may append, or add to JSON, after a newer one"
         mends = _suggest_order(sent, by_key=before.partitions > 0)
-    replay = describe_replay(order, newest_by, idempotent, skips, changed is not None and changed.adds)
+    replay = _describe_replay(order, table, changed is not None and changed.adds)
     names = tuple(sorted(before.streams))
     return PlannedTable(operator.id, table.name, order, reason, replay, names, harm=harm, mends=mends)
 
@@ -404,17 +397,17 @@ def _describe_late_loss(sent: _SendConflicts) -> tuple[str, str]:
     return "", ""
 
 
-def describe_replay(order: str, newest_by: str | None, idempotent: bool, skips: bool, adds: bool) -> str:
+def _describe_replay(order: str, table: AnyTable, adds: bool) -> str:
     """Return the state of a table, in words, after its records were read again."""
-    if skips:
+    if table.idempotent and table.on_replay == "skip":
         return (
             "unchanged: messages up to the last applied one of each key are skipped, and a bounded replay (until) "
             "writes nothing (idempotent, on_replay=skip)"
         )
-    if newest_by is not None and not adds:
-        return f"unchanged: records that are older by {newest_by} are skipped, and the newest is written again"
+    if table.newest_by is not None and not adds:
+        return f"unchanged: records that are older by {table.newest_by} are skipped, and the newest is written again"
     if adds:
-        often = "exactly once" if idempotent else "once, and again if a batch is repeated"
+        often = "exactly once" if table.idempotent else "once, and again if a batch is repeated"
         return f"changed: additions are applied again, {often}"
     if order == "per key":
         return (

@@ -332,10 +332,11 @@ def build_stream_edges(draft: Draft, default_from: str) -> dict[str, StreamEdge]
         if spec.role is not None:
             count, by, partitioner = counts.partitions[flow.stream], flow.partitioned_by, flow.partitioner
             _, origin = spec.declared_count(PlanContext(operator.id, app, catalog))
-            if spec.role == "broadcast-input":  # the flow describes the copies that tasks get of it
-                facts = require_facts(catalog, spec.stream, operator.id)
+            if spec.role == "broadcast-input" and spec.reads:  # the flow describes the copies that tasks get of it
+                facts = require_facts(catalog, spec.reads, operator.id)
                 count, by, partitioner = facts.partitions, facts.key, facts.partitioner
-            edges[operator.id] = StreamEdge(spec.stream, spec.role, count, by, partitioner, origin, operator.id)
+            name = spec.reads or spec.writes or f"{app.name}-{operator.id}"
+            edges[operator.id] = StreamEdge(name, spec.role, count, by, partitioner, origin, operator.id)
     for dataset in app.datasets:
         if dataset.stream is not None:
             require_facts(catalog, dataset.stream, f"dataset {dataset.name!r}")

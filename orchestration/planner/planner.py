@@ -17,7 +17,7 @@ from dagster_adjunct.assets.declaration.snapshots import QuerySnapshot
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.application.graph import describe_partitions
 from dagster_adjunct.orchestration.operators.operator import Exchange, PlanContext, StreamEdge
-from dagster_adjunct.orchestration.operators.stream_facts import Catalog, Columns, StreamCatalog, StreamFacts
+from dagster_adjunct.orchestration.operators.stream_facts import Catalog, Columns, StreamFacts
 from dagster_adjunct.orchestration.planner import notes, partition_counts
 from dagster_adjunct.orchestration.planner.columns import (
     check_datasets,
@@ -88,23 +88,24 @@ def plan_application(
         return systems[system].stored_bytes(name)
 
     new_streams = {name: system.new_streams for name, system in systems.items() if isinstance(system, StreamWriter)}
-    return build_plan(app, StreamCatalog(facts, missing, size_of, new_streams))
+    return build_plan(app, Catalog(facts, missing=missing, size_of=size_of, new_streams=new_streams))
 
 
 def _stream_names(app: Application) -> set[str]:
     return {*app.inputs, *app.outputs, *(dataset.stream for dataset in app.datasets if dataset.stream)}
 
 
-def build_plan(app: Application, catalog: Catalog) -> ExecutionPlan:
-    """Return the plan of an application; `catalog` has the facts of the streams that exist.
+def build_plan(app: Application, facts: Mapping[str, StreamFacts]) -> ExecutionPlan:
+    """Return the plan of an application; `facts` are those of the streams that exist.
 
-    Inputs and source streams of datasets must be in the catalog; outputs may be. Raises PartitionCountMismatchError if
+    Inputs and source streams of datasets must be among them; outputs may be. Raises PartitionCountMismatchError if
     partition counts can't agree, and PlanningError for anything else that can't work: a missing stream, a missing or
     duplicate column, a join that is not co-partitioned.
     """
     if not app.inputs:
         problem = f"application {app.name!r} has no input stream."
         raise PlanningError(problem, 'Declare one: app.input_stream("…").', application=app.name)
+    catalog = facts if isinstance(facts, Catalog) else Catalog(facts)
     unproven, columns = derive_columns(app, catalog)
     needs = partition_counts.collect_requirements(app)
     inserted = plan_repartitioning(app, catalog, needs)

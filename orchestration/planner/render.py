@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from dagster_adjunct.orchestration.operators.operator import BROADCAST, Exchange, StreamEdge
 
 if TYPE_CHECKING:
-    from dagster_adjunct.orchestration.planner.plan import ExecutionPlan, PlannedOperator, Task
+    from dagster_adjunct.orchestration.planner.plan import ExecutionPlan, FedJoin, PlannedOperator, Task
 
 Item = Mapping[str, Any]
 
@@ -289,94 +288,71 @@ _MAX_DEPTH = 20
 """The maximum depth of nested branches that are indented."""
 
 
+_Table: TypeAlias = dict[str, str | Callable[[Any], object]]
+"""The columns of a table of items: their titles, and the members of the items, or functions of them."""
+
+
 def render_text(plan: ExecutionPlan) -> str:
     """Return a plan as text: operators, streams, joins, exchanges, tables, calls, state, tasks and notes."""
     lines = [f"Application {plan.application}"]
 
-    def section(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], more: Sequence[str] = ()) -> None:
+    def section(title: str, columns: _Table, items: Sequence[Any], more: Sequence[str] = ()) -> None:
+        rows = [[_cell(of(item) if callable(of) else getattr(item, of)) for of in columns.values()] for item in items]
         if rows or more:
-            lines.extend(["", title, *(_align([header, *rows]) if rows else ()), *more])
+            lines.extend(["", title, *(_align([list(columns), *rows]) if rows else ()), *more])
 
-    section("Operators", (), (), _draw_graph(plan.operators))
-    edges = [edge if edge.partitioned_by else replace(edge, partitioner="-") for edge in plan.streams]
-    section(
-        "Streams",
-        ("name", "role", "partitions", "by", "partitioner", "count from"),
-        _cells(edges, "name role partitions partitioned_by partitioner count_from"),
-    )
-    joins, states = (
-        _cells([group for group in plan.join_groups if (group.dataset is None) == is_state], _JOIN_GROUP)
-        for is_state in (False, True)
-    )
+    section("Operators", {}, (), _draw_graph(plan.operators))
+    streams: _Table = {"name": "name", "role": "role", "partitions": "partitions", "by": "partitioned_by"}
+    streams["partitioner"] = lambda edge: edge.partitioner if edge.partitioned_by else "-"
+    streams["count from"] = "count_from"
+    section("Streams", streams, plan.streams)
+    groups: _Table = {"partitions": "partitions", "by": "partitioned_by", "streams": "streams"}
+    joins = [group for group in plan.join_groups if group.dataset is not None]
+    states = [group for group in plan.join_groups if group.dataset is None]
     fed = [f"  {one.dataset} ({one.partitions}) is fed by {', '.join(one.streams)}" for one in plan.fed if joins]
-    section("Joins that need no exchange on the dataset's side", ("join", "partitions", "by", "streams"), joins, fed)
-    section("Operators with state, which needs no exchange", ("at", "partitions", "by", "streams"), states)
-    exchanges = [
-        replace(item, operator=f"{item.operator}, input {item.input + 1}") if item.input else item
-        for item in plan.exchanges
-    ]
-    section(
-        "Exchanges",
-        ("at", "reason", "partitions", "by", "why"),
-        _cells(exchanges, "operator reason partitions partitioned_by why"),
-    )
-    section(
-        "Tables",
-        ("at", "table", "order", "why"),
-        _cells(plan.tables, "operator table order why"),
-        [f"  A replay leaves {item.table} {item.replay}." for item in plan.tables],
-    )
-    section("Calls", ("at", "what", "of", "guarantee"), _cells(plan.calls, "operator kind of guarantee"))
+    section("Joins that need no exchange on the dataset's side", {"join": "join", **groups}, joins, fed)
+    section("Operators with state, which needs no exchange", {"at": "join", **groups}, states)
+    exchanges: _Table = {"at": _describe_input, "reason": "reason", "partitions": "partitions", "by": "partitioned_by"}
+    exchanges["why"] = "why"
+    section("Exchanges", exchanges, plan.exchanges)
+    replays = [f"  A replay leaves {item.table} {item.replay}." for item in plan.tables]
+    section("Tables", {"at": "operator", "table": "table", "order": "order", "why": "why"}, plan.tables, replays)
+    section("Calls", {"at": "operator", "what": "kind", "of": "of", "guarantee": "guarantee"}, plan.calls)
     written = [f"  local table {item.table}, written at {', '.join(item.sends)}. {item.replay}" for item in plan.state]
-    section("State", (), (), written)
+    section("State", {}, (), written)
     section(
         "Joins with what the application itself writes",
-        ("join", "dataset", "sees it in"),
-        [
-            (
-                item.join,
-                item.dataset,
-                f"this batch, up to {item.last_send}; later sends in the next batch"
-                if item.sees == "both"
-                else item.sees,
-            )
-            for item in plan.fed_joins
-        ],
+        {"join": "join", "dataset": "dataset", "sees it in": _describe_seen},
+        plan.fed_joins,
     )
-    section(
-        "Joins by the records' own times",
-        ("join", "as of", "without a time", "before the history", "dataset"),
-        [
-            (
-                item.join,
-                item.as_of,
-                _WITHOUT_ENTRY[item.on_null_time],
-                _WITHOUT_ENTRY[item.before_history],
-                f"{item.dataset}: {item.known}",
-            )
-            for item in plan.by_time
-        ],
-        [f"  {AS_OF_NOTE}"] if plan.by_time else (),
-    )
+    by_time: _Table = {
+        "join": "join",
+        "as of": "as_of",
+        "without a time": lambda item: _WITHOUT_ENTRY[item.on_null_time],
+        "before the history": lambda item: _WITHOUT_ENTRY[item.before_history],
+        "dataset": lambda item: f"{item.dataset}: {item.known}",
+    }
+    section("Joins by the records' own times", by_time, plan.by_time, [f"  {AS_OF_NOTE}"] if plan.by_time else ())
     lines += ["", "Tasks", *_describe_tasks(plan.tasks)]
     if plan.engine == "auto" and not plan.needs_spark:
-        section("Engine", (), (), ["  Small batches are computed without Spark."])
+        section("Engine", {}, (), ["  Small batches are computed without Spark."])
     needs = [f"  - {need.operator}: {need.what}" for need in plan.needs_spark]
-    section("Engine: all batches need Spark", (), (), needs)
-    section("Notes", (), (), [f"  - {note}" for note in plan.notes])
+    section("Engine: all batches need Spark", {}, (), needs)
+    section("Notes", {}, (), [f"  - {note}" for note in plan.notes])
     return "\n".join(lines) + "\n"
 
 
-_JOIN_GROUP = "join partitions partitioned_by streams"
+def _cell(value: object) -> str:
+    """Return a member of a plan as text; only a broadcast dataset has no partitions."""
+    return ", ".join(value) or "-" if isinstance(value, tuple) else "broadcast" if value is None else str(value)
 
 
-def _cells(items: Iterable[object], names: str) -> list[list[str]]:
-    """Return the members of these names of each item as text; only a broadcast dataset has no partitions."""
+def _describe_input(exchange: Exchange) -> str:
+    return f"{exchange.operator}, input {exchange.input + 1}" if exchange.input else exchange.operator
 
-    def text(value: object) -> str:
-        return ", ".join(value) or "-" if isinstance(value, tuple) else "broadcast" if value is None else str(value)
 
-    return [[text(getattr(item, name)) for name in names.split()] for item in items]
+def _describe_seen(join: FedJoin) -> str:
+    return f"this batch, up to {join.last_send}; later sends in the next batch" if join.sees == "both" else join.sees
 
 
 def _draw_graph(operators: Sequence[PlannedOperator]) -> list[str]:

@@ -36,7 +36,7 @@ T = TypeVar("T")
 STACK_SIZE = "16m"
 """The stack size of threads in Spark's JVMs: enough for a chain of 1,500 operators."""
 # The text of an encoded error. It is readable, because Spark's executors log it.
-_ENCODED = "adjunct-error[{kind}] {problem} [next step] {next_step} [facts] {facts} [adjunct-error]"
+_ENCODED = "adjunct-error[{error}] {problem} [next step] {next_step} [facts] {facts} [adjunct-error]"
 _ENCODED_PATTERN = re.compile(
     r"adjunct-error\[(?P<error>\w+)\] (?P<problem>.*?) \[next step\] (?P<next_step>.*?)"
     r"(?: \[facts\] (?P<facts>.*?))? \[adjunct-error\]",
@@ -80,14 +80,17 @@ def encode_task_errors(items: Iterator[T]) -> Iterator[T]:
     try:
         yield from items
     except AdjunctError as error:
-        facts = json.dumps(_facts(error))
-        kind, problem, step = error_class_name(error), error.problem, error.next_step
-        raise RuntimeError(_ENCODED.format(kind=kind, problem=problem, next_step=step, facts=facts)) from None
+        document = error_to_json(error)
+        raise RuntimeError(_ENCODED.format(**document | {"facts": json.dumps(document["facts"])})) from None
 
 
 def error_to_json(error: AdjunctError) -> dict[str, Any]:
-    """Return the error as plain values for `error_from_json`, for tasks that return errors instead of failing."""
-    kind, facts = error_class_name(error), _facts(error)
+    """Return the error as plain values for `error_from_json`, for tasks that return errors instead of failing.
+
+    They include the facts that JSON can hold: the keys of a record may have any type.
+    """
+    kind = error_class_name(error)
+    facts = {name: value for name, value in error.facts.items() if _is_plain(value)}
     return {"error": kind, "problem": error.problem, "next_step": error.next_step, "facts": facts}
 
 
@@ -97,11 +100,6 @@ def error_from_json(document: Mapping[str, Any]) -> AdjunctError:
     known = {field.name for field in fields(kind)}
     facts = {name: _frozen(value) for name, value in document["facts"].items() if name in known}
     return kind(document["problem"], document["next_step"], **facts)
-
-
-def _facts(error: AdjunctError) -> dict[str, Any]:
-    """Return the facts that JSON can hold: the keys of a record may have any type."""
-    return {name: value for name, value in error.facts.items() if _is_plain(value)}
 
 
 def _is_plain(value: object) -> bool:
@@ -125,7 +123,7 @@ def _error_class(name: str) -> type[AdjunctError] | None:
 
 def raise_error_column(kind: type[AdjunctError], problem: Column, next_step: str, **facts: str) -> Column:
     """Return a column whose evaluation raises this error, for rows that must not exist."""
-    text = _ENCODED.format(kind=kind.__name__, problem="\0", next_step=next_step, facts=json.dumps(facts))
+    text = _ENCODED.format(error=kind.__name__, problem="\0", next_step=next_step, facts=json.dumps(facts))
     before, after = text.split("\0")
     return F.raise_error(F.concat(F.lit(before), problem, F.lit(after)))
 

@@ -17,12 +17,9 @@ from decimal import Decimal
 from functools import lru_cache
 from typing import Any, TypeAlias
 
-from dagster_adjunct.resources.lazy_modules import exp, pa
-from dagster_adjunct.resources.schemas.schema import arrow_type, is_storable
-from dagster_adjunct.resources.sql import arrow_functions as functions
-from dagster_adjunct.resources.sql.arrow_functions import Function, NeedsSpark, kernel
-from dagster_adjunct.resources.sql.certain_syntax import UNSURE, doubt_about_syntax
-from dagster_adjunct.resources.sql.expression import parse_expression, unknown_functions
+from dagster_adjunct.resources.lazy_modules import exp, pa, pc, pt
+from dagster_adjunct.resources.schemas.schema import arrow_type, is_storable, is_widening
+from dagster_adjunct.resources.sql.expression import UNSURE, doubt_about_syntax, parse_expression, unknown_functions
 from dagster_adjunct.resources.sql.types import (
     INTEGERS,
     NUMBERS,
@@ -32,13 +29,18 @@ from dagster_adjunct.resources.sql.types import (
     widest_decimal,
 )
 
-__all__ = ["ArrowExpression", "NeedsSpark", "compile_expression"]
 _MOST_NEGATED = 34
 """The digits of a decimal that Spark negates without rounding it."""
 _BITS = {"tinyint": 7, "smallint": 15, "int": 31, "bigint": 63}
+Function: TypeAlias = Callable[..., Any]
+"""Takes and returns arrays, or scalars that stand for all rows."""
 Compute: TypeAlias = Callable[["_Batch"], Any]
 """Returns an array, or a scalar that stands for all rows."""
 Rule: TypeAlias = Callable[["_Compiler", "exp.Expr"], "_Value"]
+
+
+class NeedsSpark(Exception):
+    """Only Spark can compute the values, or find the error in them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,6 +235,131 @@ def _moment(text: str, kind: str) -> date | datetime:
     raise _Untaken(f"the {kind} {text!r}")
 
 
+# Functions of Spark SQL over Arrow arrays. Each returns Spark's values or raises NeedsSpark.
+
+
+def kernel(name: str, *arguments: Any, **options: Any) -> Function:
+    """Return a function of Arrow by its name, with further arguments."""
+    return lambda *arrays: getattr(pc, name)(*arrays, *arguments, **options)
+
+
+def _check(flags: Any, what: str) -> None:
+    """Raise NeedsSpark unless all flags are true or null."""
+    if not (flags.as_py() is not False if isinstance(flags, pa.Scalar) else pc.all(flags, min_count=0).as_py()):
+        raise NeedsSpark(what)
+
+
+def comparison(name: str) -> Function:
+    """Return "equal", "less", …; strings and binary values are compared by their bytes, as in Spark."""
+
+    def compare(one: Any, other: Any) -> Any:
+        if pt.is_floating(one.type):
+            # In Spark, NaN = NaN; and -0.0 = 0.0, but in filters over Parquet files they are told apart.
+            for side in (one, other):
+                is_negative = pc.less(pc.divide(pa.scalar(1.0, side.type), side), pa.scalar(0.0, side.type))
+                is_zero = pc.equal(side, pa.scalar(0.0, side.type))
+                odd = pc.or_(pc.is_nan(side), pc.and_(is_zero, is_negative))
+                _check(pc.invert(odd), "a comparison with NaN or -0.0")
+        return getattr(pc, name)(one, other)
+
+    return compare
+
+
+def equal_or_both_null(one: Any, other: Any) -> Any:
+    equal = pc.fill_null(comparison("equal")(one, other), False)
+    return pc.or_(pc.and_(pc.is_null(one), pc.is_null(other)), equal)
+
+
+def membership(chosen: pa.Array, *, or_null: bool) -> Function:
+    """Return IN over these values, and maybe null: then a value that is not among them is unknown."""
+
+    def is_among(array: Any) -> Any:
+        unknown = pa.scalar(None, pa.bool_())
+        found = pc.if_else(pc.is_in(array, value_set=chosen), True, unknown if or_null else False)
+        return pc.if_else(pc.is_valid(array), found, unknown)
+
+    return is_among
+
+
+def choose(condition: Any, result: Any, otherwise: Any) -> Any:
+    return pc.if_else(pc.fill_null(condition, False), result, otherwise)
+
+
+def choose_by_row(
+    condition: Any, table: pa.Table, result: Callable[[pa.Table], Any], otherwise: Callable[[pa.Table], Any]
+) -> Any:
+    """Return what `choose` does; `result` and `otherwise` are given their own rows."""
+    condition = pc.fill_null(condition, False)
+    if isinstance(condition, pa.Scalar):
+        return (result if condition.as_py() else otherwise)(table)
+    parts, places = [], []
+    for compute, flags in ((result, condition), (otherwise, pc.invert(condition))):
+        rows = table.filter(flags)
+        part = compute(rows)
+        parts.append(pa.repeat(part, rows.num_rows) if isinstance(part, pa.Scalar) else part)
+        places.append(pc.indices_nonzero(flags))
+    return pa.concat_arrays(parts).take(pc.sort_indices(pa.concat_arrays(places)))
+
+
+def divide(one: Any, other: Any) -> Any:
+    _check(pc.not_equal(other, pa.scalar(0, other.type)), "a division by zero")
+    return pc.divide(one, other)
+
+
+def remainder(one: Any, other: Any) -> Any:
+    """Return the remainder with the sign of the dividend."""
+    return pc.subtract_checked(one, pc.multiply_checked(pc.divide_checked(one, other), other))
+
+
+def concatenate(*texts: Any) -> Any:
+    return pc.binary_join_element_wise(*texts, "")
+
+
+def of_ascii(name: str) -> Function:
+    """Return a function of Arrow for strings of ASCII letters only."""
+
+    def compute(array: Any) -> Any:
+        _check(pc.string_is_ascii(array), "letters that are not ASCII")
+        return getattr(pc, name)(array)
+
+    return compute
+
+
+# Casts
+
+
+def cast_function(kind: str, to: str) -> Function | None:
+    """Return the cast between two Spark types, None where it may differ from Spark's."""
+    arrow = arrow_type(to)
+    if kind in INTEGERS and to.startswith("decimal("):
+        return lambda array: pc.cast(pc.cast(array, pa.decimal256(76, arrow.scale)), arrow)
+    if kind == "string" and to in _TEXTS:
+        pattern = _TEXTS[to]
+        return lambda array: _cast_matching(array, pattern, arrow)
+    if (kind, to) == ("date", "string"):
+        return _cast_dates
+    if (kind in (*INTEGERS, "float") and to in ("float", "double")) or {kind, to} == {"date", "timestamp"}:
+        return kernel("cast", arrow, safe=False)  # to the nearest number; to the date before the time
+    if (kind in (*INTEGERS, "boolean") and to in (*INTEGERS, "string")) or is_widening(kind, to):
+        return kernel("cast", arrow)
+    return None
+
+
+_TEXTS = {"int": r"\A-?[0-9]{1,9}\z", "bigint": r"\A-?[0-9]{1,18}\z", "date": r"\A[0-9]{4}-[0-9]{2}-[0-9]{2}\z"}
+"""Texts that are cast alike. Spark takes others too, such as those with spaces around them."""
+
+
+def _cast_matching(array: Any, pattern: str, arrow: pa.DataType) -> Any:
+    _check(pc.match_substring_regex(array, pattern), "an unusual number or date")
+    return pc.cast(array, arrow)
+
+
+def _cast_dates(array: Any) -> Any:
+    usual = pc.and_(pc.greater_equal(array, pa.scalar(date.min)), pc.less_equal(array, pa.scalar(date.max)))
+    _check(usual, "a year that has not four digits")
+    return pc.cast(array, pa.string())
+
+
 # Types
 
 
@@ -268,7 +395,7 @@ def _cast(value: _Value, kind: str) -> _Value:
         return _constant(value.literal, kind)
     if type(value.literal) in (int, Decimal) and (kind == "double" or kind.startswith("decimal(")):
         return _constant(float(value.literal) if kind == "double" else Decimal(value.literal), kind)
-    function = functions.cast_function(value.type, kind)
+    function = cast_function(value.type, kind)
     if function is None:
         raise _Untaken(f"a cast of {value.type} to {kind}")
     return _call(function, kind, value)
@@ -298,12 +425,12 @@ def _compared(function: Function, *values: _Value) -> _Value:
     return _call(function, "boolean", *_cast_together(values, "a comparison")[1])
 
 
-def _comparison(name: str) -> Rule:
-    return lambda compiler, node: _compared(functions.comparison(name), *compiler.sides(node))
+def _comparison_rule(name: str) -> Rule:
+    return lambda compiler, node: _compared(comparison(name), *compiler.sides(node))
 
 
 def _null_safe(compiler: _Compiler, node: exp.Expr) -> _Value:
-    return _compared(functions.equal_or_both_null, *compiler.sides(node))
+    return _compared(equal_or_both_null, *compiler.sides(node))
 
 
 def _logical(name: str) -> Rule:
@@ -317,7 +444,7 @@ def _is(compiler: _Compiler, node: exp.Expr) -> _Value:
         return _call(kernel("is_null"), "boolean", compiler.value(node.this))
     if type(node.expression).__name__ != "Boolean":
         raise _Untaken(_describe(node))
-    return _compared(functions.equal_or_both_null, compiler.condition(node.this), compiler.value(node.expression))
+    return _compared(equal_or_both_null, compiler.condition(node.this), compiler.value(node.expression))
 
 
 def _in(compiler: _Compiler, node: exp.Expr) -> _Value:
@@ -329,13 +456,13 @@ def _in(compiler: _Compiler, node: exp.Expr) -> _Value:
     if kind in ("float", "double"):
         raise _Untaken(f"IN of {kind}")
     chosen = pa.array([choice.literal for choice in known], arrow_type(kind))
-    return _call(functions.membership(chosen, or_null=len(known) < len(choices)), "boolean", value)
+    return _call(membership(chosen, or_null=len(known) < len(choices)), "boolean", value)
 
 
 def _between(compiler: _Compiler, node: exp.Expr) -> _Value:
     value, low, high = compiler.values(node, "this", "low", "high")
-    above = _compared(functions.comparison("greater_equal"), value, low)
-    return _call(kernel("and_kleene"), "boolean", above, _compared(functions.comparison("less_equal"), value, high))
+    above = _compared(comparison("greater_equal"), value, low)
+    return _call(kernel("and_kleene"), "boolean", above, _compared(comparison("less_equal"), value, high))
 
 
 def _first_true(conditions: Sequence[_Value], results: Sequence[_Value], otherwise: _Value) -> _Value:
@@ -352,9 +479,9 @@ def _choice(condition: Compute, result: Compute, otherwise: Compute) -> Compute:
         if compute not in batch.results:
             chosen = condition(batch)
             try:
-                found = functions.choose(chosen, result(batch), otherwise(batch))
+                found = choose(chosen, result(batch), otherwise(batch))
             except (NeedsSpark, pa.ArrowException):
-                found = functions.choose_by_row(
+                found = choose_by_row(
                     chosen, batch.table, *[lambda rows, part=part: part(_Batch(rows)) for part in (result, otherwise)]
                 )
             batch.results[compute] = found
@@ -369,7 +496,7 @@ def _case(compiler: _Compiler, node: exp.Expr) -> _Value:
     else:
         value = compiler.value(node.this)
         others = [compiler.value(branch.this) for branch in node.args["ifs"]]
-        conditions = [_compared(functions.comparison("equal"), value, other) for other in others]
+        conditions = [_compared(comparison("equal"), value, other) for other in others]
     results = [compiler.value(branch.args["true"]) for branch in node.args["ifs"]]
     default = node.args.get("default")
     return _first_true(conditions, results, _NULL if default is None else compiler.value(default))
@@ -389,7 +516,7 @@ def _nullif(compiler: _Compiler, node: exp.Expr) -> _Value:
     value, other = compiler.sides(node)
     if value.type == "void":
         raise _Untaken("an untyped null")
-    return _first_true([_compared(functions.comparison("equal"), value, other)], [_NULL], value)
+    return _first_true([_compared(comparison("equal"), value, other)], [_NULL], value)
 
 
 def _coalesce(compiler: _Compiler, node: exp.Expr) -> _Value:
@@ -470,7 +597,7 @@ def _of_text(function: Function, kind: str = "string") -> Rule:
 
 def _concat(compiler: _Compiler, node: exp.Expr) -> _Value:
     values = [compiler.value(part) for part in node.expressions] or compiler.sides(node)
-    return _text_call(functions.concatenate, "string", *values)
+    return _text_call(concatenate, "string", *values)
 
 
 def _trim(compiler: _Compiler, node: exp.Expr) -> _Value:
@@ -536,18 +663,18 @@ _RULES: dict[str, tuple[Any, ...]] = {
     "Column": (_column,), "Literal": (_literal, "is_string"), "Null": (lambda compiler, node: _NULL,),
     "Boolean": (lambda compiler, node: _constant(node.this, "boolean"),), "Paren": (_inner,),
     "Cast": (_cast_node, "to"), "TryCast": (_cast_node, "to"),
-    "EQ": (_comparison("equal"),), "NEQ": (_comparison("not_equal"),), "LT": (_comparison("less"),),
-    "LTE": (_comparison("less_equal"),), "GT": (_comparison("greater"),), "GTE": (_comparison("greater_equal"),),
-    "NullSafeEQ": (_null_safe,), "EqualNull": (_null_safe,), "And": (_logical("and_kleene"),),
-    "Or": (_logical("or_kleene"),), "Not": (_logical("invert"),), "Is": (_is,), "In": (_in,),
-    "Between": (_between, "low", "high"), "If": (_if, "true", "false"), "Case": (_case, "ifs", "default"),
+    "EQ": (_comparison_rule("equal"),), "NEQ": (_comparison_rule("not_equal"),), "LT": (_comparison_rule("less"),),
+    "LTE": (_comparison_rule("less_equal"),), "GT": (_comparison_rule("greater"),),
+    "GTE": (_comparison_rule("greater_equal"),), "NullSafeEQ": (_null_safe,), "EqualNull": (_null_safe,),
+    "And": (_logical("and_kleene"),), "Or": (_logical("or_kleene"),), "Not": (_logical("invert"),), "Is": (_is,),
+    "In": (_in,), "Between": (_between, "low", "high"), "If": (_if, "true", "false"), "Case": (_case, "ifs", "default"),
     "Nvl2": (_nvl2, "true", "false"), "Nullif": (_nullif,), "Coalesce": (_coalesce,), "Neg": (_negation,),
     "Add": (_arithmetic(kernel("add_checked")),), "Sub": (_arithmetic(kernel("subtract_checked")),),
-    "Mul": (_arithmetic(kernel("multiply_checked")),), "Mod": (_arithmetic(functions.remainder),),
-    "Div": (_arithmetic(functions.divide, "double"), "typed", "safe"),
+    "Mul": (_arithmetic(kernel("multiply_checked")),), "Mod": (_arithmetic(remainder),),
+    "Div": (_arithmetic(divide, "double"), "typed", "safe"),
     "IntDiv": (_arithmetic(kernel("divide_checked"), "bigint"),),
-    "DPipe": (_concat, "safe"), "Concat": (_concat, "safe", "coalesce"), "Upper": (_of_text(functions.upper),),
-    "Lower": (_of_text(functions.lower),), "Length": (_of_text(kernel("utf8_length"), "int"),),
+    "DPipe": (_concat, "safe"), "Concat": (_concat, "safe", "coalesce"), "Upper": (_of_text(of_ascii("ascii_upper")),),
+    "Lower": (_of_text(of_ascii("ascii_lower")),), "Length": (_of_text(kernel("utf8_length"), "int"),),
     "Trim": (_trim, "position"),
     "Substring": (_substring("start", "length"), "start", "length"), "Left": (_substring("expression"),),
     "StartsWith": (_search("starts_with"),), "EndsWith": (_search("ends_with"),),

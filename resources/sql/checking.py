@@ -15,6 +15,7 @@ from dagster_adjunct.resources.errors import PlanningError
 from dagster_adjunct.resources.lazy_modules import exp
 from dagster_adjunct.resources.schemas.schema import TYPES
 from dagster_adjunct.resources.sql.expression import (
+    GENERATOR_FUNCTIONS,
     NILADIC,
     ColumnName,
     Expression,
@@ -25,7 +26,6 @@ from dagster_adjunct.resources.sql.expression import (
     parse_expression,
     parse_select,
 )
-from dagster_adjunct.resources.sql.spark_functions import GENERATOR_FUNCTIONS
 from dagster_adjunct.resources.sql.types import KnownTypes, expression_type, find_non_boolean_operand, referenced_types
 
 _NONDETERMINISTIC_FUNCTIONS = frozenset(
@@ -261,35 +261,22 @@ def _names_hidden(expressions: tuple[Expression, ...]) -> bool:
     return any(name.name.startswith("__") for expression in expressions for name in expression.columns)
 
 
-@dataclass(frozen=True, slots=True)
-class TypedExpression:
-    """An expression of a list, with its type where that is certain."""
-
-    expression: Expression
-    type: str | None
-
-    def expand_star(self, columns: Sequence[str]) -> tuple[str, ...]:
-        """Return those of the columns that "*" or "* except (…)" selects."""
-        excepted = {name.lower() for name in self.expression.excepted}
-        return tuple(name for name in columns if name.lower() not in excepted)
-
-
 def check_expressions(
     operator: str, texts: Sequence[str], columns: Sequence[str] | None, types: Mapping[str, str | None] | None = None
-) -> tuple[TypedExpression, ...]:
-    """Return a list of expressions with their types over these columns; see `check_expression`.
+) -> list[tuple[Expression, str | None]]:
+    """Return a list of expressions with their types over these columns, None where uncertain; see `check_expression`.
 
     Spark lets an expression use aliases before it in the list, unless a column has the name.
     """
-    items: list[TypedExpression] = []
+    items: list[tuple[Expression, str | None]] = []
     before: dict[str, str | None] = {}
     for text in texts:
         kind = check_expression(operator, text, columns, types, aliases=before)
         expression = resolve_niladic_name(parse_expression(text), columns)
-        items.append(TypedExpression(expression, kind))
+        items.append((expression, kind))
         if expression.alias is not None:
             before[expression.alias] = kind
-    return tuple(items)
+    return items
 
 
 # Operands of types that Spark compares, calculates with or casts in no mode.

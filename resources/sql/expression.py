@@ -1,4 +1,4 @@
-"""Parsed Spark SQL expressions, syntax errors that are found without parsing, and names similar to a mistyped one."""
+"""Parsed Spark SQL expressions, the functions of Spark, and what the text of an expression tells without parsing it."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import lru_cache
+from pkgutil import get_data
 from typing import TYPE_CHECKING, NamedTuple
 
-from dagster_adjunct.resources.lazy_modules import LazyModule
-from dagster_adjunct.resources.sql.spark_functions import AGGREGATE_FUNCTIONS, GENERATOR_FUNCTIONS, SPARK_FUNCTIONS
+from dagster_adjunct.resources.lazy_modules import LazyModule, exp
+from dagster_adjunct.resources.schemas.schema import TYPES
 
 if TYPE_CHECKING:
-    from sqlglot import exp
-
     from dagster_adjunct.resources.sql import spark_grammar as grammar
     from dagster_adjunct.resources.sql.spark_grammar import SelectParts
 else:
@@ -27,6 +26,18 @@ NILADIC = frozenset(
     }
 )  # fmt: skip
 """Names that Spark reads as function calls without parentheses, unless a column has the name."""
+
+# The functions of Spark 4.3 with their numbers of arguments, which a test compares with Spark's own list.
+_FUNCTION_LINES = (get_data(__package__, "spark_functions.txt") or b"").decode().splitlines()  # also from a zip file
+_FUNCTIONS = {line.split()[0]: line.split()[1:] for line in _FUNCTION_LINES if not line.startswith("#")}
+SPARK_FUNCTIONS = frozenset(_FUNCTIONS)
+"""The names of all functions of Spark SQL."""
+AGGREGATE_FUNCTIONS = frozenset(name for name, rest in _FUNCTIONS.items() if "aggregate" in rest)
+"""Functions that combine several records: aggregates, and window functions, which need `over (…)`."""
+GENERATOR_FUNCTIONS = frozenset(name for name, rest in _FUNCTIONS.items() if "generator" in rest) | {
+    "variant_explode", "variant_explode_outer",  # which Spark has as table functions only
+}  # fmt: skip
+"""Functions that return several records for one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +108,11 @@ class Expression:
     tree: exp.Expr | None = field(default=None, compare=False, repr=False)
     """The syntax tree without the alias. It is shared: don't change it."""
 
+    def expand_star(self, columns: Iterable[str]) -> tuple[str, ...]:
+        """Return those of the columns that "*" or "* except (…)" selects."""
+        excepted = {name.lower() for name in self.excepted}
+        return tuple(name for name in columns if name.lower() not in excepted)
+
     def place(self, name: ColumnName) -> str:
         """Return the position of a column for messages (" in line 2"), "" for a text of one line."""
         return f" in line {self.text.count(chr(10), 0, name.start) + 1}" if "\n" in self.text.strip() else ""
@@ -138,6 +154,73 @@ def find_syntax_error(text: str) -> str:
     symbol = lone[lone.lastindex or 0] if lone else ""
     ends_in_type = ">" in symbol and "<" in text  # x::array<int>
     return f"an operand is missing next to {symbol!r}" if symbol and not ends_in_type else ""
+
+
+# Whether the parser certainly reads an expression as Spark does. It accepts more: it drops a plus sign, and has other
+# rules of precedence for `a = b < c`.
+
+UNSURE = "an expression that only Spark can parse"
+_QUOTED = re.compile(r"(['\"`])(?:(?!\1).)*\1", re.DOTALL)
+_DOUBTS = {
+    "a comment": re.compile(r"--|/\*"),
+    "a typed or repeated text": re.compile(
+        r"(?:['\"]|\b(?!(?:and|or|not|when|then|else|case|like|between|date|timestamp)\b)[a-z_]\w*)\s*['\"]",
+        re.I | re.A,
+    ),
+    UNSURE: re.compile(
+        r"[^\w \t\r\n.,()=<>!+*/%|'\"`-]|!(?!=)|,\s*[,)]|\(\s*,|(?<!\w)\.|\.(?!\w)|\btry_cast\b|\bunknown\b"
+        r"|\b(?:both|leading|trailing)\s+(?!from\b)"
+        r"|\b(?!(?:and|or|not|when|then|else|case|like|between|div|from|for)\b)[a-z_]\w*\s+\d",
+        re.I | re.A,
+    ),
+}
+_NUMBER = re.compile(r"(?<![\w`.])\d[\w.]*", re.ASCII)
+_USUAL_NUMBER = re.compile(r"\d+L?|\d+\.\d+", re.ASCII)
+_CAST = re.compile(r"\bas\s+(\w+)\s*(?:\([^)]*\))?\s*\)", re.IGNORECASE | re.ASCII)
+_CAST_TYPES = frozenset({*TYPES, "decimal"}) - {"binary"}
+_ALIAS_AT_END = re.compile(r"\bas\s+(`|[a-z_]\w*)\s*$", re.IGNORECASE | re.ASCII)
+_BEFORE_PARENTHESIS = re.compile(r"(^|[^\w\s]|\b\w+)\s*(?=\()", re.ASCII)
+_KEYWORDS = frozenset({"and", "or", "not", "when", "then", "else", "case", "between"})
+_SIGNS = {
+    r"\+": ("Add",), "-": ("Neg", "Sub"), r"\*": ("Mul",), "/": ("Div",), "%": ("Mod",), r"\|\|": ("DPipe",),
+    r"\band\b": ("And", "Between"), r"\bor\b": ("Or",), r"\bis\b": ("Is",), r"\bbetween\b": ("Between",),
+}  # fmt: skip
+_COMPARED = {"Is", "In", "Between", "Like", "EQ", "NEQ", "NullSafeEQ", "LT", "LTE", "GT", "GTE"}
+_ARITHMETIC = {"Add", "Sub", "Mul", "Div", "IntDiv", "Mod", "Neg"}
+
+
+def doubt_about_syntax(text: str, tree: exp.Expr | None, alias: str | None) -> str:
+    """Return what Spark may read otherwise than the tree says, as a noun phrase, or ""."""
+    if "\\" in text or "${" in text:  # Spark replaces ${…} also within texts
+        return "an escape in a text"
+    plain = _QUOTED.sub(lambda match: match[1], text)  # one quote for each quoted part
+    for what, pattern in _DOUBTS.items():
+        if pattern.search(plain):
+            return what
+    for number in _NUMBER.findall(plain):
+        if not _USUAL_NUMBER.fullmatch(number):
+            return f"the number {number}"
+    for kind in _CAST.findall(plain):
+        if kind.lower() not in _CAST_TYPES:
+            return f"a cast to {kind.lower()}"
+    if tree is None:
+        return ""
+    names = [type(node).__name__ for node in tree.walk()]
+    words = [match[1].lower() for match in _BEFORE_PARENTHESIS.finditer(plain)]
+    groups = sum(word in _KEYWORDS or not word.isidentifier() for word in words)
+    is_certain = groups == names.count("Paren") and (alias is None or _ALIAS_AT_END.search(plain) is not None)
+    for sign, nodes in _SIGNS.items():
+        is_certain &= len(re.findall(sign, plain, re.IGNORECASE)) == sum(map(names.count, nodes))
+    return "" if is_certain and not any(map(_has_unsure_operand, tree.walk())) else UNSURE
+
+
+def _has_unsure_operand(node: exp.Expr) -> bool:
+    """Whether an operand without parentheses is one to which Spark gives another precedence."""
+    operands = {type(operand).__name__ for operand in node.iter_expressions()}
+    if type(node).__name__ == "DPipe":
+        return bool(operands & (_COMPARED | _ARITHMETIC | {"And", "Or", "Not"}))
+    is_operator = type(node).__name__ in _COMPARED | _ARITHMETIC
+    return is_operator and bool(operands & (_COMPARED | {"And", "Or", "Not", "DPipe"}))
 
 
 def nearest_names(name: str, there: Iterable[str], most: int = 3) -> tuple[str, ...]:
@@ -192,8 +275,11 @@ def _unquote(name: str | None) -> str | None:
 
 def struct_fields(expression: Expression) -> tuple[tuple[str, Expression], ...]:
     """Return the fields of a struct that the expression builds (`named_struct('a', x)`), or ()."""
-    tree = expression.tree
-    return () if tree is None else tuple(grammar.struct_fields_of_tree(expression.text, tree))
+    if expression.tree is None or not isinstance(expression.tree, exp.Struct):
+        return ()
+    items = (item for item in expression.tree.expressions if isinstance(item, exp.PropertyEQ))
+    named = (item for item in items if isinstance(item.this, exp.Identifier))
+    return tuple((item.this.name, grammar.expression_from_tree(expression.text, item.expression)) for item in named)
 
 
 @lru_cache(maxsize=65_536)
@@ -205,6 +291,24 @@ def calls(text: str) -> tuple[Call, ...]:
 def unknown_functions(text: str) -> tuple[str, ...]:
     """Return the called functions that are not built into Spark: mistyped, or registered by the user."""
     return tuple(dict.fromkeys(call.name for call in calls(text) if call.is_word and call.name not in SPARK_FUNCTIONS))
+
+
+def argument_count_problem(function: str, given: int | None) -> str:
+    """Return "upper() takes 1 argument, and gets 2", or "" where the count is allowed or unknown."""
+    allowed = _FUNCTIONS.get(function, ["?"])[0]
+    if given is None or allowed == "?":
+        return ""
+    least, _, most = allowed.partition("-")
+    if allowed.endswith("+"):
+        least = allowed[:-1]
+        is_allowed, allowed = given >= int(least), f"{least} or more"
+    elif most:
+        is_allowed, allowed = int(least) <= given <= int(most), f"{least} to {most}"
+    else:
+        is_allowed, allowed = str(given) in allowed.split(","), allowed.replace(",", " or ")
+    return (
+        "" if is_allowed else f"{function}() takes {allowed} argument{'' if allowed == '1' else 's'}, and gets {given}"
+    )
 
 
 def multi_record_functions(text: str) -> tuple[tuple[str, bool], ...]:
@@ -239,11 +343,25 @@ def implies_true(text: str, column: str) -> bool:
     expression = parse_expression(text)
     if expression.column is not None:
         return expression.column.lower() == column.lower()
-    return expression.tree is not None and grammar.tree_implies_true(expression.tree, column)
+    return expression.tree is not None and _tree_implies_true(expression.tree, column)
+
+
+def _tree_implies_true(tree: exp.Expr, column: str) -> bool:
+    """Whether a condition is the column, compares it with true, or is a conjunction with one of these."""
+    if isinstance(tree, exp.Paren):
+        return _tree_implies_true(tree.this, column)
+    if isinstance(tree, exp.And):
+        return _tree_implies_true(tree.left, column) or _tree_implies_true(tree.right, column)
+    if isinstance(tree, exp.EQ | exp.Is):
+        sides = (tree.left, tree.right)
+        true = [side for side in sides if isinstance(side, exp.Boolean) and side.this]
+        return bool(true) and any(_tree_implies_true(side, column) for side in sides if side not in true)
+    return isinstance(tree, exp.Column) and not tree.table and tree.name.lower() == column.lower()
 
 
 def has_star_argument(expression: Expression) -> bool:
     """Whether a function takes all columns as "*", as in `struct(*)`, but not `count(*)`."""
     if expression.tree is None or expression.star or "*" not in expression.text:
         return False
-    return grammar.tree_has_star_argument(expression.tree)
+    stars = (star for star in expression.tree.find_all(exp.Star) if isinstance(star.parent, exp.Func))
+    return any(not isinstance(star.parent, exp.Count) for star in stars)

@@ -14,8 +14,7 @@ from sqlglot.dialects.spark import Spark
 from sqlglot.errors import ErrorLevel, SqlglotError
 from sqlglot.tokenizer_core import Token, TokenType
 
-from dagster_adjunct.resources.sql.expression import Call, ColumnName, Expression, WindowClause
-from dagster_adjunct.resources.sql.spark_functions import argument_count_problem
+from dagster_adjunct.resources.sql.expression import Call, ColumnName, Expression, WindowClause, argument_count_problem
 
 if TYPE_CHECKING:
     from sqlglot.parsers.spark import SparkParser
@@ -92,19 +91,6 @@ def find_clause_of_other_records(text: str) -> str:
     return ""
 
 
-def tree_implies_true(tree: exp.Expr, column: str) -> bool:
-    """Whether a condition is the column, compares it with true, or is a conjunction with one of these."""
-    if isinstance(tree, exp.Paren):
-        return tree_implies_true(tree.this, column)
-    if isinstance(tree, exp.And):
-        return tree_implies_true(tree.left, column) or tree_implies_true(tree.right, column)
-    if isinstance(tree, exp.EQ | exp.Is):
-        sides = (tree.left, tree.right)
-        true = [side for side in sides if isinstance(side, exp.Boolean) and side.this]
-        return bool(true) and any(tree_implies_true(side, column) for side in sides if side not in true)
-    return isinstance(tree, exp.Column) and not tree.table and tree.name.lower() == column.lower()
-
-
 def _has_over_clause(tokens: list[Token], opened: int) -> bool:
     """Whether `over` follows a call, perhaps after filter (…), within group (…) or ignore nulls."""
     depth = 0
@@ -144,14 +130,6 @@ def _count_arguments(tokens: list[Token], start: int) -> int | None:
         elif depth == 0 and kind is TokenType.STAR:
             stars = True
     return None
-
-
-def struct_fields_of_tree(text: str, tree: exp.Expr) -> Iterator[tuple[str, Expression]]:
-    """Yield the names and values of the struct that a tree builds."""
-    if isinstance(tree, exp.Struct):
-        for item in tree.expressions:
-            if isinstance(item, exp.PropertyEQ) and isinstance(item.this, exp.Identifier):
-                yield item.this.name, expression_from_tree(text, item.expression)
 
 
 def _unread_expression(text: str, why: str) -> Expression:
@@ -195,12 +173,6 @@ def find_window_clauses(tree: exp.Expr) -> Iterator[WindowClause]:
         parts = [part.unnest() for part in node.args.get("partition_by") or ()]
         columns = (part.name for part in parts if isinstance(part, exp.Column) and len(part.parts) == 1)
         yield WindowClause(tuple(dict.fromkeys(columns)), ", ".join(part.sql("spark") for part in parts))
-
-
-def tree_has_star_argument(tree: exp.Expr) -> bool:
-    """Whether a function other than count takes "*"."""
-    stars = (star for star in tree.find_all(exp.Star) if isinstance(star.parent, exp.Func))
-    return any(not isinstance(star.parent, exp.Count) for star in stars)
 
 
 def _column_names(text: str, columns: list[exp.Column]) -> Iterator[ColumnName]:

@@ -53,6 +53,14 @@ def widest_decimal(types: Iterable[str | None]) -> str | None:
     return _decimal(max(precision - scale for precision, scale in known) + scale, scale)
 
 
+def sum_type(kind: str) -> str:
+    """Return the type of a sum of integers, decimals or other numbers."""
+    digits = decimal_digits(kind)
+    if digits is not None:
+        return f"decimal({min(digits[0] + 10, _MAX_PRECISION)},{digits[1]})"
+    return "bigint" if kind in INTEGERS else "double"
+
+
 def rounded_type(digits: Digits, places: int) -> str | None:
     """Return the type of a decimal that is rounded to `places` digits after the point."""
     precision, scale = digits
@@ -301,11 +309,8 @@ def _if(known: KnownTypes, node: exp.Expr) -> str | None:
 
 
 def _summed(known: KnownTypes, node: exp.Expr) -> str | None:
-    kind = known.type(node.this)
-    if kind in NUMBERS:
-        return "bigint" if kind in INTEGERS else "double"
-    digits = digits_as_decimal(kind)
-    return None if digits is None else f"decimal({min(digits[0] + 10, _MAX_PRECISION)},{digits[1]})"
+    kind = _number(known, node)
+    return None if kind is None else sum_type(kind)
 
 
 def _same_array(known: KnownTypes, node: exp.Expr) -> str | None:

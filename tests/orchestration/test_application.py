@@ -14,7 +14,8 @@ from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.operators.joins import Join, SelectedColumn
 from dagster_adjunct.orchestration.operators.records import Filter, Map, PartitionBy
 from dagster_adjunct.orchestration.operators.remote_tables import TableSend
-from dagster_adjunct.orchestration.operators.table_updates import SendToDataset, SendToTable
+from dagster_adjunct.orchestration.operators.sends import SendToDataset
+from dagster_adjunct.orchestration.operators.table_updates import SendToTable
 from dagster_adjunct.orchestration.operators.windows.aggregates import Aggregate
 from dagster_adjunct.resources.backends.memory import MemoryTable
 from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, InvalidNameError, PlanningError
@@ -52,7 +53,7 @@ def test_operators_stand_in_the_order_of_their_definition(app):
         ("partition-by-4", "partition-by", ("map-3",)),
         ("join-5-planes", "join", ("input-1",)),
     ]
-    assert app.operators[3].spec == PartitionBy("flight-delays-partition-by-4", ("origin",), 4)
+    assert app.operators[3].spec == PartitionBy(("origin",), 4)
     assert app.inputs["lake.flights"].default_offset == "oldest"
     assert app.operator("filter-2").spec == Filter("dep_delay > 0")
 

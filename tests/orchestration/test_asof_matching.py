@@ -15,6 +15,7 @@ import pytest
 from dagster_adjunct.assets.declaration.dataset import unbounded_dataset
 from dagster_adjunct.assets.versions.version import TOMBSTONE
 from dagster_adjunct.orchestration.operators.joins import AsOfJoin, TimedRows, build_join
+from dagster_adjunct.orchestration.operators.operator import AsOf
 from dagster_adjunct.orchestration.step.batch import BatchContext
 from dagster_adjunct.orchestration.step.kept_entries import TimedEntries
 from dagster_adjunct.resources.bucketing.files import IS_FIRST, VALID_FROM, VALID_TO
@@ -88,7 +89,8 @@ def sent(spark: SparkSession, records: list[Record], kind: str = "timestamp") ->
 
 def join(**options: Any) -> AsOfJoin:
     given = {"how": "left", "before_history": "null", "on_null_time": "null"} | options
-    made = build_join(AsOfJoin, "join-2", PRICES, "item", given.pop("how"), None, "", None, as_of="at", **given)
+    as_of = AsOf("at", given["before_history"], given["on_null_time"])
+    made = build_join(AsOfJoin, "join-2", PRICES, "item", given["how"], None, "", None, as_of=as_of)
     assert isinstance(made, AsOfJoin)
     return made
 

@@ -15,11 +15,11 @@ from dagster_adjunct.orchestration.operators.columns import function_label
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.lazy_modules import pa
 from dagster_adjunct.resources.schemas.schema import Field, decimal_digits, quote_name
+from dagster_adjunct.resources.sql.types import INTEGERS, NUMBERS, sum_type
 from dagster_adjunct.resources.user_code import check_plain_function
 from dagster_adjunct.resources.validation import validated
 
 AggregateFunction: TypeAlias = Callable[[Any], Any]
-INTEGERS = ("tinyint", "smallint", "int", "bigint")
 FLOATS = ("float", "double")
 _SET = "array<string>"
 # The most digits after the point for which a mean has four more: with them and 13 for the number of records, 38.
@@ -191,7 +191,7 @@ class Count(Aggregation):
         return "bigint"
 
     def partials(self, name: str, kind: str) -> tuple[Partial, ...]:
-        return (_count(f"{name}$count", self.column),)
+        return (count_partial(f"{name}$count", self.column),)
 
     def result(self, name: str, kind: str) -> str:
         return quote_name(f"{name}$count")
@@ -208,7 +208,7 @@ class Sum(Aggregation):
         return _is_number(kind)
 
     def result_type(self, kind: str | None) -> str | None:
-        return None if kind is None else _sum_type(kind)
+        return None if kind is None else sum_type(kind)
 
     def partials(self, name: str, kind: str) -> tuple[Partial, ...]:
         return _sum(name, self.column, kind)
@@ -219,7 +219,7 @@ class Sum(Aggregation):
     def result(self, name: str, kind: str) -> str:
         if self.exact(name, kind) is None:
             return quote_name(f"{name}$sum")
-        return f"try_cast({quote_name(exact_column(name))} as {_sum_type(kind)})"
+        return f"try_cast({quote_name(exact_column(name))} as {sum_type(kind)})"
 
     def exact(self, name: str, kind: str) -> str | None:
         return None if kind in FLOATS else ExactSum(name, kind).total()
@@ -283,7 +283,7 @@ class Mean(Aggregation):
         return f"decimal({min(digits[0] + 4, 38)},{_scale_of_mean(*digits)})"
 
     def partials(self, name: str, kind: str) -> tuple[Partial, ...]:
-        return _count(f"{name}$count", self.column), *_sum(name, self.column, kind)
+        return count_partial(f"{name}$count", self.column), *_sum(name, self.column, kind)
 
     def unit(self, kind: str) -> str:
         return _unit(kind)
@@ -296,9 +296,9 @@ class Mean(Aggregation):
         if digits is None:
             mean = f"cast({total} as double) / {number}"
         elif digits[1] > _DIVIDED_APART:
-            mean = f"cast(cast({total} as {_sum_type(kind)}) / {number} as {returns})"
+            mean = f"cast(cast({total} as {sum_type(kind)}) / {number} as {returns})"
         else:
-            mean = _quotient(f"cast({total} as {_sum_type(kind)})", number, *digits, returns)
+            mean = _quotient(f"cast({total} as {sum_type(kind)})", number, *digits, returns)
         return f"case when {number} > 0 then {mean} end"
 
     def exact(self, name: str, kind: str) -> str | None:
@@ -350,6 +350,7 @@ class Distinct(Aggregation):
         return f"cast(size({_values(quote_name(f'{name}$values'))}) as bigint)"
 
 
+@validated
 @dataclass(frozen=True, slots=True)
 class Aggregate(Aggregation):
     """The result of your function for all records of a window: one value of the type `returns`.
@@ -360,29 +361,19 @@ class Aggregate(Aggregation):
 
     function: AggregateFunction
     returns: str
-    of: tuple[str, ...] | None = None
+    of: str | Sequence[str] | None = None
     form: Literal["arrow", "pandas"] = "arrow"
 
-    @validated
-    def __init__(
-        self,
-        function: AggregateFunction,
-        returns: str,
-        of: str | Sequence[str] | None = None,
-        form: Literal["arrow", "pandas"] = "arrow",
-    ) -> None:
-        check_plain_function("Aggregate", function, "function", "records")
-        columns = (of,) if isinstance(of, str) else None if of is None else tuple(of)
-        if columns is not None and not columns:
+    def __post_init__(self) -> None:
+        check_plain_function("Aggregate", self.function, "function", "records")
+        if self.of is not None and not self.columns:
             raise ConfigurationError("Aggregate has of=[], no column.", "Name some, or leave it out.", argument="of")
-        object.__setattr__(self, "function", function)
-        object.__setattr__(self, "returns", Field("value", returns).type)
-        object.__setattr__(self, "of", columns)
-        object.__setattr__(self, "form", form)
+        object.__setattr__(self, "returns", Field("value", self.returns).type)
+        object.__setattr__(self, "of", self.columns or None)
 
     @property
     def columns(self) -> tuple[str, ...]:
-        return self.of or ()
+        return (self.of,) if isinstance(self.of, str) else tuple(self.of or ())
 
     def describe(self) -> str:
         return function_label(self.function)
@@ -392,20 +383,12 @@ class Aggregate(Aggregation):
 
     def compute(self, records: pa.Table) -> object:
         """Return the function's result for a window's records."""
-        chosen = records if self.of is None else records.select(list(self.of))
+        chosen = records.select(list(self.columns)) if self.of else records
         return self.function(chosen.to_pandas() if self.form == "pandas" else chosen)
 
 
 def _is_number(kind: str) -> bool:
-    return kind in INTEGERS or kind in FLOATS or decimal_digits(kind) is not None
-
-
-def _sum_type(kind: str) -> str:
-    """Return the type of a sum, as Spark's own."""
-    digits = decimal_digits(kind)
-    if digits is not None:
-        return f"decimal({min(digits[0] + 10, 38)},{digits[1]})"
-    return "double" if kind in FLOATS else "bigint"
+    return kind in NUMBERS or decimal_digits(kind) is not None
 
 
 def _unit(kind: str, *, whole: bool = False) -> str:
@@ -439,7 +422,8 @@ def _either(both: str) -> str:
     return f"case when {{0}} is null then {{1}} when {{1}} is null then {{0}} else {both} end"
 
 
-def _count(name: str, column: str | None) -> Partial:
+def count_partial(name: str, column: str | None) -> Partial:
+    """Return the number of records, or of those whose `column` is not null, as a partial value of this name."""
     counted = "1" if column is None else quote_name(column)
     added = "coalesce({0}, 0L) + coalesce({1}, 0L)"
     return Partial(name, "bigint", f"count({counted})", f"sum({quote_name(name)})", added)

@@ -25,7 +25,7 @@ from dagster_adjunct.orchestration.operators.event_time import (
     exclusion_column,
 )
 from dagster_adjunct.orchestration.operators.functions import pickle_function
-from dagster_adjunct.orchestration.operators.windows.aggregates import Aggregate, Aggregation, Partial
+from dagster_adjunct.orchestration.operators.windows.aggregates import Aggregate, Aggregation, Partial, count_partial
 from dagster_adjunct.orchestration.operators.windows.kinds import (
     Kind,
     Session,
@@ -76,10 +76,8 @@ class Windows:
     @property
     def partials(self) -> tuple[Partial, ...]:
         """The partial values in a window's row."""
-        added = "coalesce({0}, 0L) + coalesce({1}, 0L)"
-        counted = Partial(RECORDS, "bigint", "count(1)", f"sum({quote_name(RECORDS)})", added)
         values = (made.partials(name, self.type_of(made)) for name, made in self.aggregates)
-        return (counted, *chain.from_iterable(values))
+        return (count_partial(RECORDS, None), *chain.from_iterable(values))
 
     @property
     def functions(self) -> tuple[tuple[str, Aggregate], ...]:
@@ -312,7 +310,7 @@ RECORD_COLUMNS = (POSITION, RECORD_TIME, LIMIT, EXPIRES)
 
 def stored_record_schema(windows: Windows) -> Schema:
     """Return the columns of the records that are stored for functions."""
-    taken = (name for _, made in windows.functions for name in made.of or windows.types)
+    taken = (name for _, made in windows.functions for name in made.columns or windows.types)
     columns = {name: windows.types[name] for name in (*windows.by, *taken)}
     times = dict.fromkeys((RECORD_TIME, LIMIT, EXPIRES), "timestamp")
     return Schema.of(columns | {POSITION: "string"} | times)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.operators.joins import Join
-from dagster_adjunct.orchestration.operators.table_updates import SendToDataset
+from dagster_adjunct.orchestration.operators.sends import SendToDataset
 from dagster_adjunct.orchestration.planner.planner import build_plan
 from dagster_adjunct.resources.errors import PartitionCountMismatchError
 from tests.orchestration.planner.planning import application, catalog, dataset, streams_of_join

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dagster_adjunct.orchestration.operators.stream_facts import SPARK, StreamFacts
+from dagster_adjunct.orchestration.operators.stream_facts import SPARK, Catalog, StreamFacts
 from dagster_adjunct.orchestration.planner.planner import build_plan
 from dagster_adjunct.resources.errors import ConfigurationError, PartitionCountMismatchError, PlanningError
 from dagster_adjunct.resources.schemas.schema import Schema
@@ -22,9 +22,10 @@ def refused(app, facts) -> PartitionCountMismatchError:
     return caught.value
 
 
-def sized(**streams: tuple[int, int]) -> dict[str, StreamFacts]:
+def sized(**streams: tuple[int, int]) -> Catalog:
     """Streams by name, each with its partitions and bytes."""
-    return catalog(*(StreamFacts(f"lake.{n}", p, ("k",), SPARK, size=size) for n, (p, size) in streams.items()))
+    sizes = {f"lake.{name}": size for name, (_, size) in streams.items()}
+    return Catalog(catalog(**{name: count for name, (count, _) in streams.items()}), size_of=sizes.get)
 
 
 def test_every_join_that_can_not_be_is_told_with_its_streams():

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.operators.joins import Join
 from dagster_adjunct.orchestration.operators.records import Input, Map, PartitionBy
-from dagster_adjunct.orchestration.operators.sends import SendToStream
-from dagster_adjunct.orchestration.operators.table_updates import SendToDataset
+from dagster_adjunct.orchestration.operators.sends import SendToDataset, SendToStream
 from dagster_adjunct.orchestration.planner.partition_counts import assign_counts
 from dagster_adjunct.orchestration.planner.planner import build_plan
 from dagster_adjunct.resources.errors import PartitionCountMismatchError, PlanningError
@@ -119,11 +118,11 @@ def brute_force(app: Application):
     for operator in operators.values():
         spec = operator.spec
         if isinstance(spec, Input):
-            counts[operator.id] = STREAMS[spec.stream].partitions
+            counts[operator.id] = STREAMS[spec.reads].partitions
         elif isinstance(spec, PartitionBy):
             counts[operator.id] = spec.partitions
         elif isinstance(spec, SendToStream):
-            counts[operator.id] = app.outputs[spec.stream].partitions
+            counts[operator.id] = app.outputs[spec.writes].partitions
     joins = [op for op in operators.values() if isinstance(op.spec, Join) and TABLES[op.spec.dataset]]
     pairs = [(begin(join).id, f"dataset {join.spec.dataset}") for join in joins]
     joined = {join.spec.dataset for join in joins}

@@ -8,7 +8,7 @@ import pytest
 
 from dagster_adjunct.resources.errors import PlanningError
 from dagster_adjunct.resources.sql.checking import check_condition, check_expression, check_single_record
-from dagster_adjunct.resources.sql.spark_functions import AGGREGATE_FUNCTIONS, GENERATOR_FUNCTIONS
+from dagster_adjunct.resources.sql.expression import AGGREGATE_FUNCTIONS, GENERATOR_FUNCTIONS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

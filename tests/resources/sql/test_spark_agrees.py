@@ -64,15 +64,13 @@ def differences(spark: SparkSession, seed: int, expressions: int, lists: int) ->
             yield texts, str(error), "accepted"
             continue
         known = []
-        for item in items:
-            known += list(item.expand_star(NAMES)) if item.expression.star else [item.expression.name]
+        for item, _ in items:
+            known += list(item.expand_star(NAMES)) if item.star else [item.name]
         if [name for name in known if name] != schema.names:
             yield texts, known, schema.names
-        for item in items:
-            if item.type is not None and types_differ(
-                schema[str(item.expression.name)].dataType.simpleString(), item.type
-            ):
-                yield texts, item.type, schema[str(item.expression.name)].dataType.simpleString()
+        for item, kind in items:
+            if kind is not None and types_differ(schema[str(item.name)].dataType.simpleString(), kind):
+                yield texts, kind, schema[str(item.name)].dataType.simpleString()
     if accepted < expressions * 0.3 or typed < accepted * 0.5 or refused < expressions * 0.05:
         yield "too little is drawn", accepted, typed, refused
 
@@ -84,7 +82,7 @@ def _unlike(text: str, kind: str | None, error: PlanningError | None, schema: St
         return
     if kind is not None and types_differ(kind, schema[0].dataType.simpleString()):
         yield text, kind, schema[0].dataType.simpleString()
-    name = check_expressions("map-1", [text], NAMES)[0].expression.name if error is None else None
+    name = check_expressions("map-1", [text], NAMES)[0][0].name if error is None else None
     if name is not None and name != schema[0].name:
         yield text, name, schema[0].name
 
