@@ -280,16 +280,22 @@ def _row_label(row: int) -> tuple[str, dict[str, Any]]:
     return f"row {row}", {"row": row}
 
 
-def check_column_names(given: Iterable[str], schema: Schema, what: str, also: Collection[str] = ()) -> None:
+def check_column_names(
+    given: Sequence[str],
+    schema: Schema,
+    what: str,
+    also: Collection[str] = (),
+    next_step: str = "Send records with exactly these columns, each once.",
+) -> None:
     """Raise SchemaMismatchError unless `given` are the schema's columns, each once, and maybe some of `also`."""
-    counts = Counter(given)
-    missing = [name for name in schema.names if name not in counts]
-    extra = [name for name in counts if name not in schema and name not in also]
-    repeated = [name for name, count in counts.items() if count > 1]
-    if wrong := [*missing, *extra, *repeated]:
-        problem = f"{what}: columns {missing} are missing, {extra} are not expected and {repeated} are repeated; the "
-        problem += f"schema is {', '.join(f'{f.name} {f.type}' for f in schema.fields)}."
-        raise SchemaMismatchError(problem, "Send records with exactly these columns, each once.", column=wrong[0])
+    there = dict.fromkeys(given)
+    wrong = {name: "is missing" for name in schema.names if name not in there}
+    wrong |= {name: "is not declared" for name in there if name not in schema and name not in also}
+    wrong |= dict.fromkeys(repeated_names(given), "occurs twice")
+    if wrong:
+        problem = f"{what}: {'; '.join(f'column {name!r} {problem}' for name, problem in wrong.items())}. "
+        problem += f"Declared are {', '.join(f'{field.name} {field.type}' for field in schema.fields)}."
+        raise SchemaMismatchError(problem, next_step, column=next(iter(wrong)))
 
 
 def fit_to_schema(table: pa.Table, schema: Schema, what: str, place: RowLabel = _row_label) -> pa.Table:

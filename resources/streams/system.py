@@ -600,41 +600,31 @@ def parse_offset(text: str, what: str) -> int:
     raise errors.OffsetOutOfRangeError(problem, "Use offsets as this system returns them.", offset=f"{text!s:.80}")
 
 
-@dataclass(frozen=True, slots=True)
-class OffsetRangeChecker:
-    """Validates ranges, with a system's words for its errors: `of` is "topic", say, `upcoming` its end.
+def check_range(ssp: SystemStreamPartition, start: int, end: int, oldest: int, upcoming: int, last: str = "") -> None:
+    """Raise OffsetOutOfRangeError for a range that the partition does not contain entirely.
 
-    `dropped` is the next step for a range that begins too early, `ahead` for one that ends too late.
+    `last` says in errors what the system's upcoming offset is, if that needs a word.
     """
-
-    of: str
-    upcoming: str
-    dropped: str
-    ahead: str
-
-    def check(self, ssp: SystemStreamPartition, start: int, end: int, oldest: int, upcoming: int) -> None:
-        """Raise OffsetOutOfRangeError for a range that the partition does not contain entirely."""
-        if start > end:
-            problem = f"{ssp}: the range begins at {start}, after its end {end}."
-            raise _out_of_range(ssp, start, problem, "Give the smaller offset first.")
-        if start < oldest:
-            raise self.too_old_error(ssp, start, oldest)
-        if end > upcoming:
-            problem = f"{ssp}: the range ends at offset {end}, {self.upcoming} is {upcoming}."
-            step = f"End at {upcoming} or before{self.ahead}"
-            raise _out_of_range(ssp, end, problem, step, upcoming=str(upcoming))
-
-    def too_old_error(self, ssp: SystemStreamPartition, start: int, oldest: int) -> errors.OffsetOutOfRangeError:
-        """Return the error for a range that begins before the oldest offset."""
-        problem = f"{ssp}: the range begins at offset {start}, the oldest that the {self.of} still holds is {oldest}."
-        return _out_of_range(ssp, start, problem, self.dropped, oldest=str(oldest))
+    about: Any = {"stream": ssp.qualified_stream, "partition": ssp.partition}
+    if start > end:
+        problem = f"{ssp}: the range begins at {start}, after its end {end}."
+        raise errors.OffsetOutOfRangeError(problem, "Give the smaller offset first.", offset=str(start), **about)
+    if start < oldest:
+        raise dropped_offset_error(ssp, start, oldest)
+    if end > upcoming:
+        problem = f"{ssp}: the range ends at offset {end}, the stream's upcoming one{last} is {upcoming}."
+        step = f"End at {upcoming} or before. If the offset was valid once, the stream was recreated, was restored or "
+        step += "has lost records: set a startpoint for this partition."
+        raise errors.OffsetOutOfRangeError(problem, step, offset=str(end), upcoming=str(upcoming), **about)
 
 
-def _out_of_range(
-    ssp: SystemStreamPartition, offset: int, problem: str, next_step: str, **edge: str
-) -> errors.OffsetOutOfRangeError:
-    about: Any = {"stream": ssp.qualified_stream, "partition": ssp.partition, "offset": str(offset), **edge}
-    return errors.OffsetOutOfRangeError(problem, next_step, **about)
+def dropped_offset_error(ssp: SystemStreamPartition, start: int, oldest: int) -> errors.OffsetOutOfRangeError:
+    """Return the error for a range that begins before the oldest offset."""
+    problem = f"{ssp}: the range begins at offset {start}, the oldest that the stream still holds is {oldest}."
+    step = "Retention dropped the records before it. Continue without them by a startpoint (oldest) for this "
+    step += "partition. Keep the stream longer (retention.ms and retention.bytes of a topic) than readers may lag."
+    about: Any = {"stream": ssp.qualified_stream, "partition": ssp.partition}
+    return errors.OffsetOutOfRangeError(problem, step, offset=str(start), oldest=str(oldest), **about)
 
 
 SystemFactory = Callable[["Lake"], StreamSystem]

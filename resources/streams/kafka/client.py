@@ -24,7 +24,7 @@ from pydantic import SkipValidation
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.common import check_name
 from dagster_adjunct.resources.streams.kafka.record_formats import KafkaTopic, check_topic_name
-from dagster_adjunct.resources.streams.system import OffsetRangeChecker, SystemStreamPartition
+from dagster_adjunct.resources.streams.system import SystemStreamPartition
 from dagster_adjunct.resources.validation import validated
 
 if TYPE_CHECKING:
@@ -511,13 +511,3 @@ def translate_kafka_error(error: KafkaError, settings: KafkaSettings, what: str)
     problem = f"{settings.where} rejected the request for {what} ({reason})."
     step = "Check the settings and the access rules of the cluster."
     return errors.ConfigurationError(problem, step, system=settings.name)
-
-
-TOPIC_RANGES = OffsetRangeChecker(
-    of="topic",
-    upcoming="the topic's upcoming one (the last stable offset)",
-    dropped="Retention deleted the records before it. Continue without them by a startpoint (oldest) for this "
-    "partition, or keep the topic longer (retention.ms, retention.bytes) than its reader may fall behind.",
-    ahead=". If the offset was valid once, the topic was recreated or has lost records: set a startpoint for this "
-    "partition.",
-)

@@ -18,9 +18,9 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationErro
 from dagster_adjunct.resources.common import first_validation_problem
 from dagster_adjunct.resources.errors import AdjunctError, MalformedDocumentError, OffsetOutOfRangeError
 from dagster_adjunct.resources.streams.kafka import client
-from dagster_adjunct.resources.streams.kafka.client import TOPIC_RANGES, BrokerRefusals, KafkaAdmin, TopicFacts
+from dagster_adjunct.resources.streams.kafka.client import BrokerRefusals, KafkaAdmin, TopicFacts
 from dagster_adjunct.resources.streams.kafka.produce import END_OF_DATASET
-from dagster_adjunct.resources.streams.system import Marker, SystemStreamPartition
+from dagster_adjunct.resources.streams.system import Marker, SystemStreamPartition, dropped_offset_error
 
 if TYPE_CHECKING:
     from confluent_kafka import Consumer, KafkaError, Message
@@ -239,4 +239,4 @@ class _RangeConsumer:
         check_topic_identity(topic, wanted.partition)
         at = TopicPartition(topic.topic, wanted.partition)
         oldest, _ = self._consumer.get_watermark_offsets(at, client.response_timeout(self._topic.settings))
-        return TOPIC_RANGES.too_old_error(ssp, self._positions[wanted.partition], oldest)
+        return dropped_offset_error(ssp, self._positions[wanted.partition], oldest)

@@ -16,7 +16,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 from dagster_adjunct.resources import errors
-from dagster_adjunct.resources.common import StoredDocument, check_choice, check_name
+from dagster_adjunct.resources.common import StoredDocument, check_name
 from dagster_adjunct.resources.metadata import MetadataStore, NamespaceSnapshot
 from dagster_adjunct.resources.objects.commit_log import decode_body
 from dagster_adjunct.resources.objects.lake import Lake
@@ -24,13 +24,7 @@ from dagster_adjunct.resources.schemas.records import ArrowFrame, to_arrow_table
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.in_process import resolve_session
 from dagster_adjunct.resources.streams.kafka import consume, produce
-from dagster_adjunct.resources.streams.kafka.client import (
-    TOPIC_RANGES,
-    KafkaAdmin,
-    KafkaSettings,
-    SettingValue,
-    TopicFacts,
-)
+from dagster_adjunct.resources.streams.kafka.client import KafkaAdmin, KafkaSettings, SettingValue, TopicFacts
 from dagster_adjunct.resources.streams.kafka.consume import MarkerHeader, TopicRange
 from dagster_adjunct.resources.streams.kafka.formats import Json, KeyText
 from dagster_adjunct.resources.streams.kafka.produce import SendResult, SentSpan, TaskAppend
@@ -53,6 +47,7 @@ from dagster_adjunct.resources.streams.system import (
     check_append,
     check_marker_partitions,
     check_producer,
+    check_range,
     check_same_declaration,
     check_table_options,
     missing_partition_error,
@@ -61,7 +56,7 @@ from dagster_adjunct.resources.streams.system import (
     require_one_stream,
     stale_sequence_error,
 )
-from dagster_adjunct.resources.validation import validated
+from dagster_adjunct.resources.validation import validated, validated_methods
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -70,6 +65,7 @@ T = TypeVar("T")
 _VISIBLE_SECONDS = 10.0
 _LOOK_SECONDS = 0.02
 OffsetBounds = tuple[dict[int, int], dict[int, int]]
+_LAST = " (the last stable offset)"
 _TOMBSTONES_KEPT_MS = "86400000"  # the broker's own default
 _NAMESPACE = "kafka-streams"
 
@@ -173,6 +169,7 @@ class DeclaredTopics:
         return decode_body(_CreatedStream, stored, self._where, f"can't be read (the entry of stream {stream!r})", step)
 
 
+@validated_methods
 class KafkaStreams(NumberedOffsets, StreamWriter):
     """The streams of one Kafka cluster, under the name of its settings. Safe to use from threads.
 
@@ -264,7 +261,6 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
         Offsets may be missing within a range. A task fails with OffsetOutOfRangeError if records have been removed by
         retention, or by recreating the topic, since the ranges were checked.
         """
-        check_choice(epochs, f"epochs={epochs!r}", ("all", "latest"), argument="epochs")
         if epochs == "latest":
             problem = f'stream system {self.name!r} can\'t read epochs="latest": a topic does not store which ranges '
             problem += "were read again, so replaced records can't be found."
@@ -539,7 +535,7 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
         wanted = []
         for ssp, given in ranges.items():
             start, end = parse_offset(given.start, str(ssp)), parse_offset(given.end, str(ssp))
-            TOPIC_RANGES.check(ssp, start, end, oldest[ssp.partition], upcoming[ssp.partition])
+            check_range(ssp, start, end, oldest[ssp.partition], upcoming[ssp.partition], last=_LAST)
             wanted.append(TopicRange(ssp.partition, start, end))
         return facts, wanted
 

@@ -45,8 +45,8 @@ from dagster_adjunct.resources.streams.system import (
     Marker,
     NumberedOffsets,
     OffsetRange,
-    OffsetRangeChecker,
     SystemStreamPartition,
+    check_range,
     missing_partition_error,
     parse_offset,
     require_one_stream,
@@ -78,7 +78,13 @@ def read_tables(
     def read(part: _Part) -> Iterator[pa.Table]:
         return (finish(table.cast(schema)) for table in _read_file(files, part, schema.names))
 
-    parts = _list_files(segments, spans)
+    parts = [
+        _Part(segment, file, span)
+        for partition, span in sorted(spans.items())
+        for segment in segments
+        for file in segment.files
+        if file.partition == partition and manifest.overlaps_spans(segment, {partition: span})
+    ]
     read_files = map_in_threads(lambda part: list(read(part)), parts) if whole else map(read, parts)
     yield from chain.from_iterable(read_files)
 
@@ -89,17 +95,6 @@ class _Part(NamedTuple):
     segment: Segment
     file: FileEntry
     span: Span
-
-
-def _list_files(segments: Sequence[Segment], spans: Mapping[int, Span]) -> list[_Part]:
-    """Return the files with records of these spans, ordered by partition and offset."""
-    return [
-        _Part(segment, file, span)
-        for partition, span in sorted(spans.items())
-        for segment in segments
-        for file in segment.files
-        if file.partition == partition and manifest.overlaps_spans(segment, {partition: span})
-    ]
 
 
 def with_meta_columns(schema: pa.Schema, *, positions: bool = False) -> pa.Schema:
@@ -340,24 +335,14 @@ def read_partition(
     return read_tables(StreamFiles(store.open(), prefix), schema, segments, {p: spans[p]}, positions=False)
 
 
-def spans_from_ranges(
-    stream: str, state: StreamState, ranges: Mapping[SystemStreamPartition, OffsetRange]
-) -> dict[int, Span]:
+def spans_from_ranges(state: StreamState, ranges: Mapping[SystemStreamPartition, OffsetRange]) -> dict[int, Span]:
     """Return the ranges as [start, end) by partition. Raises OffsetOutOfRangeError for records not in the stream."""
-    checker = OffsetRangeChecker(
-        of="stream",
-        upcoming="the stream's upcoming one",
-        dropped="Retention dropped the records before it: begin at the oldest (with a startpoint), or keep the stream "
-        "longer.",
-        ahead=f"; if the offset was valid once, stream {stream!r} was restored or created again.",
-    )
     spans: dict[int, Span] = {}
     for ssp, given in ranges.items():
         if ssp.partition >= len(state.next):
             raise missing_partition_error(ssp, len(state.next))
         start, end = parse_offset(given.start, str(ssp)), parse_offset(given.end, str(ssp))
-        oldest, upcoming = state.oldest[ssp.partition], state.next[ssp.partition]
-        checker.check(ssp, start, end, oldest, upcoming)
+        check_range(ssp, start, end, state.oldest[ssp.partition], state.next[ssp.partition])
         spans[ssp.partition] = (start, end)
     return spans
 
@@ -389,7 +374,7 @@ class LakeReads(StreamStates, NumberedOffsets):
             return 0
         stream = require_one_stream(self.name, ranges)
         _, state = self.state(stream)
-        spans = spans_from_ranges(stream, state, ranges)
+        spans = spans_from_ranges(state, ranges)
         width = sum(end - start for start, end in spans.values())
         return width - len(manifest.find_markers(state, self.files_of(stream), spans))
 
@@ -469,7 +454,7 @@ class LakeReads(StreamStates, NumberedOffsets):
     ) -> _Located:
         stream = require_one_stream(self.name, ranges)
         _, state = self.state(stream)
-        spans, files = spans_from_ranges(stream, state, ranges), self.files_of(stream)
+        spans, files = spans_from_ranges(state, ranges), self.files_of(stream)
         segments = list(manifest.walk_segments(state, files, lambda entry: manifest.overlaps_spans(entry, spans)))
         latest = epochs == "latest"
         replaced = lineage.find_replaced_results(self, stream, state, segments, without_position) if latest else []

@@ -229,7 +229,7 @@ def test_a_range_that_retention_has_cut_names_partition_and_both_offsets(
         "4",
     )
     assert "startpoint" in error.value.next_step
-    assert "keep the topic longer" in error.value.next_step
+    assert "Keep the stream longer" in error.value.next_step
     entries = entries_of(system.read(spark, ranges_of(system, log.name, {1: (4, 10)})))
     assert set(entries) == set(log.seen)
 
