@@ -20,8 +20,7 @@ from dagster_adjunct.resources.common import StoredDocument, check_name
 from dagster_adjunct.resources.metadata import MetadataStore, NamespaceSnapshot
 from dagster_adjunct.resources.objects.commit_log import decode_body
 from dagster_adjunct.resources.objects.lake import Lake
-from dagster_adjunct.resources.schemas.records import ArrowFrame, to_arrow_table
-from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.schemas.schema import ArrowFrame, Schema, to_arrow_table
 from dagster_adjunct.resources.spark.in_process import resolve_session
 from dagster_adjunct.resources.streams.kafka import consume, produce
 from dagster_adjunct.resources.streams.kafka.client import KafkaAdmin, KafkaSettings, SettingValue, TopicFacts

@@ -16,8 +16,8 @@ from dagster_adjunct.resources.bucketing.writer import DIGEST, WriteOptions, wri
 from dagster_adjunct.resources.errors import CommitConflictError, ProducerConflictError, SchemaMismatchError
 from dagster_adjunct.resources.lazy_modules import F, pa, pc
 from dagster_adjunct.resources.objects.commit_log import Commit
-from dagster_adjunct.resources.schemas.records import ArrowFrame, to_arrow_table
 from dagster_adjunct.resources.schemas.schema import (
+    ArrowFrame,
     Schema,
     arrow_type,
     cast_column,
@@ -27,6 +27,7 @@ from dagster_adjunct.resources.schemas.schema import (
     is_widening,
     named_column,
     quote_name,
+    to_arrow_table,
 )
 from dagster_adjunct.resources.schemas.values import first_unreadable
 from dagster_adjunct.resources.streams.lake.manifest import (
