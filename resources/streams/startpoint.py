@@ -222,8 +222,11 @@ def check_id(what: str, value: str) -> None:
         raise ConfigurationError(problem, f"Leave the id out: every {what} gets a new one.", argument="id")
 
 
-def check_timestamp_ms(name: str, value: int, what: str = "startpoint") -> None:
+def check_timestamp_ms(name: str, value: object, what: str = "startpoint") -> None:
     """Raise ConfigurationError unless `value` is a plausible time in ms since 1970, and not in another unit."""
+    if not isinstance(value, int) or isinstance(value, bool):
+        problem = f"{what} {name} {value!r} is not a time: expected whole milliseconds since 1970 in UTC."
+        raise ConfigurationError(problem, "Convert the time first: int(moment.timestamp() * 1000).", argument=name)
     if value in _LIKELY_SECONDS:
         moments = [f"{time_from_micros(ms * 1000):%Y-%m-%d %H:%M} UTC" for ms in (value, value * 1000)]
         problem = f"{what} {name} {value} is {moments[0]} in milliseconds: it looks like seconds ({moments[1]})."

@@ -95,9 +95,11 @@ def require_one_stream(system: str, ssps: Iterable[SystemStreamPartition]) -> st
     return split_stream_name(streams[0])[1]
 
 
-def missing_partition_error(ssp: SystemStreamPartition, count: int) -> errors.OffsetOutOfRangeError:
-    problem = f"{ssp} does not exist: the stream has {count} partitions, 0 to {count - 1}."
-    return errors.OffsetOutOfRangeError(problem, stream=ssp.qualified_stream, partition=ssp.partition)
+def check_partition(ssp: SystemStreamPartition, count: int) -> None:
+    """Raise OffsetOutOfRangeError unless a stream of `count` partitions has this one."""
+    if ssp.partition >= count:
+        problem = f"{ssp} does not exist: the stream has {count} partitions, 0 to {count - 1}."
+        raise errors.OffsetOutOfRangeError(problem, stream=ssp.qualified_stream, partition=ssp.partition)
 
 
 def check_producer(producer: str, sequence: int) -> None:

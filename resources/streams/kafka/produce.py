@@ -21,16 +21,16 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, Literal
 
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.common import StoredDocument
-from dagster_adjunct.resources.lazy_modules import F, pa, pc
+from dagster_adjunct.resources.lazy_modules import pa, pc
 from dagster_adjunct.resources.objects.commit_log import decode_document
-from dagster_adjunct.resources.schemas.schema import quote_name
+from dagster_adjunct.resources.schemas.schema import Schema, named_column
 from dagster_adjunct.resources.schemas.values import first_unreadable, readable_value
 from dagster_adjunct.resources.spark.tasks import encode_task_errors, map_in_arrow, translate_spark_errors
 from dagster_adjunct.resources.streams.kafka.client import TRANSIENT_CODES, BrokerRefusals, TopicFacts, new_client
@@ -499,7 +499,7 @@ def _group_consumer(target: TopicFacts, group: str, refusals: BrokerRefusals, is
 
 
 _TASKS = 32
-_SPANS = "`partition` INT, `first` BIGINT, `next` BIGINT, `rows` BIGINT, `duplicate` BOOLEAN"
+_SPANS = Schema.of(partition="int", first="bigint", next="bigint", rows="bigint", duplicate="boolean")
 _ORDER = "__order_"
 
 SendResult = tuple[list[SentSpan], bool]
@@ -551,17 +551,13 @@ def _run_tasks(
     def task(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         def results() -> Iterator[pa.RecordBatch]:
             spans, duplicate = send(append, batches)
-            rows: list[tuple[Any, ...]] = [(s.partition, s.first, s.next, s.rows, duplicate) for s in spans]
-            columns = zip(*(rows or [(None, None, None, 0, duplicate)]), strict=True)
-            kinds = (pa.int32(), pa.int64(), pa.int64(), pa.int64(), pa.bool_())
-            names = ["partition", "first", "next", "rows", "duplicate"]
-            arrays = [pa.array(list(values), kind) for values, kind in zip(columns, kinds, strict=True)]
-            yield pa.RecordBatch.from_arrays(arrays, names)
+            rows = [{**asdict(span), "duplicate": duplicate} for span in spans]
+            yield pa.RecordBatch.from_pylist(rows or [{"rows": 0, "duplicate": duplicate}], schema=_SPANS.to_arrow())
 
         yield from encode_task_errors(results())
 
     with translate_spark_errors():
-        rows = map_in_arrow(frame, task, _SPANS).collect()
+        rows = map_in_arrow(frame, task, _SPANS.ddl()).collect()
     if not rows:
         return None
     spans = [SentSpan(row[0], row[1], row[2], row[3]) for row in rows if row[0] is not None]
@@ -574,8 +570,8 @@ def _select_columns(frame: DataFrame, declared: KafkaTopic, order_by: Sequence[s
     dropped = {
         name for name in (*RECORD_META, *order_by) if name not in (TIMESTAMP, TOMBSTONE, EPOCH) and name not in schema
     }
-    kept = [F.col(quote_name(name)) for name in frame.columns if name not in dropped]
-    order = [F.col(quote_name(name)).alias(f"{_ORDER}{i}") for i, name in enumerate(order_by)]
+    kept = [named_column(name) for name in frame.columns if name not in dropped]
+    order = [named_column(name).alias(f"{_ORDER}{i}") for i, name in enumerate(order_by)]
     return frame.select(*kept, *order)
 
 

@@ -16,12 +16,13 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 from dagster_adjunct.resources import errors
-from dagster_adjunct.resources.common import StoredDocument, check_name
+from dagster_adjunct.resources.common import StoredDocument, check_choice, check_name
 from dagster_adjunct.resources.metadata import MetadataStore, NamespaceSnapshot
 from dagster_adjunct.resources.objects.commit_log import decode_body
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.schemas.schema import ArrowFrame, Schema, to_arrow_table
 from dagster_adjunct.resources.spark.in_process import resolve_session
+from dagster_adjunct.resources.streams import system
 from dagster_adjunct.resources.streams.kafka import consume, produce
 from dagster_adjunct.resources.streams.kafka.client import KafkaAdmin, KafkaSettings, SettingValue, TopicFacts
 from dagster_adjunct.resources.streams.kafka.consume import MarkerHeader, TopicRange
@@ -42,20 +43,8 @@ from dagster_adjunct.resources.streams.system import (
     StreamSystem,
     StreamWriter,
     SystemStreamPartition,
-    build_declaration,
-    check_append,
-    check_marker_partitions,
-    check_producer,
-    check_range,
-    check_same_declaration,
-    check_table_options,
-    missing_partition_error,
-    parse_offset,
-    register_system,
-    require_one_stream,
-    stale_sequence_error,
 )
-from dagster_adjunct.resources.validation import validated, validated_methods
+from dagster_adjunct.resources.validation import validated
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -117,7 +106,7 @@ class DeclaredTopics:
         else:
             created = self._find_created(self._namespace.read(), stream)
             there = wanted if created is None else created.declaration
-        check_same_declaration(self._qualified(stream), there, wanted)
+        system.check_same_declaration(self._qualified(stream), there, wanted)
         return topic or self._build_created(stream, wanted).known()
 
     def remember(self, stream: str, schema: Schema, key: Sequence[str], partitions: int) -> None:
@@ -130,14 +119,14 @@ class DeclaredTopics:
             there = self._find_created(snapshot, stream)
             if there is None:
                 return {stream: made.model_dump(mode="json")}, None
-            check_same_declaration(self._qualified(stream), there.declaration, made.declaration)
+            system.check_same_declaration(self._qualified(stream), there.declaration, made.declaration)
             return {}, None
 
         self._namespace.transact(decide, by="create")
         self._created[stream] = made
 
     def _declared(self, stream: str, schema: Schema, key: Sequence[str], partitions: int) -> StreamDeclaration:
-        return build_declaration(StreamDeclaration, self._qualified(stream), schema, tuple(key), partitions)
+        return system.build_declaration(StreamDeclaration, self._qualified(stream), schema, tuple(key), partitions)
 
     def _qualified(self, stream: str) -> str:
         return f"{self._settings.name}.{stream}"
@@ -168,7 +157,6 @@ class DeclaredTopics:
         return decode_body(_CreatedStream, stored, self._where, f"can't be read (the entry of stream {stream!r})", step)
 
 
-@validated_methods
 class KafkaStreams(NumberedOffsets, StreamWriter):
     """The streams of one Kafka cluster, under the name of its settings. Safe to use from threads.
 
@@ -260,6 +248,7 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
         Offsets may be missing within a range. A task fails with OffsetOutOfRangeError if records have been removed by
         retention, or by recreating the topic, since the ranges were checked.
         """
+        check_choice(epochs, f"epochs={epochs!r}", ("all", "latest"), argument="epochs")
         if epochs == "latest":
             problem = f'stream system {self.name!r} can\'t read epochs="latest": a topic does not store which ranges '
             problem += "were read again, so replaced records can't be found."
@@ -301,7 +290,7 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
         PermanentError for a record that Kafka rejects, ProducerConflictError, CommitConflictError, and
         StreamUnavailableError, after which the same call may be repeated.
         """
-        check_append(producer, sequence, end_of_dataset, valid_from)
+        system.check_append(producer, sequence, end_of_dataset, valid_from)
         facts = self.topic(stream)
         markers: dict[int, bytes] = {}
         if end_of_dataset is not None:
@@ -312,7 +301,7 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
         name = str(facts)
         if hasattr(data, "mapInArrow"):
             return self._await_result(what, produce.send_frame(cast("DataFrame", data), what, order_by), before)
-        check_table_options(name, order_by, partitioned)
+        system.check_table_options(name, order_by, partitioned)
         table = encode_table(to_arrow_table(data, name, facts.declared.schema()), facts.declared, name)
         return self._await_result(what, produce.produce_batches(what, table.to_batches()), before)
 
@@ -334,10 +323,10 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
         it becomes valid.
         """
         check_name("version", version)
-        check_append(producer, sequence, version, valid_from)
+        system.check_append(producer, sequence, version, valid_from)
         facts = self.topic(stream)
         chosen = range(facts.partitions) if partitions is None else sorted(set(partitions))
-        check_marker_partitions(str(facts), version, chosen, facts.partitions, rows)
+        system.check_marker_partitions(str(facts), version, chosen, facts.partitions, rows)
         same: Any = {"version": version, "checksum": checksum, "valid_from": valid_from, "partitions": facts.partitions}
         counts: Mapping[int, int] = rows or {}
         markers = {p: MarkerHeader(**same, rows=counts.get(p)).encode() for p in chosen}
@@ -351,7 +340,7 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
         A transaction that a crash left open does not count; the producer's next append aborts it. Raises
         ProducerConflictError for a sequence before the last.
         """
-        check_producer(producer, sequence)
+        system.check_producer(producer, sequence)
         facts = self.topic(stream)
         if not facts.declared.transactional:
             return None
@@ -359,7 +348,7 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
         if 0 not in marks or marks[0][0].sequence < sequence:
             return None
         if marks[0][0].sequence > sequence:
-            raise stale_sequence_error(str(facts), producer, sequence, marks[0][0].sequence)
+            raise system.stale_sequence_error(str(facts), producer, sequence, marks[0][0].sequence)
         return produce.result_from_spans(produce.spans_from_marks(marks, sequence), duplicate=True)
 
     def markers(self, stream: str, since: Mapping[SystemStreamPartition, str] | None = None) -> list[Marker]:
@@ -372,7 +361,7 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
         starts = dict.fromkeys(range(facts.partitions), 0)
         if since is not None:
             mine = {ssp: offset for ssp, offset in since.items() if ssp.qualified_stream == str(facts)}
-            starts = {ssp.partition: parse_offset(offset, str(ssp)) for ssp, offset in mine.items()}
+            starts = {ssp.partition: system.parse_offset(offset, str(ssp)) for ssp, offset in mine.items()}
         oldest, upcoming = self.admin.oldest(facts.topic, starts), self.admin.upcoming(facts.topic, starts)
         ranges = [TopicRange(p, max(at, oldest[p]), upcoming[p]) for p, at in sorted(starts.items())]
         found: list[Marker] = []
@@ -490,10 +479,9 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
     def _describe_topic_of(self, ssps: Iterable[SystemStreamPartition]) -> TopicFacts:
         """Return the topic of the one stream of these partitions, which must exist."""
         wanted = list(ssps)
-        facts = self._describe_topic(require_one_stream(self.name, wanted))
+        facts = self._describe_topic(system.require_one_stream(self.name, wanted))
         for ssp in wanted:
-            if ssp.partition >= facts.partitions:
-                raise missing_partition_error(ssp, facts.partitions)
+            system.check_partition(ssp, facts.partitions)
         return facts
 
     def _edges(
@@ -533,8 +521,8 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
         oldest, upcoming = self._offsets(facts, [ssp.partition for ssp in ranges])
         wanted = []
         for ssp, given in ranges.items():
-            start, end = parse_offset(given.start, str(ssp)), parse_offset(given.end, str(ssp))
-            check_range(ssp, start, end, oldest[ssp.partition], upcoming[ssp.partition], last=_LAST)
+            start, end = system.parse_offset(given.start, str(ssp)), system.parse_offset(given.end, str(ssp))
+            system.check_range(ssp, start, end, oldest[ssp.partition], upcoming[ssp.partition], last=_LAST)
             wanted.append(TopicRange(ssp.partition, start, end))
         return facts, wanted
 
@@ -571,6 +559,6 @@ def kafka_system(
     known, opener = _openers.get(name, (None, None))
     if opener is None or known != settings:
         opener = partial(KafkaStreams, settings=settings)
-    register_system(name, opener)
+    system.register_system(name, opener)
     _openers[name] = settings, opener
     return settings
