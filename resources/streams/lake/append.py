@@ -23,7 +23,6 @@ from dagster_adjunct.resources.streams import system
 from dagster_adjunct.resources.streams.lake import manifest
 from dagster_adjunct.resources.streams.lake.manifest import (
     MARK_TYPES,
-    POSITION_TYPES,
     FileEntry,
     Fold,
     LakeStreamDeclaration,
@@ -319,7 +318,7 @@ def conform_frame(df: DataFrame, declaration: LakeStreamDeclaration, order_by: S
     marks = [times.cast("timestamp").alias(TIMESTAMP), tombstones.cast("boolean").alias(TOMBSTONE)]
     if EPOCH in types:
         marks.append(F.nullif(F.col(EPOCH), F.lit(0)).cast("int").alias(EPOCH))
-    marks += [F.col(name).cast(kind).alias(name) for name, kind in POSITION_TYPES.items() if name in types]
+    marks += [F.col(name).cast(kind).alias(name) for name, kind in POSITION.items() if name in types]
     rest = [
         schemas.named_column(name) for name in dict.fromkeys(order_by) if name not in schema and name not in MARK_TYPES
     ]

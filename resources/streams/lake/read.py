@@ -71,11 +71,11 @@ def read_tables(
     """
     schema = with_meta_columns(columns.to_arrow(), positions=positions)
 
-    def read(part: _Part) -> Iterator[pa.Table]:
-        return (finish(table.cast(schema)) for table in _read_file(files, part, schema.names))
+    def read(part: tuple[Segment, FileEntry, Span]) -> Iterator[pa.Table]:
+        return (finish(table.cast(schema)) for table in _read_file(files, *part, schema.names))
 
     parts = [
-        _Part(segment, file, span)
+        (segment, file, span)
         for partition, span in sorted(spans.items())
         for segment in segments
         for file in segment.files
@@ -85,17 +85,9 @@ def read_tables(
     yield from chain.from_iterable(read_files)
 
 
-class _Part(NamedTuple):
-    """A file of a segment, and the span of its partition that is read."""
-
-    segment: Segment
-    file: FileEntry
-    span: Span
-
-
 def with_meta_columns(schema: pa.Schema, *, positions: bool = False) -> pa.Schema:
     """Return the Arrow schema of a read: the record's columns, then those of RECORD_META, then those of POSITION."""
-    more = (*RECORD_META_COLUMNS, *(manifest.POSITION_TYPES.items() if positions else ()))
+    more = (*RECORD_META_COLUMNS, *(POSITION.items() if positions else ()))
     return pa.schema([*schema, *(pa.field(name, arrow_type(kind)) for name, kind in more)])
 
 
@@ -127,8 +119,10 @@ def iter_row_groups(parquet: pq.ParquetFile, column: str) -> Iterator[tuple[int,
             yield group, None, None, parquet.metadata.row_group(group).num_rows
 
 
-def _read_file(files: StreamFiles, part: _Part, columns: Sequence[str]) -> Iterator[pa.Table]:
-    segment, file, span = part
+def _read_file(
+    files: StreamFiles, segment: Segment, file: FileEntry, span: Span, columns: Sequence[str]
+) -> Iterator[pa.Table]:
+    """Yield the records of a file in the span of its partition."""
     base = segment.base[file.partition]
     low, high = span[0] - base, span[1] - base
     parquet = open_segment_file(files, segment, file)
@@ -293,7 +287,7 @@ def _empty_frame(frame: DataFrame, own: Sequence[str], *, positions: bool) -> Da
     Timestamps and tombstones are not literals: Spark would see that filters on them never match, and remove the scan
     with its buckets from the plan.
     """
-    kinds = dict(RECORD_META_COLUMNS) | (manifest.POSITION_TYPES if positions else {})
+    kinds = {**dict(RECORD_META_COLUMNS), **(POSITION if positions else {})}
     known = {EPOCH: F.lit(0), TIMESTAMP: F.col(TIMESTAMP), TOMBSTONE: F.col(TOMBSTONE)}
     return frame.select(
         *[named_column(name) for name in own],
