@@ -27,7 +27,7 @@ from dagster_adjunct.resources.streams.kafka import consume, produce
 from dagster_adjunct.resources.streams.kafka.client import KafkaAdmin, KafkaSettings, SettingValue, TopicFacts
 from dagster_adjunct.resources.streams.kafka.consume import MarkerHeader, TopicRange
 from dagster_adjunct.resources.streams.kafka.formats import Json, KeyText
-from dagster_adjunct.resources.streams.kafka.produce import SendResult, SentSpan, TaskAppend
+from dagster_adjunct.resources.streams.kafka.produce import SendResult, TaskAppend
 from dagster_adjunct.resources.streams.kafka.record_formats import KafkaTopic, check_topic_name, encode_table
 from dagster_adjunct.resources.streams.startpoint import check_timestamp_ms
 from dagster_adjunct.resources.streams.system import (
@@ -418,12 +418,11 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
         while any(after[p] < end for p, end in ends.items()) and time.monotonic() < deadline:
             time.sleep(_LOOK_SECONDS)
             after = self.admin.upcoming(target.topic, ends)
-        unknown = {span.partition for span in spans if span.first is None or span.next is None}
         known = [
-            SentSpan(s.partition, before.get(s.partition, 0), after[s.partition], s.rows)
-            if s.partition in unknown
-            else s
-            for s in spans
+            replace(span, first=before.get(span.partition, 0), next=after[span.partition])
+            if None in (span.first, span.next)
+            else span
+            for span in spans
         ]
         result = produce.result_from_spans(known, duplicate=False)
         empty = {p: str(offset) for p, offset in after.items() if p not in result.first}
