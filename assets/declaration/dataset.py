@@ -30,8 +30,7 @@ from dagster_adjunct.assets.declaration.snapshots import InitialLoad
 from dagster_adjunct.resources.common import CodeLine, check_name, find_calling_line, split_stream_name
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
 from dagster_adjunct.resources.files.formats import FileFormat
-from dagster_adjunct.resources.schemas.records import ArrowFrame
-from dagster_adjunct.resources.schemas.schema import Schema, check_key_types, repeated_names
+from dagster_adjunct.resources.schemas.schema import ArrowFrame, Schema, check_key_types, repeated_names
 from dagster_adjunct.resources.validation import validated
 
 if TYPE_CHECKING:

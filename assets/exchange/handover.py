@@ -326,7 +326,7 @@ def read_files(view: Held) -> ViewFiles:
     if isinstance(view, StreamView):
         condition = arrow_filter(view) if view.replaced else None
         files = [(None, stored) for stored in view.files]
-        return ViewFiles(view, [*files], view.columns, view.hidden, condition, POSITION if view.replaced else ())
+        return ViewFiles(view, [*files], view.columns, view.hidden, condition, tuple(POSITION) if view.replaced else ())
     if isinstance(view, EntriesAt) and not _is_over_time(view):
         view = view.read  # the version that was valid then
     own = {field.name: field.type for field in view.schema.fields}

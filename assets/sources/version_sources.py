@@ -31,8 +31,15 @@ from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.errors import DatasetError, SchemaMismatchError
 from dagster_adjunct.resources.lazy_modules import F, pa
 from dagster_adjunct.resources.objects.lake import Lake
-from dagster_adjunct.resources.schemas.records import ArrowFrame, to_arrow_table
-from dagster_adjunct.resources.schemas.schema import Schema, fit_to_schema, named_column, quote_text, repeated_names
+from dagster_adjunct.resources.schemas.schema import (
+    ArrowFrame,
+    Schema,
+    fit_to_schema,
+    named_column,
+    quote_text,
+    repeated_names,
+    to_arrow_table,
+)
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from dagster_adjunct.resources.streams.system import (
     FIRST_OFFSET,

@@ -37,7 +37,7 @@ from dagster_adjunct.resources.errors import AdjunctError, SchemaMismatchError, 
 from dagster_adjunct.resources.files.tree import FileTree, ListedFile
 from dagster_adjunct.resources.lazy_modules import F, np, pa, pc, pq
 from dagster_adjunct.resources.objects.arrow_files import ArrowReadableFile, open_input, read_json_lines
-from dagster_adjunct.resources.schemas.schema import Field, Schema, arrow_type, fit_to_schema, repeated_names
+from dagster_adjunct.resources.schemas.schema import Field, Schema, arrow_type, check_column_names, fit_to_schema
 from dagster_adjunct.resources.schemas.values import first_unreadable
 from dagster_adjunct.resources.spark.tasks import read_in_tasks
 from dagster_adjunct.resources.streams.system import OFFSET, PARTITION, TIMESTAMP, TOMBSTONE
@@ -46,23 +46,12 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
+_COLUMNS_STEP = "Deliver the files with exactly these columns, or change the declared ones."
+
+
 def describe_column(field: Field) -> str:
     """Return the beginning of errors about a column's values."""
     return f"column {field.name!r} is declared {field.type}"
-
-
-def check_columns(columns: list[str], schema: Schema, where: str) -> None:
-    """Raise SchemaMismatchError unless a file's columns are the declared ones, each once."""
-    twice, there = repeated_names(columns), set(columns)
-    missing = [name for name in schema.names if name not in there]
-    extra = [name for name in columns if name not in schema]
-    parts = [f"column {name!r} occurs twice" for name in twice]
-    parts += [f"column {name!r} is missing" for name in missing]
-    parts += [f"column {name!r} is not declared" for name in extra]
-    if parts:
-        problem = f"{where}: {'; '.join(parts)}. Declared are {', '.join(f'{f.name} {f.type}' for f in schema.fields)}."
-        step = "Deliver the files with exactly these columns, or change the declared ones."
-        raise SchemaMismatchError(problem, step, column=[*twice, *missing, *extra][0])
 
 
 def unreadable_file_error(where: str, error: Exception) -> AdjunctError:
@@ -237,7 +226,7 @@ def _read_header(path: Path, name: str, schema: Schema, where: str) -> list[str]
         problem = f"{where} is empty: expected a header line with {', '.join(schema.names)}."
         step = "Deliver the file again; a file without records needs a header line too."
         raise SchemaMismatchError(problem, step, line=1)
-    check_columns(names, schema, where)
+    check_column_names(names, schema, where, next_step=_COLUMNS_STEP)
     return names
 
 
@@ -491,7 +480,7 @@ def open_parquet(tree: FileTree, file: ListedFile, schema: Schema, where: str) -
 
 
 def _check_types(stored: pa.Schema, int96: set[str], schema: Schema, where: str) -> None:
-    check_columns(stored.names, schema, where)
+    check_column_names(stored.names, schema, where, next_step=_COLUMNS_STEP)
     wrong: dict[str, str] = {}
     for field in schema.fields:
         kind = stored.field(field.name).type

@@ -16,17 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from pydantic import Field, PlainSerializer, PlainValidator, ValidationError
 
-from dagster_adjunct.resources import errors
-from dagster_adjunct.resources.common import (
-    StoredDocument,
-    argument_error,
-    check_name,
-    check_whole_number,
-    first_validation_problem,
-    fits_utc,
-    split_stream_name,
-    to_microseconds,
-)
+from dagster_adjunct.resources import common, errors
+from dagster_adjunct.resources.common import StoredDocument
 from dagster_adjunct.resources.lazy_modules import pa
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.schemas.schema import Schema, check_key_types
@@ -45,8 +36,8 @@ class SystemStreamPartition:
     partition: int
 
     def __post_init__(self) -> None:
-        check_name("system", self.system)
-        check_name("stream", self.stream)
+        common.check_name("system", self.system)
+        common.check_name("stream", self.stream)
         if not isinstance(self.partition, int) or isinstance(self.partition, bool) or self.partition < 0:
             problem = f"partition {self.partition!r} of {self.system}.{self.stream} is not a partition number: "
             problem += "expected an integer from 0."
@@ -92,12 +83,14 @@ def require_one_stream(system: str, ssps: Iterable[SystemStreamPartition]) -> st
     if len(streams) != 1 or not streams[0].startswith(f"{system}."):
         problem = f"a read names the streams {', '.join(streams) or '(none)'}: expected one of system {system!r}."
         raise errors.ConfigurationError(problem, "Read each stream separately: their columns differ.", system=system)
-    return split_stream_name(streams[0])[1]
+    return common.split_stream_name(streams[0])[1]
 
 
-def missing_partition_error(ssp: SystemStreamPartition, count: int) -> errors.OffsetOutOfRangeError:
-    problem = f"{ssp} does not exist: the stream has {count} partitions, 0 to {count - 1}."
-    return errors.OffsetOutOfRangeError(problem, stream=ssp.qualified_stream, partition=ssp.partition)
+def check_partition(ssp: SystemStreamPartition, count: int) -> None:
+    """Raise OffsetOutOfRangeError unless a stream of `count` partitions has this one."""
+    if ssp.partition >= count:
+        problem = f"{ssp} does not exist: the stream has {count} partitions, 0 to {count - 1}."
+        raise errors.OffsetOutOfRangeError(problem, stream=ssp.qualified_stream, partition=ssp.partition)
 
 
 def check_producer(producer: str, sequence: int) -> None:
@@ -105,9 +98,9 @@ def check_producer(producer: str, sequence: int) -> None:
     if not isinstance(producer, str) or not 0 < len(producer) <= _NAME_LENGTH:
         expected = f"a text of 1 to {_NAME_LENGTH} characters"
         step = "Name what appends (an application's output, an import), with the same name in every retry."
-        raise argument_error(f"producer {producer!r} is not a name", expected, step, argument="producer")
+        raise common.argument_error(f"producer {producer!r} is not a name", expected, step, argument="producer")
     found, step = f"sequence {sequence!r} of producer {producer!r}", "Use the same number in every retry of an append."
-    check_whole_number(sequence, found, "an integer from 0", argument="sequence", least=0, next_step=step)
+    common.check_whole_number(sequence, found, "an integer from 0", argument="sequence", least=0, next_step=step)
 
 
 def check_append(producer: str, sequence: int, version: str | None, valid_from: datetime | None) -> int | None:
@@ -118,17 +111,17 @@ def check_append(producer: str, sequence: int, version: str | None, valid_from: 
     """
     check_producer(producer, sequence)
     if version is not None:
-        check_name("version", version)
+        common.check_name("version", version)
     if valid_from is None:
         return None
     zoned = isinstance(valid_from, datetime) and valid_from.tzinfo is not None
-    if version is None or not zoned or not fits_utc(valid_from):
+    if version is None or not zoned or not common.fits_utc(valid_from):
         what = "without end_of_dataset" if version is None else f"of version {version!r}"
         problem = f"valid_from={valid_from!r} {what}: expected end_of_dataset, and a datetime with a time zone, of the "
         problem += "years 1 to 9999 in UTC."
         step = "Pass end_of_dataset=…, and valid_from with tzinfo=UTC."
         raise errors.ConfigurationError(problem, step, argument="valid_from")
-    return to_microseconds(valid_from)
+    return common.to_microseconds(valid_from)
 
 
 def stale_sequence_error(stream: str, producer: str, sequence: int, newest: int) -> errors.ProducerConflictError:
@@ -175,7 +168,7 @@ def check_marker_partitions(
         raise errors.ConfigurationError(problem, step, argument="rows", stream=stream)
     if negative := [p for p in chosen if rows is not None and rows[p] < 0]:
         found = f"marker {version!r} has row counts below 0 for partitions {negative} of {stream}"
-        raise argument_error(found, "counts from 0 on", argument="rows", stream=stream)
+        raise common.argument_error(found, "counts from 0 on", argument="rows", stream=stream)
 
 
 def _schema_from_stored(value: Any) -> Schema:
@@ -207,7 +200,7 @@ def build_declaration(
 
     Raises ConfigurationError or SchemaMismatchError.
     """
-    what = f"stream {split_stream_name(stream)[1]!r}"
+    what = f"stream {common.split_stream_name(stream)[1]!r}"
     if not schema.fields:
         raise errors.SchemaMismatchError(f"{what} has no columns.", "Name at least one column.", stream=stream)
     if len(set(key)) != len(key):
@@ -220,7 +213,8 @@ def build_declaration(
     try:
         return kind(columns=schema, key=key, partitions=partitions, **more)
     except ValidationError as error:
-        problem = f"{what}: {first_validation_problem(error)} (found {error.errors(include_url=False)[0]['input']!r})."
+        found = error.errors(include_url=False)[0]["input"]
+        problem = f"{what}: {common.first_validation_problem(error)} (found {found!r})."
         raise errors.ConfigurationError(problem, stream=stream) from None
 
 
@@ -242,7 +236,8 @@ def check_same_declaration(
     names = [name for name in type(wanted).model_fields if name != "columns" and getattr(wanted, name) is not None]
     values = [(name, getattr(stored, name), getattr(wanted, name)) for name in names]
     if differences := columns + [f"{name} is {new!r}, expected {old!r}" for name, old, new in values if old != new]:
-        problem = f"stream {split_stream_name(stream)[1]!r} exists with another declaration: {'; '.join(differences)}."
+        name = common.split_stream_name(stream)[1]
+        problem = f"stream {name!r} exists with another declaration: {'; '.join(differences)}."
         raise errors.StreamExistsError(problem, next_step, stream=stream)
 
 
@@ -270,7 +265,8 @@ SOURCE = "__source"
 SOURCE_OFFSET = "__source_offset"
 SOURCE_EPOCH = "__source_epoch"
 READER = "__source_reader"
-POSITION = (SOURCE, SOURCE_OFFSET, SOURCE_EPOCH, READER)
+POSITION: Mapping[str, str] = {SOURCE: "string", SOURCE_OFFSET: "bigint", SOURCE_EPOCH: "int", READER: "string"}
+"""The names of these columns, with their Spark types."""
 RECORD_META_DDL = ", ".join(f"`{name}` {kind}" for name, kind in RECORD_META_COLUMNS) + " NOT NULL"
 
 # The records of a replayed output that a read returns: all, or the latest results of each source record.
@@ -600,41 +596,31 @@ def parse_offset(text: str, what: str) -> int:
     raise errors.OffsetOutOfRangeError(problem, "Use offsets as this system returns them.", offset=f"{text!s:.80}")
 
 
-@dataclass(frozen=True, slots=True)
-class OffsetRangeChecker:
-    """Validates ranges, with a system's words for its errors: `of` is "topic", say, `upcoming` its end.
+def check_range(ssp: SystemStreamPartition, start: int, end: int, oldest: int, upcoming: int, last: str = "") -> None:
+    """Raise OffsetOutOfRangeError for a range that the partition does not contain entirely.
 
-    `dropped` is the next step for a range that begins too early, `ahead` for one that ends too late.
+    `last` says in errors what the system's upcoming offset is, if that needs a word.
     """
-
-    of: str
-    upcoming: str
-    dropped: str
-    ahead: str
-
-    def check(self, ssp: SystemStreamPartition, start: int, end: int, oldest: int, upcoming: int) -> None:
-        """Raise OffsetOutOfRangeError for a range that the partition does not contain entirely."""
-        if start > end:
-            problem = f"{ssp}: the range begins at {start}, after its end {end}."
-            raise _out_of_range(ssp, start, problem, "Give the smaller offset first.")
-        if start < oldest:
-            raise self.too_old_error(ssp, start, oldest)
-        if end > upcoming:
-            problem = f"{ssp}: the range ends at offset {end}, {self.upcoming} is {upcoming}."
-            step = f"End at {upcoming} or before{self.ahead}"
-            raise _out_of_range(ssp, end, problem, step, upcoming=str(upcoming))
-
-    def too_old_error(self, ssp: SystemStreamPartition, start: int, oldest: int) -> errors.OffsetOutOfRangeError:
-        """Return the error for a range that begins before the oldest offset."""
-        problem = f"{ssp}: the range begins at offset {start}, the oldest that the {self.of} still holds is {oldest}."
-        return _out_of_range(ssp, start, problem, self.dropped, oldest=str(oldest))
+    about: Any = {"stream": ssp.qualified_stream, "partition": ssp.partition}
+    if start > end:
+        problem = f"{ssp}: the range begins at {start}, after its end {end}."
+        raise errors.OffsetOutOfRangeError(problem, "Give the smaller offset first.", offset=str(start), **about)
+    if start < oldest:
+        raise dropped_offset_error(ssp, start, oldest)
+    if end > upcoming:
+        problem = f"{ssp}: the range ends at offset {end}, the stream's upcoming one{last} is {upcoming}."
+        step = f"End at {upcoming} or before. If the offset was valid once, the stream was recreated, was restored or "
+        step += "has lost records: set a startpoint for this partition."
+        raise errors.OffsetOutOfRangeError(problem, step, offset=str(end), upcoming=str(upcoming), **about)
 
 
-def _out_of_range(
-    ssp: SystemStreamPartition, offset: int, problem: str, next_step: str, **edge: str
-) -> errors.OffsetOutOfRangeError:
-    about: Any = {"stream": ssp.qualified_stream, "partition": ssp.partition, "offset": str(offset), **edge}
-    return errors.OffsetOutOfRangeError(problem, next_step, **about)
+def dropped_offset_error(ssp: SystemStreamPartition, start: int, oldest: int) -> errors.OffsetOutOfRangeError:
+    """Return the error for a range that begins before the oldest offset."""
+    problem = f"{ssp}: the range begins at offset {start}, the oldest that the stream still holds is {oldest}."
+    step = "Retention dropped the records before it. Continue without them by a startpoint (oldest) for this "
+    step += "partition. Keep the stream longer (retention.ms and retention.bytes of a topic) than readers may lag."
+    about: Any = {"stream": ssp.qualified_stream, "partition": ssp.partition}
+    return errors.OffsetOutOfRangeError(problem, step, offset=str(start), oldest=str(oldest), **about)
 
 
 SystemFactory = Callable[["Lake"], StreamSystem]
@@ -645,7 +631,7 @@ _registered: dict[str, SystemFactory] = {}
 @validated
 def register_system(name: str, factory: SystemFactory) -> None:
     """Register `factory(lake)`, which returns a StreamSystem, as `name`. The same factory may register again."""
-    check_name("system", name)
+    common.check_name("system", name)
     if name == LAKE or _registered.setdefault(name, factory) is not factory:
         problem = f"stream system {name!r} is already registered."
         raise errors.ConfigurationError(problem, "Register this one under another name.", system=name)

@@ -15,7 +15,7 @@ from pydantic import SkipValidation
 
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.common import LoopThread, argument_error, check_name
-from dagster_adjunct.resources.schemas.records import ArrowFrame
+from dagster_adjunct.resources.schemas.schema import ArrowFrame
 from dagster_adjunct.resources.tables.arrow import ArrowEntries
 from dagster_adjunct.resources.tables.batching import BatchLayer, BatchProvider
 from dagster_adjunct.resources.tables.cache import Cache, CacheLayer

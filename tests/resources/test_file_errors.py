@@ -27,6 +27,7 @@ from dagster_adjunct import (
     unbounded_dataset,
 )
 from dagster_adjunct.maintenance import compact_dataset, erase_keys, rebuild_dataset
+from dagster_adjunct.orchestration.cli.streams import export_records
 from dagster_adjunct.repartitioning import repartition_dataset, repartition_stream
 from dagster_adjunct.resources.backends.sqlite import SqliteTable
 from dagster_adjunct.resources.errors import (
@@ -40,7 +41,6 @@ from dagster_adjunct.resources.errors import (
 )
 from dagster_adjunct.resources.files.tree import ListedFile, open_tree
 from dagster_adjunct.resources.spark.tasks import find_adjunct_error
-from dagster_adjunct.resources.streams.lake.export import export_records
 from dagster_adjunct.sources import FileSource
 from tests.resources.backends.every_type import blocking
 

@@ -6,7 +6,7 @@ import base64
 import datetime as dt
 import io
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import partial
@@ -23,6 +23,11 @@ from dagster_adjunct.resources.validation import validated
 
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _TIMES = tuple(f"{kind}-{unit}" for kind in ("time", "timestamp", "local-timestamp") for unit in ("millis", "micros"))
+_LOGICAL_TYPES: Mapping[str | None, str] = {
+    **dict.fromkeys(("uuid", *_TIMES), "string"),
+    **dict.fromkeys(("timestamp-millis", "timestamp-micros"), "timestamp"),
+    "date": "date",
+}
 _COLUMN_TYPES = {
     "int": "int", "long": "bigint", "float": "float", "double": "double", "boolean": "boolean", "string": "string",
     "bytes": "binary", "fixed": "binary", "enum": "string",
@@ -80,13 +85,7 @@ def avro_column_type(declared: Any) -> str:
     if logical == "decimal":
         kind = _without_null(declared)
         return f"decimal({kind['precision']},{kind.get('scale', 0)})"
-    if logical in ("timestamp-millis", "timestamp-micros"):
-        return "timestamp"
-    if logical == "date":
-        return "date"
-    if logical in ("uuid", "time-millis", "time-micros", "local-timestamp-millis", "local-timestamp-micros"):
-        return "string"
-    return _COLUMN_TYPES.get(name, "string")
+    return _LOGICAL_TYPES.get(logical) or _COLUMN_TYPES.get(name, "string")
 
 
 def is_json_column(declared: Any) -> bool:

@@ -24,7 +24,7 @@ from pydantic import SkipValidation
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.common import check_name
 from dagster_adjunct.resources.streams.kafka.record_formats import KafkaTopic, check_topic_name
-from dagster_adjunct.resources.streams.system import OffsetRangeChecker
+from dagster_adjunct.resources.streams.system import SystemStreamPartition
 from dagster_adjunct.resources.validation import validated
 
 if TYPE_CHECKING:
@@ -67,6 +67,7 @@ TRANSIENT_CODES = _LEADER_CHANGE_CODES | {
     "BROKER_NOT_AVAILABLE", "NOT_ENOUGH_REPLICAS", "NOT_ENOUGH_REPLICAS_AFTER_APPEND", "COORDINATOR_LOAD_IN_PROGRESS",
     "COORDINATOR_NOT_AVAILABLE", "NOT_COORDINATOR", "CONCURRENT_TRANSACTIONS",
 }  # fmt: skip
+_DEFAULT_MAX_BYTES = 1_000_000
 _NO_TOKEN = "Failed to acquire SASL OAUTHBEARER token"
 
 
@@ -134,6 +135,34 @@ class KafkaSettings:
     def where(self) -> str:
         """The name of the cluster in errors."""
         return f"Kafka system {self.name!r} ({self.bootstrap_servers})"
+
+
+@dataclass(frozen=True, slots=True)
+class TopicFacts:
+    """A stream's topic in the cluster, whose id is `identity`, and its declaration; picklable.
+
+    `config` are the topic's settings by Kafka's names; it is empty if nobody asked for them, and if we are not
+    authorized to read them.
+    """
+
+    settings: KafkaSettings
+    stream: str
+    topic: str
+    identity: str
+    partitions: int
+    declared: KafkaTopic = field(default_factory=KafkaTopic)
+    config: Mapping[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return f"{self.settings.name}.{self.stream}"
+
+    @property
+    def max_bytes(self) -> int:
+        """The size of the largest record that the topic accepts; the broker's default if it is not known."""
+        return int(self.config.get("max.message.bytes", _DEFAULT_MAX_BYTES))
+
+    def ssp(self, partition: int) -> SystemStreamPartition:
+        return SystemStreamPartition(self.settings.name, self.stream, partition)
 
 
 def resolve_client_settings(settings: KafkaSettings) -> dict[str, Any]:
@@ -482,13 +511,3 @@ def translate_kafka_error(error: KafkaError, settings: KafkaSettings, what: str)
     problem = f"{settings.where} rejected the request for {what} ({reason})."
     step = "Check the settings and the access rules of the cluster."
     return errors.ConfigurationError(problem, step, system=settings.name)
-
-
-TOPIC_RANGES = OffsetRangeChecker(
-    of="topic",
-    upcoming="the topic's upcoming one (the last stable offset)",
-    dropped="Retention deleted the records before it. Continue without them by a startpoint (oldest) for this "
-    "partition, or keep the topic longer (retention.ms, retention.bytes) than its reader may fall behind.",
-    ahead=". If the offset was valid once, the topic was recreated or has lost records: set a startpoint for this "
-    "partition.",
-)

@@ -18,9 +18,9 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationErro
 from dagster_adjunct.resources.common import first_validation_problem
 from dagster_adjunct.resources.errors import AdjunctError, MalformedDocumentError, OffsetOutOfRangeError
 from dagster_adjunct.resources.streams.kafka import client
-from dagster_adjunct.resources.streams.kafka.client import TOPIC_RANGES, BrokerRefusals, KafkaAdmin, KafkaSettings
+from dagster_adjunct.resources.streams.kafka.client import BrokerRefusals, KafkaAdmin, TopicFacts
 from dagster_adjunct.resources.streams.kafka.produce import END_OF_DATASET
-from dagster_adjunct.resources.streams.system import Marker, SystemStreamPartition
+from dagster_adjunct.resources.streams.system import Marker, SystemStreamPartition, dropped_offset_error
 
 if TYPE_CHECKING:
     from confluent_kafka import Consumer, KafkaError, Message
@@ -53,33 +53,26 @@ _FIXED: Mapping[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class TopicRange:
-    """The offsets [start, end) of one partition of the topic with this id."""
+    """The offsets [start, end) of one partition of a topic."""
 
-    topic: str
-    identity: str
     partition: int
     start: int
     end: int
-    stream: str
-
-    @property
-    def ssp(self) -> str:
-        return f"{self.stream}.{self.partition}"
 
 
 PartitionMessages = tuple[TopicRange, list["Message"]]
 
 
-def read_ranges(settings: KafkaSettings, ranges: Sequence[TopicRange]) -> Iterator[PartitionMessages]:
-    """Yield exactly the messages of ranges of one topic, in lists of up to BATCH, those of each partition in order.
+def read_ranges(topic: TopicFacts, ranges: Sequence[TopicRange]) -> Iterator[PartitionMessages]:
+    """Yield exactly the messages of ranges of a topic, in lists of up to MAX_MESSAGES, each partition's in order.
 
     Each range is of another partition. After the last message, validates the topic's identity. Raises
     OffsetOutOfRangeError for a range that the topic does not contain entirely (any more), and StreamUnavailableError if
     no messages arrive within `response_timeout`.
     """
     if any(wanted.start < wanted.end for wanted in ranges):
-        yield from _RangeConsumer(settings, ranges).messages()
-        check_topic_identity(settings, ranges[0])
+        yield from _RangeConsumer(topic, ranges).messages()
+        check_topic_identity(topic, ranges[0].partition)
 
 
 class MarkerHeader(BaseModel):
@@ -123,7 +116,7 @@ def is_marker(headers: Any) -> bool:
     return headers is not None and any(name == END_OF_DATASET for name, _ in headers)
 
 
-def find_offsets_at_time(settings: KafkaSettings, ranges: Sequence[TopicRange], timestamp_ms: int) -> dict[int, int]:
+def find_offsets_at_time(topic: TopicFacts, ranges: Sequence[TopicRange], timestamp_ms: int) -> dict[int, int]:
     """Return by partition the offset of the first message in its range at or after a time (ms), else the range's end.
 
     Reads a few messages, since the entry that a broker finds by time may be invisible to readers.
@@ -131,7 +124,7 @@ def find_offsets_at_time(settings: KafkaSettings, ranges: Sequence[TopicRange], 
     offsets = {wanted.partition: wanted.end for wanted in ranges}
     if not ranges:
         return offsets
-    reader = _RangeConsumer(settings, ranges, _SMALL_FETCH)
+    reader = _RangeConsumer(topic, ranges, _SMALL_FETCH)
     for wanted, got in reader.messages():
         at = next((message.offset() for message in got if message.timestamp()[1] >= timestamp_ms), None)
         if at is not None:
@@ -140,24 +133,23 @@ def find_offsets_at_time(settings: KafkaSettings, ranges: Sequence[TopicRange], 
     return offsets
 
 
-def check_topic_identity(settings: KafkaSettings, wanted: TopicRange) -> None:
-    """Raise OffsetOutOfRangeError if the topic was deleted or recreated."""
-    topic = KafkaAdmin(settings).describe(wanted.topic)
-    if topic is None or topic[0] != wanted.identity:
-        now = "missing" if topic is None else topic[0]
-        problem = f"{wanted.ssp}: topic {wanted.topic!r} was deleted or recreated while it was read: its id was "
-        problem += f"{wanted.identity}, now it is {now}."
+def check_topic_identity(topic: TopicFacts, partition: int) -> None:
+    """Raise OffsetOutOfRangeError if the topic was deleted or recreated; `partition` is the one that was read."""
+    described = KafkaAdmin(topic.settings).describe(topic.topic)
+    if described is None or described[0] != topic.identity:
+        now = "missing" if described is None else described[0]
+        problem = f"{topic.ssp(partition)}: topic {topic.topic!r} was deleted or recreated while it was read: its id "
+        problem += f"was {topic.identity}, now it is {now}."
         step = "Offsets of the old topic are invalid in a new one: set a startpoint (oldest) for its partitions."
-        raise OffsetOutOfRangeError(problem, step, stream=wanted.stream, partition=wanted.partition)
+        raise OffsetOutOfRangeError(problem, step, stream=str(topic), partition=partition)
 
 
 class _RangeConsumer:
     """A consumer of ranges of different partitions."""
 
-    def __init__(
-        self, settings: KafkaSettings, ranges: Sequence[TopicRange], own: Mapping[str, Any] | None = None
-    ) -> None:
-        self._settings = settings
+    def __init__(self, topic: TopicFacts, ranges: Sequence[TopicRange], own: Mapping[str, Any] | None = None) -> None:
+        self._topic = topic
+        settings = topic.settings
         self._refusals = BrokerRefusals(settings)
         given = {key: value for key, value in {**_DEFAULTS, **(own or {})}.items() if key not in settings.client}
         self._consumer: Consumer = client.new_client("consumer", settings, {**given, **_FIXED}, self._refusals)
@@ -167,9 +159,10 @@ class _RangeConsumer:
     def messages(self) -> Iterator[PartitionMessages]:
         from confluent_kafka import TopicPartition
 
-        limit = client.response_timeout(self._settings)
+        limit = client.response_timeout(self._topic.settings)
         with closing(self._consumer):
-            self._consumer.assign([TopicPartition(w.topic, w.partition, w.start) for w in self._left.values()])
+            name, ranges = self._topic.topic, self._left.values()
+            self._consumer.assign([TopicPartition(name, wanted.partition, wanted.start) for wanted in ranges])
             received_at = time.monotonic()
             while self._left:
                 # No more than can be left, since the call returns as soon as it has as many.
@@ -185,17 +178,16 @@ class _RangeConsumer:
                 if not got:
                     self._refusals.check()
                     if time.monotonic() - received_at > limit:
-                        partition, wanted = next(iter(self._left.items()))
-                        what = f"the records of {wanted.ssp} from offset {self._positions[partition]}"
-                        raise client.no_answer_error(self._settings, what, f"none in {limit:.0f} s")
+                        partition = next(iter(self._left))
+                        what = f"the records of {self._topic.ssp(partition)} from offset {self._positions[partition]}"
+                        raise client.no_answer_error(self._topic.settings, what, f"none in {limit:.0f} s")
 
     def stop_partition(self, partition: int) -> None:
         """Stop reading a partition."""
         from confluent_kafka import TopicPartition
 
-        left = self._left.pop(partition, None)
-        if left is not None and self._left:
-            self._consumer.pause([TopicPartition(left.topic, partition)])
+        if self._left.pop(partition, None) is not None and self._left:
+            self._consumer.pause([TopicPartition(self._topic.topic, partition)])
 
     def _group_by_partition(self, got: list[Message]) -> Iterator[PartitionMessages]:
         """Yield the messages within the ranges by partition, and advance the positions."""
@@ -232,20 +224,19 @@ class _RangeConsumer:
                 ended.append(wanted.partition)
             elif wanted is not None:
                 # A replica lags, or the topic was recreated and is shorter.
-                check_topic_identity(self._settings, wanted)
+                check_topic_identity(self._topic, wanted.partition)
         return [message for message in got if message.error() is None], ended
 
     def _read_error(self, error: KafkaError, wanted: TopicRange | None) -> AdjunctError:
         from confluent_kafka import TopicPartition
 
-        if wanted is None or error.code() not in (error._AUTO_OFFSET_RESET, error.OFFSET_OUT_OF_RANGE):
-            topic = next(iter(self._left.values())).topic
-            return client.translate_kafka_error(
-                error, self._settings, f"topic {topic!r}" if wanted is None else wanted.ssp
-            )
-        check_topic_identity(self._settings, wanted)
-        at = TopicPartition(wanted.topic, wanted.partition)
-        oldest, _ = self._consumer.get_watermark_offsets(at, client.response_timeout(self._settings))
-        return TOPIC_RANGES.too_old_error(
-            SystemStreamPartition.parse(wanted.ssp), self._positions[wanted.partition], oldest
-        )
+        topic, settings = self._topic, self._topic.settings
+        if wanted is None:
+            return client.translate_kafka_error(error, settings, f"topic {topic.topic!r}")
+        ssp = topic.ssp(wanted.partition)
+        if error.code() not in (error._AUTO_OFFSET_RESET, error.OFFSET_OUT_OF_RANGE):
+            return client.translate_kafka_error(error, settings, str(ssp))
+        check_topic_identity(topic, wanted.partition)
+        at = TopicPartition(topic.topic, wanted.partition)
+        oldest, _ = self._consumer.get_watermark_offsets(at, client.response_timeout(self._topic.settings))
+        return dropped_offset_error(ssp, self._positions[wanted.partition], oldest)

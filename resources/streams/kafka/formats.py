@@ -43,42 +43,11 @@ _ARROW_TYPES: Mapping[str, frozenset[type]] = {
 }
 
 
-def parse_rows(
-    data: Sequence[bytes | None], problems: RowProblems, parse: Callable[[bytes], dict[str, Any]]
-) -> list[dict[str, Any] | None]:
-    """Return the result of `parse` for each message, None for one that is None.
-
-    If it raises Unfit the row is None, and `problems` gets the error's text.
-    """
-    rows: list[dict[str, Any] | None] = []
-    for row, datum in enumerate(data):
-        record = None
-        if datum is not None:
-            try:
-                record = parse(datum)
-            except Unfit as error:
-                problems[row] = str(error)
-        rows.append(record)
-    return rows
-
-
-def build_columns(
-    rows: Sequence[Mapping[str, Any] | None], schema: Schema, converts: Mapping[str, Converter], problems: RowProblems
-) -> list[pa.Array]:
-    """Return one array a column. A value that does not fit becomes null, and `problems` gets the reason.
-
-    A row that is None is null in every column. `converts` has a function for each column that accepts more than Arrow
-    does: integers, floats, texts, booleans and bytes.
-    """
-    given: list[Mapping[str, Any]] = [row or {} for row in rows]
-    return [
-        build_column([row.get(field.name) for row in given], field, converts.get(field.name), problems)
-        for field in schema.fields
-    ]
-
-
 def build_column(values: list[Any], field: Field, convert: Converter | None, problems: RowProblems) -> pa.Array:
-    """Return one column; see `build_columns`."""
+    """Return a column of these values. One that does not fit becomes null, and `problems` gets the reason.
+
+    `convert` is for a column that accepts more than Arrow does: integers, floats, texts, booleans and bytes.
+    """
     kind = arrow_type(field.type)
     ready = _ARROW_TYPES.get(field.type)
     types = set(map(type, values)) - {type(None)}
@@ -254,8 +223,26 @@ FormatWriter = Callable[["Sequence[pa.Array]"], list[bytes]]
 def row_reader(
     parse: Callable[[bytes], dict[str, Any]], schema: Schema, converts: Mapping[str, Converter] | None = None
 ) -> FormatReader:
-    """Return a reader that parses each message by `parse`, and converts its values to the columns."""
-    return lambda data, problems: build_columns(parse_rows(data, problems, parse), schema, converts or {}, problems)
+    """Return a reader that parses each message by `parse`, and converts its values to the columns.
+
+    A message for which `parse` raises Unfit is null in every column, and `problems` gets the error's text.
+    """
+    convert_of = converts or {}
+
+    def read(data: Sequence[bytes | None], problems: RowProblems) -> list[pa.Array]:
+        rows: list[Mapping[str, Any]] = [{}] * len(data)
+        for row, message in enumerate(data):
+            if message is not None:
+                try:
+                    rows[row] = parse(message)
+                except Unfit as error:
+                    problems[row] = str(error)
+        return [
+            build_column([row.get(field.name) for row in rows], field, convert_of.get(field.name), problems)
+            for field in schema.fields
+        ]
+
+    return read
 
 
 @runtime_checkable

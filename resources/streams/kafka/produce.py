@@ -21,20 +21,19 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, Literal
 
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.common import StoredDocument
-from dagster_adjunct.resources.lazy_modules import F, pa, pc
+from dagster_adjunct.resources.lazy_modules import pa, pc
 from dagster_adjunct.resources.objects.commit_log import decode_document
-from dagster_adjunct.resources.schemas.schema import quote_name
+from dagster_adjunct.resources.schemas.schema import Schema, named_column
 from dagster_adjunct.resources.schemas.values import first_unreadable, readable_value
 from dagster_adjunct.resources.spark.tasks import encode_task_errors, map_in_arrow, translate_spark_errors
-from dagster_adjunct.resources.streams.kafka.client import TRANSIENT_CODES, BrokerRefusals, KafkaSettings, new_client
-from dagster_adjunct.resources.streams.kafka.formats import Raw
+from dagster_adjunct.resources.streams.kafka.client import TRANSIENT_CODES, BrokerRefusals, TopicFacts, new_client
 from dagster_adjunct.resources.streams.kafka.record_formats import HEADERS, KEY, VALUE, KafkaTopic, encode_frame
 from dagster_adjunct.resources.streams.system import (
     EPOCH,
@@ -56,7 +55,7 @@ _MAX_KEY_SHOWN = 60
 
 
 def translate_produce_error(
-    error: KafkaError, target: Target, key: bytes | None = None, size: int | None = None
+    error: KafkaError, target: TopicFacts, key: bytes | None = None, size: int | None = None
 ) -> errors.AdjunctError:
     """Return the Adjunct error for a Kafka error of an append."""
     reason = error.str()
@@ -80,7 +79,7 @@ def translate_produce_error(
 
 
 def _unavailable_error(
-    target: Target, problem: str, next_step: str = "Check whether the brokers are up, then append again."
+    target: TopicFacts, problem: str, next_step: str = "Check whether the brokers are up, then append again."
 ) -> errors.StreamUnavailableError:
     about = {"system": target.settings.name, "stream": str(target)}
     return errors.StreamUnavailableError(f"{target}: {problem}.", next_step, **about)
@@ -117,32 +116,17 @@ _FIXED = {"enable.idempotence": True, "acks": "all", "partitioner": "murmur2_ran
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
-    """The topic to append to; picklable. `max_bytes` is the size of the largest record that it accepts."""
-
-    settings: KafkaSettings
-    stream: str
-    topic: str
-    identity: str
-    partitions: int
-    max_bytes: int
-
-    def __str__(self) -> str:
-        return f"{self.settings.name}.{self.stream}"
-
-
-@dataclass(frozen=True, slots=True)
 class TaskAppend:
     """An append without its records; picklable.
 
-    `markers` are (partition, header). `consumed` are the next offsets of the input, by topic and partition.
+    `markers` are (partition, header). `consumed` are the next offsets of the input: (topic, partition, offset).
     """
 
-    target: Target
+    target: TopicFacts
     producer: str
     sequence: int
     markers: tuple[tuple[int, bytes], ...] = ()
-    consumed: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
+    consumed: tuple[tuple[str, int, int], ...] = ()
 
     def headers(self) -> list[Header]:
         """Return the headers of every record, by which consumers can detect duplicates."""
@@ -162,7 +146,7 @@ class SentSpan:
 class Sender:
     """An idempotent producer, which keeps the order of records in each partition."""
 
-    def __init__(self, target: Target, transactional_id: str | None = None) -> None:
+    def __init__(self, target: TopicFacts, transactional_id: str | None = None) -> None:
         given = target.settings.client
         own: dict[str, Any] = {"message.max.bytes": max(target.max_bytes, _LEAST_LIMIT), **_DEFAULTS}
         own = {key: value for key, value in own.items() if key not in given} | _FIXED
@@ -291,7 +275,7 @@ def records_from_batch(batch: pa.RecordBatch, append: TaskAppend) -> Iterator[Ou
     )
 
 
-def _record_times(batch: pa.RecordBatch, what: Target) -> Iterable[int]:
+def _record_times(batch: pa.RecordBatch, what: TopicFacts) -> Iterable[int]:
     if TIMESTAMP not in batch.schema.names:
         return repeat(0, batch.num_rows)
     stated = batch.column(TIMESTAMP)
@@ -394,7 +378,7 @@ def send_in_transaction(append: TaskAppend, batches: Iterable[pa.RecordBatch]) -
     return spans, False
 
 
-def read_marks(target: Target, producer: str) -> ProducerMarks:
+def read_marks(target: TopicFacts, producer: str) -> ProducerMarks:
     """Return this producer's marks on the topic.
 
     If a transaction of the producer is open, as after a crash, returns the marks from before it. Ignores marks of a
@@ -411,7 +395,7 @@ def read_marks(target: Target, producer: str) -> ProducerMarks:
 
 
 def _read_marks(
-    target: Target, producer: str, isolation: str = "read_committed", seconds: float = _SECONDS
+    target: TopicFacts, producer: str, isolation: str = "read_committed", seconds: float = _SECONDS
 ) -> ProducerMarks:
     """Return the marks; with `read_committed` this waits until no transaction of the producer is open."""
     from confluent_kafka import KafkaException, TopicPartition
@@ -463,11 +447,7 @@ def _commit_offsets(
         own = mark.model_copy(update={"first": span.first if known else None, "rows": span.rows})
         text = own.model_dump_json(exclude_none=True)
         marks[span.partition] = TopicPartition(target.topic, span.partition, span.next or before, text)
-    consumed = [
-        TopicPartition(topic, partition, offset)
-        for topic, offsets in append.consumed.items()
-        for partition, offset in offsets.items()
-    ]
+    consumed = [TopicPartition(*position) for position in append.consumed]
     for group, offsets in ((_MARKS + append.producer, list(marks.values())), (append.producer, consumed)):
         if offsets:
             # These groups have no members: committing in a transaction only needs their names.
@@ -512,32 +492,17 @@ class _Digest:
         return hashlib.blake2b(repr(whole).encode(), digest_size=_BITS // 8).hexdigest()
 
 
-def _group_consumer(target: Target, group: str, refusals: BrokerRefusals, isolation: str) -> Consumer:
+def _group_consumer(target: TopicFacts, group: str, refusals: BrokerRefusals, isolation: str) -> Consumer:
     own = {"group.id": group, "enable.auto.commit": False, "isolation.level": isolation}
     consumer: Consumer = new_client("consumer", target.settings, own, refusals)
     return consumer
 
 
 _TASKS = 32
-_SPANS = "`partition` INT, `first` BIGINT, `next` BIGINT, `rows` BIGINT, `duplicate` BOOLEAN"
+_SPANS = Schema.of(partition="int", first="bigint", next="bigint", rows="bigint", duplicate="boolean")
 _ORDER = "__order_"
 
 SendResult = tuple[list[SentSpan], bool]
-
-
-@dataclass(frozen=True, slots=True)
-class TopicFacts:
-    """A stream's topic in the cluster (`identity` is the topic's id), and its declaration.
-
-    `config` are the topic's settings by Kafka's names; it is empty if we are not authorized to read them.
-    """
-
-    stream: str
-    topic: str
-    identity: str
-    partitions: int
-    declared: KafkaTopic
-    config: Mapping[str, str]
 
 
 def send_without_transaction(append: TaskAppend, batches: Iterable[pa.RecordBatch]) -> SendResult:
@@ -554,24 +519,24 @@ def send_without_transaction(append: TaskAppend, batches: Iterable[pa.RecordBatc
         raise
 
 
-def produce_batches(facts: TopicFacts, append: TaskAppend, batches: Iterable[pa.RecordBatch]) -> SendResult:
+def produce_batches(append: TaskAppend, batches: Iterable[pa.RecordBatch]) -> SendResult:
     """Send encoded records and the append's markers from this process."""
-    send = send_in_transaction if facts.declared.transactional else send_without_transaction
+    send = send_in_transaction if append.target.declared.transactional else send_without_transaction
     return send(append, batches)
 
 
-def send_frame(frame: DataFrame, facts: TopicFacts, append: TaskAppend, order_by: Sequence[str]) -> SendResult:
+def send_frame(frame: DataFrame, append: TaskAppend, order_by: Sequence[str]) -> SendResult:
     """Send a frame's records by Spark's tasks: by one in a transaction, else by one for each key."""
-    frame = encode_frame(_select_columns(frame, facts, order_by), facts.declared, str(append.target))
-    keyed = facts.declared.key is not None or isinstance(facts.declared.value, Raw)
-    if facts.declared.transactional:
+    declared = append.target.declared
+    frame = encode_frame(_select_columns(frame, declared, order_by), declared, str(append.target))
+    if declared.transactional:
         frame = frame.repartition(1)
-    elif keyed:
-        frame = frame.repartition(min(facts.partitions, _TASKS), KEY)
+    elif declared.key_format() is not None:
+        frame = frame.repartition(min(append.target.partitions, _TASKS), KEY)
     if order_by:
         frame = frame.sortWithinPartitions(*[f"{_ORDER}{i}" for i in range(len(order_by))])
     frame = frame.select(*[name for name in frame.columns if not name.startswith(_ORDER)])
-    if facts.declared.transactional:
+    if declared.transactional:
         # Spark runs no task for a frame that it knows to be empty: then this process runs the transaction.
         return _run_tasks(frame, append, send_in_transaction) or send_in_transaction(append, [])
     spans, _ = _run_tasks(frame, replace(append, markers=()), send_without_transaction) or ([], False)
@@ -586,31 +551,27 @@ def _run_tasks(
     def task(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         def results() -> Iterator[pa.RecordBatch]:
             spans, duplicate = send(append, batches)
-            rows: list[tuple[Any, ...]] = [(s.partition, s.first, s.next, s.rows, duplicate) for s in spans]
-            columns = zip(*(rows or [(None, None, None, 0, duplicate)]), strict=True)
-            kinds = (pa.int32(), pa.int64(), pa.int64(), pa.int64(), pa.bool_())
-            names = ["partition", "first", "next", "rows", "duplicate"]
-            arrays = [pa.array(list(values), kind) for values, kind in zip(columns, kinds, strict=True)]
-            yield pa.RecordBatch.from_arrays(arrays, names)
+            rows = [{**asdict(span), "duplicate": duplicate} for span in spans]
+            yield pa.RecordBatch.from_pylist(rows or [{"rows": 0, "duplicate": duplicate}], schema=_SPANS.to_arrow())
 
         yield from encode_task_errors(results())
 
     with translate_spark_errors():
-        rows = map_in_arrow(frame, task, _SPANS).collect()
+        rows = map_in_arrow(frame, task, _SPANS.ddl()).collect()
     if not rows:
         return None
     spans = [SentSpan(row[0], row[1], row[2], row[3]) for row in rows if row[0] is not None]
     return spans, any(row[4] for row in rows)
 
 
-def _select_columns(frame: DataFrame, facts: TopicFacts, order_by: Sequence[str]) -> DataFrame:
+def _select_columns(frame: DataFrame, declared: KafkaTopic, order_by: Sequence[str]) -> DataFrame:
     """Return the frame with the stream's columns, its mark columns, and numbered columns of its order."""
-    schema = facts.declared.schema()
+    schema = declared.schema()
     dropped = {
         name for name in (*RECORD_META, *order_by) if name not in (TIMESTAMP, TOMBSTONE, EPOCH) and name not in schema
     }
-    kept = [F.col(quote_name(name)) for name in frame.columns if name not in dropped]
-    order = [F.col(quote_name(name)).alias(f"{_ORDER}{i}") for i, name in enumerate(order_by)]
+    kept = [named_column(name) for name in frame.columns if name not in dropped]
+    order = [named_column(name).alias(f"{_ORDER}{i}") for i, name in enumerate(order_by)]
     return frame.select(*kept, *order)
 
 

@@ -17,7 +17,7 @@ from dagster_adjunct.resources.lazy_modules import np, pa
 from dagster_adjunct.resources.schemas.values import MICROS
 from dagster_adjunct.resources.spark.tasks import encode_task_errors
 from dagster_adjunct.resources.streams.kafka import record_formats
-from dagster_adjunct.resources.streams.kafka.client import KafkaSettings
+from dagster_adjunct.resources.streams.kafka.client import TopicFacts
 from dagster_adjunct.resources.streams.kafka.consume import TopicRange, is_marker, read_ranges
 from dagster_adjunct.resources.streams.kafka.formats import Raw
 from dagster_adjunct.resources.streams.kafka.produce import RESERVED
@@ -36,19 +36,6 @@ _registered: WeakSet[SparkSession] = WeakSet()
 _GREATEST_MS = MICROS[1] // 1000  # of the year 9999
 
 
-@dataclass(frozen=True, slots=True)
-class KafkaReadPlan:
-    """The ranges to read of the stream `stream` ("kafka.flights"), and its topic's formats."""
-
-    settings: KafkaSettings
-    topic: KafkaTopic
-    stream: str
-    ranges: tuple[TopicRange, ...]
-
-    def ddl(self) -> str:
-        return f"{self.topic.schema().ddl()}, {RECORD_META_DDL}"
-
-
 @dataclass
 class _TaskRanges(InputPartition):
     """The ranges that one task reads: part of a long range, or several short ones."""
@@ -56,7 +43,7 @@ class _TaskRanges(InputPartition):
     ranges: tuple[TopicRange, ...]
 
 
-def records_frame(spark: SparkSession, plan: KafkaReadPlan) -> DataFrame:
+def records_frame(spark: SparkSession, topic: TopicFacts, ranges: Sequence[TopicRange]) -> DataFrame:
     """Return the records of these ranges, without markers, with the topic's columns and those of RECORD_META.
 
     A long range is read by several tasks, several short ones by one. The ranges are fixed, so reading the frame again
@@ -65,35 +52,43 @@ def records_frame(spark: SparkSession, plan: KafkaReadPlan) -> DataFrame:
     if spark not in _registered:
         spark.dataSource.register(KafkaSource)
         _registered.add(spark)
-    slim = replace(plan, settings=replace(plan.settings, topics={}))
-    return spark.read.format(DATA_SOURCE_NAME).option("plan", base64.b64encode(pickle.dumps(slim)).decode()).load()
+    plan = base64.b64encode(pickle.dumps((topic, ranges))).decode()
+    return spark.read.format(DATA_SOURCE_NAME).option("plan", plan).load()
 
 
 class KafkaSource(DataSource):
-    """The Spark data source behind `records_frame`."""
+    """The Spark data source behind `records_frame`.
+
+    Its size is unknown to Spark, so that a session that broadcasts small tables does not take the records for one.
+    """
 
     @classmethod
     def name(cls) -> str:
         return DATA_SOURCE_NAME
 
     def schema(self) -> str:
-        return _plan_of(self).ddl()
+        topic, _ = self._plan()
+        return f"{topic.declared.schema().ddl()}, {RECORD_META_DDL}"
 
     def reader(self, schema: Any) -> DataSourceReader:
-        return _TopicReader(_plan_of(self))
+        return _TopicReader(*self._plan())
+
+    def _plan(self) -> tuple[TopicFacts, Sequence[TopicRange]]:
+        plan: tuple[TopicFacts, Sequence[TopicRange]] = pickle.loads(base64.b64decode(self.options["plan"]))
+        return plan
 
 
 class _TopicReader(DataSourceReader):
-    def __init__(self, plan: KafkaReadPlan) -> None:
-        self.plan = plan
+    def __init__(self, topic: TopicFacts, ranges: Sequence[TopicRange]) -> None:
+        self.topic, self.ranges = topic, ranges
 
     def partitions(self) -> Sequence[InputPartition]:
         # Without partitions, Spark would add one of its own.
-        return [_TaskRanges(ranges) for ranges in split_into_tasks(self.plan.ranges)] or [_TaskRanges(())]
+        return [_TaskRanges(ranges) for ranges in split_into_tasks(self.ranges)] or [_TaskRanges(())]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         assert isinstance(partition, _TaskRanges)
-        return encode_task_errors(read_record_batches(self.plan, partition.ranges))
+        return encode_task_errors(read_record_batches(self.topic, partition.ranges))
 
 
 def split_into_tasks(ranges: Sequence[TopicRange]) -> list[tuple[TopicRange, ...]]:
@@ -118,17 +113,18 @@ def split_into_tasks(ranges: Sequence[TopicRange]) -> list[tuple[TopicRange, ...
     return [*shares, tuple(few)] if few else shares
 
 
-def read_record_batches(plan: KafkaReadPlan, ranges: Sequence[TopicRange]) -> Iterator[pa.RecordBatch]:
+def read_record_batches(topic: TopicFacts, ranges: Sequence[TopicRange]) -> Iterator[pa.RecordBatch]:
     """Yield the records of ranges of different partitions, those of each in order."""
-    raw = plan.topic.key is None and plan.topic.headers is None and isinstance(plan.topic.value, Raw)
-    decoded = partial(_raw_records, plan.topic) if raw else record_formats.create_decoder(plan.topic, plan.stream)
-    for wanted, got in read_ranges(plan.settings, ranges):
+    declared = topic.declared
+    raw = declared.key is None and declared.headers is None and isinstance(declared.value, Raw)
+    decoded = partial(_raw_records, declared) if raw else record_formats.create_decoder(declared, str(topic))
+    for wanted, got in read_ranges(topic, ranges):
         kept, headers = got, [message.headers() for message in got]
         if any(headers) and any(map(is_marker, headers)):
             kept = [message for message in got if not is_marker(message.headers())]
             headers = [message.headers() for message in kept]
         if kept:
-            yield decoded(_batch_from_messages(kept, headers, wanted.partition, plan.topic.headers is not None))
+            yield decoded(_batch_from_messages(kept, headers, wanted.partition, declared.headers is not None))
 
 
 def _raw_records(topic: KafkaTopic, batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -168,8 +164,3 @@ def _timestamps(ms: list[int]) -> pa.Array:
 def _epoch_of(headers: list[tuple[str, bytes | None]] | None) -> int:
     epoch = next((value for name, value in headers or () if name == EPOCH_HEADER), None)
     return int(epoch) if epoch and epoch.isdigit() and len(epoch) < 10 else 0
-
-
-def _plan_of(source: DataSource) -> KafkaReadPlan:
-    plan: KafkaReadPlan = pickle.loads(base64.b64decode(source.options["plan"]))
-    return plan

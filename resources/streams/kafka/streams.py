@@ -13,20 +13,22 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 from dagster_adjunct.resources import errors
-from dagster_adjunct.resources.common import check_choice, check_name
+from dagster_adjunct.resources.common import StoredDocument, check_choice, check_name
+from dagster_adjunct.resources.metadata import MetadataStore, NamespaceSnapshot
+from dagster_adjunct.resources.objects.commit_log import decode_body
 from dagster_adjunct.resources.objects.lake import Lake
-from dagster_adjunct.resources.schemas.records import ArrowFrame, to_arrow_table
-from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.schemas.schema import ArrowFrame, Schema, to_arrow_table
 from dagster_adjunct.resources.spark.in_process import resolve_session
+from dagster_adjunct.resources.streams import system
 from dagster_adjunct.resources.streams.kafka import consume, produce
-from dagster_adjunct.resources.streams.kafka.client import TOPIC_RANGES, KafkaAdmin, KafkaSettings, SettingValue
+from dagster_adjunct.resources.streams.kafka.client import KafkaAdmin, KafkaSettings, SettingValue, TopicFacts
 from dagster_adjunct.resources.streams.kafka.consume import MarkerHeader, TopicRange
-from dagster_adjunct.resources.streams.kafka.declared_topics import DeclaredTopics
-from dagster_adjunct.resources.streams.kafka.produce import SendResult, SentSpan, Target, TaskAppend, TopicFacts
-from dagster_adjunct.resources.streams.kafka.record_formats import KafkaTopic, encode_table
+from dagster_adjunct.resources.streams.kafka.formats import Json, KeyText
+from dagster_adjunct.resources.streams.kafka.produce import SendResult, TaskAppend
+from dagster_adjunct.resources.streams.kafka.record_formats import KafkaTopic, check_topic_name, encode_table
 from dagster_adjunct.resources.streams.startpoint import check_timestamp_ms
 from dagster_adjunct.resources.streams.system import (
     AppendResult,
@@ -36,19 +38,11 @@ from dagster_adjunct.resources.streams.system import (
     NumberedOffsets,
     OffsetRange,
     Sources,
+    StreamDeclaration,
     StreamInfo,
     StreamSystem,
     StreamWriter,
     SystemStreamPartition,
-    check_append,
-    check_marker_partitions,
-    check_producer,
-    check_table_options,
-    missing_partition_error,
-    parse_offset,
-    register_system,
-    require_one_stream,
-    stale_sequence_error,
 )
 from dagster_adjunct.resources.validation import validated
 
@@ -56,11 +50,111 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 T = TypeVar("T")
-_DEFAULT_LIMIT = 1_000_000  # if the topic's settings can't be read
 _VISIBLE_SECONDS = 10.0
 _LOOK_SECONDS = 0.02
 OffsetBounds = tuple[dict[int, int], dict[int, int]]
+_LAST = " (the last stable offset)"
 _TOMBSTONES_KEPT_MS = "86400000"  # the broker's own default
+_NAMESPACE = "kafka-streams"
+
+
+class _CreatedStream(StoredDocument):
+    """The stored description of a stream that `create` created."""
+
+    version: Literal[1] = 1
+    topic: str
+    declaration: StreamDeclaration
+
+    def known(self) -> KafkaTopic:
+        schema, key = self.declaration.columns, self.declaration.key
+        if not key:
+            return KafkaTopic(self.topic, Json(schema))
+        return KafkaTopic(self.topic, Json(schema), KeyText(schema.select(key).ddl()), "kafka-murmur2")
+
+
+class DeclaredTopics:
+    """The streams of one system: those of its settings, and created ones, which are stored in the lake."""
+
+    def __init__(self, lake: Lake, settings: KafkaSettings) -> None:
+        self._settings = settings
+        self._where = f"the Kafka streams of system {settings.name!r} in {lake.url}"
+        self._namespace = MetadataStore(lake).namespace(_NAMESPACE, settings.name)
+        self._created: dict[str, _CreatedStream] = {}
+
+    def of(self, stream: str) -> KafkaTopic:
+        """Return the declaration of a stream's topic, whether it exists or not."""
+        check_name("stream", stream)
+        topic = self._settings.topics.get(stream)
+        if topic is not None:
+            return topic
+        created = self._created.get(stream) or self._find_created(self._namespace.read(), stream)
+        return KafkaTopic() if created is None else created.known()
+
+    def topics(self) -> dict[str, str]:
+        """Return the topic of each stream that was declared or created."""
+        created = {
+            stream: self._parse_created(stream, stored).topic for stream, stored in self._namespace.read().items()
+        }
+        return created | {stream: topic.name_for(stream) for stream, topic in self._settings.topics.items()}
+
+    def check(self, stream: str, schema: Schema, key: Sequence[str], partitions: int) -> KafkaTopic:
+        """Return the topic of a stream with this declaration. Raises StreamExistsError if it exists with another."""
+        wanted = self._declared(stream, schema, key, partitions)
+        topic = self._settings.topics.get(stream)
+        if topic is not None:
+            there = StreamDeclaration(columns=topic.schema(), key=topic.key_names, partitions=partitions)
+        else:
+            created = self._find_created(self._namespace.read(), stream)
+            there = wanted if created is None else created.declaration
+        system.check_same_declaration(self._qualified(stream), there, wanted)
+        return topic or self._build_created(stream, wanted).known()
+
+    def remember(self, stream: str, schema: Schema, key: Sequence[str], partitions: int) -> None:
+        """Store the declaration of a created stream for other processes, unless the settings declare it."""
+        if stream in self._settings.topics:
+            return
+        made = self._build_created(stream, self._declared(stream, schema, key, partitions))
+
+        def decide(snapshot: NamespaceSnapshot) -> tuple[dict[str, Any], None]:
+            there = self._find_created(snapshot, stream)
+            if there is None:
+                return {stream: made.model_dump(mode="json")}, None
+            system.check_same_declaration(self._qualified(stream), there.declaration, made.declaration)
+            return {}, None
+
+        self._namespace.transact(decide, by="create")
+        self._created[stream] = made
+
+    def _declared(self, stream: str, schema: Schema, key: Sequence[str], partitions: int) -> StreamDeclaration:
+        return system.build_declaration(StreamDeclaration, self._qualified(stream), schema, tuple(key), partitions)
+
+    def _qualified(self, stream: str) -> str:
+        return f"{self._settings.name}.{stream}"
+
+    def _build_created(self, stream: str, declaration: StreamDeclaration) -> _CreatedStream:
+        topic = check_topic_name(self._settings.prefix + stream)
+        others = self._settings.topics.items()
+        other = next((name for name, known in others if known.name_for(name) == topic), None)
+        if other is not None:
+            raise errors.ConfigurationError(
+                f"{self._settings.where}: stream {stream!r} would be topic {topic!r}, which is stream {other!r}.",
+                f"Use stream {other!r}, or another name.",
+                system=self._settings.name,
+                stream=self._qualified(stream),
+                topic=topic,
+            )
+        return _CreatedStream(topic=topic, declaration=declaration)
+
+    def _find_created(self, snapshot: NamespaceSnapshot, stream: str) -> _CreatedStream | None:
+        stored = snapshot.get(stream)
+        if stored is None:
+            return None
+        # Stored declarations never change.
+        return self._created.setdefault(stream, self._parse_created(stream, stored))
+
+    def _parse_created(self, stream: str, stored: Any) -> _CreatedStream:
+        step = "Upgrade dagster-adjunct if a newer version wrote it; otherwise restore the lake's metadata."
+        return decode_body(_CreatedStream, stored, self._where, f"can't be read (the entry of stream {stream!r})", step)
 
 
 class KafkaStreams(NumberedOffsets, StreamWriter):
@@ -137,7 +231,7 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
         """Return the number of records in the ranges, by reading them all; `distance` is a cheap upper bound."""
         if not ranges:
             return 0
-        got = consume.read_ranges(self.settings, self._ranges(ranges)[1])
+        got = consume.read_ranges(*self._ranges(ranges))
         return sum(not consume.is_marker(message.headers()) for _, messages in got for message in messages)
 
     def read(
@@ -160,12 +254,10 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
             problem += "were read again, so replaced records can't be found."
             step = "Send the results to a stream of the lake too, or compare headers (adjunct-source, adjunct-epoch)."
             raise errors.ConfigurationError(problem, step, argument="epochs", system=self.name)
-        from dagster_adjunct.resources.streams.kafka.source import KafkaReadPlan, records_frame
+        from dagster_adjunct.resources.streams.kafka.source import records_frame
 
         spark = resolve_session(spark)
-        facts, wanted = self._ranges(ranges)
-        stream = f"{self.name}.{facts.stream}"
-        return records_frame(spark, KafkaReadPlan(self.settings, facts.declared, stream, tuple(wanted)))
+        return records_frame(spark, *self._ranges(ranges))
 
     def append(
         self,
@@ -198,7 +290,7 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
         PermanentError for a record that Kafka rejects, ProducerConflictError, CommitConflictError, and
         StreamUnavailableError, after which the same call may be repeated.
         """
-        check_append(producer, sequence, end_of_dataset, valid_from)
+        system.check_append(producer, sequence, end_of_dataset, valid_from)
         facts = self.topic(stream)
         markers: dict[int, bytes] = {}
         if end_of_dataset is not None:
@@ -206,12 +298,12 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
             markers = dict.fromkeys(range(facts.partitions), header.encode())
         what = self._task_append(facts, producer, sequence, markers, consumed or {})
         before = self.admin.upcoming(facts.topic, range(facts.partitions))
-        name = str(what.target)
+        name = str(facts)
         if hasattr(data, "mapInArrow"):
-            return self._await_result(what, produce.send_frame(cast("DataFrame", data), facts, what, order_by), before)
-        check_table_options(name, order_by, partitioned)
+            return self._await_result(what, produce.send_frame(cast("DataFrame", data), what, order_by), before)
+        system.check_table_options(name, order_by, partitioned)
         table = encode_table(to_arrow_table(data, name, facts.declared.schema()), facts.declared, name)
-        return self._await_result(what, produce.produce_batches(facts, what, table.to_batches()), before)
+        return self._await_result(what, produce.produce_batches(what, table.to_batches()), before)
 
     def append_markers(
         self,
@@ -231,16 +323,16 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
         it becomes valid.
         """
         check_name("version", version)
-        check_append(producer, sequence, version, valid_from)
+        system.check_append(producer, sequence, version, valid_from)
         facts = self.topic(stream)
         chosen = range(facts.partitions) if partitions is None else sorted(set(partitions))
-        check_marker_partitions(f"{self.name}.{stream}", version, chosen, facts.partitions, rows)
+        system.check_marker_partitions(str(facts), version, chosen, facts.partitions, rows)
         same: Any = {"version": version, "checksum": checksum, "valid_from": valid_from, "partitions": facts.partitions}
         counts: Mapping[int, int] = rows or {}
         markers = {p: MarkerHeader(**same, rows=counts.get(p)).encode() for p in chosen}
         what = self._task_append(facts, producer, sequence, markers, {})
         before = self.admin.upcoming(facts.topic, range(facts.partitions))
-        return self._await_result(what, produce.produce_batches(facts, what, []), before)
+        return self._await_result(what, produce.produce_batches(what, []), before)
 
     def appended(self, stream: str, producer: str, sequence: int) -> AppendResult | None:
         """Return the result of an earlier append, or None; always None for a topic without transactions.
@@ -248,15 +340,15 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
         A transaction that a crash left open does not count; the producer's next append aborts it. Raises
         ProducerConflictError for a sequence before the last.
         """
-        check_producer(producer, sequence)
+        system.check_producer(producer, sequence)
         facts = self.topic(stream)
         if not facts.declared.transactional:
             return None
-        marks = produce.read_marks(self._target(facts), producer)
+        marks = produce.read_marks(facts, producer)
         if 0 not in marks or marks[0][0].sequence < sequence:
             return None
         if marks[0][0].sequence > sequence:
-            raise stale_sequence_error(f"{self.name}.{stream}", producer, sequence, marks[0][0].sequence)
+            raise system.stale_sequence_error(str(facts), producer, sequence, marks[0][0].sequence)
         return produce.result_from_spans(produce.spans_from_marks(marks, sequence), duplicate=True)
 
     def markers(self, stream: str, since: Mapping[SystemStreamPartition, str] | None = None) -> list[Marker]:
@@ -266,16 +358,16 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
         is replaced by one that follows it without records in between; otherwise raises MalformedDocumentError.
         """
         facts = self.topic(stream)
-        name = f"{self.name}.{stream}"
         starts = dict.fromkeys(range(facts.partitions), 0)
         if since is not None:
-            starts = {s.partition: parse_offset(o, str(s)) for s, o in since.items() if s.qualified_stream == name}
+            mine = {ssp: offset for ssp, offset in since.items() if ssp.qualified_stream == str(facts)}
+            starts = {ssp.partition: system.parse_offset(offset, str(ssp)) for ssp, offset in mine.items()}
         oldest, upcoming = self.admin.oldest(facts.topic, starts), self.admin.upcoming(facts.topic, starts)
-        ranges = [self._topic_range(facts, p, max(at, oldest[p]), upcoming[p]) for p, at in sorted(starts.items())]
+        ranges = [TopicRange(p, max(at, oldest[p]), upcoming[p]) for p, at in sorted(starts.items())]
         found: list[Marker] = []
         malformed: dict[int, errors.MalformedDocumentError] = {}
-        for wanted, got in consume.read_ranges(self.settings, ranges):
-            ssp = SystemStreamPartition(self.name, stream, wanted.partition)
+        for wanted, got in consume.read_ranges(facts, ranges):
+            ssp = facts.ssp(wanted.partition)
             for message in got:
                 if consume.is_marker(message.headers()):
                     try:
@@ -297,22 +389,16 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
         consumed: Mapping[SystemStreamPartition, str],
     ) -> TaskAppend:
         if markers and "compact" in facts.config.get("cleanup.policy", ""):
-            problem = f"{self.name}.{facts.stream} can't have end-of-dataset markers: topic {facts.topic!r} is "
+            problem = f"{facts} can't have end-of-dataset markers: topic {facts.topic!r} is "
             problem += "compacted (cleanup.policy), which only accepts records with a key."
             step = "Deliver versions through a topic that is not compacted."
-            raise errors.ConfigurationError(problem, step, stream=f"{self.name}.{facts.stream}", topic=facts.topic)
-        offsets: dict[str, dict[int, int]] = {}
+            raise errors.ConfigurationError(problem, step, stream=str(facts), topic=facts.topic)
+        ours = {ssp: offset for ssp, offset in consumed.items() if ssp.system == self.name}
+        offsets: tuple[tuple[str, int, int], ...] = ()
         if facts.declared.transactional:
-            ours = [(ssp, int(offset)) for ssp, offset in consumed.items() if ssp.system == self.name]
-            topics = {name: self.topic(name).topic for name in {ssp.stream for ssp, _ in ours}}
-            for ssp, offset in ours:
-                offsets.setdefault(topics[ssp.stream], {})[ssp.partition] = offset
-        return TaskAppend(self._target(facts), producer, sequence, tuple(sorted(markers.items())), offsets)
-
-    def _target(self, facts: TopicFacts) -> Target:
-        limit = int(facts.config.get("max.message.bytes", _DEFAULT_LIMIT))
-        settings = replace(self.settings, topics={})  # the producer needs no formats, which may be large
-        return Target(settings, facts.stream, facts.topic, facts.identity, facts.partitions, limit)
+            topics = {name: self._describe_topic(name).topic for name in {ssp.stream for ssp in ours}}
+            offsets = tuple((topics[ssp.stream], ssp.partition, int(offset)) for ssp, offset in ours.items())
+        return TaskAppend(facts, producer, sequence, tuple(sorted(markers.items())), offsets)
 
     def _await_result(self, append: TaskAppend, sent: SendResult, before: Mapping[int, int]) -> AppendResult:
         """Return the result of an append, once readers see it; partitions without records have empty ranges.
@@ -332,12 +418,11 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
         while any(after[p] < end for p, end in ends.items()) and time.monotonic() < deadline:
             time.sleep(_LOOK_SECONDS)
             after = self.admin.upcoming(target.topic, ends)
-        unknown = {span.partition for span in spans if span.first is None or span.next is None}
         known = [
-            SentSpan(s.partition, before.get(s.partition, 0), after[s.partition], s.rows)
-            if s.partition in unknown
-            else s
-            for s in spans
+            replace(span, first=before.get(span.partition, 0), next=after[span.partition])
+            if None in (span.first, span.next)
+            else span
+            for span in spans
         ]
         result = produce.result_from_spans(known, duplicate=False)
         empty = {p: str(offset) for p, offset in after.items() if p not in result.first}
@@ -378,7 +463,8 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
             described = self.admin.describe(topic)
             if described is None:
                 raise self._not_found(stream, topic)
-            return TopicFacts(stream, topic, *described, declared, {})
+            settings = replace(self.settings, topics={})  # tasks need none of the other streams' formats
+            return TopicFacts(settings, stream, topic, *described, declared)
 
         return self._ask_once(stream, ask)
 
@@ -392,10 +478,9 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
     def _describe_topic_of(self, ssps: Iterable[SystemStreamPartition]) -> TopicFacts:
         """Return the topic of the one stream of these partitions, which must exist."""
         wanted = list(ssps)
-        facts = self._describe_topic(require_one_stream(self.name, wanted))
+        facts = self._describe_topic(system.require_one_stream(self.name, wanted))
         for ssp in wanted:
-            if ssp.partition >= facts.partitions:
-                raise missing_partition_error(ssp, facts.partitions)
+            system.check_partition(ssp, facts.partitions)
         return facts
 
     def _edges(
@@ -424,13 +509,10 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
             ends = self._offsets(facts, wanted)[1]
             since = self.admin.since(facts.topic, wanted, timestamp_ms)
             starts = {p: offset for p, offset in since.items() if 0 <= offset < ends[p]}
-            ranges = [self._topic_range(facts, p, start, ends[p]) for p, start in starts.items()]
-            return ends | consume.find_offsets_at_time(self.settings, ranges, timestamp_ms)
+            ranges = [TopicRange(p, start, ends[p]) for p, start in starts.items()]
+            return ends | consume.find_offsets_at_time(facts, ranges, timestamp_ms)
 
         return self._ask_once((facts.stream, timestamp_ms), ask)
-
-    def _topic_range(self, facts: TopicFacts, partition: int, start: int, end: int) -> TopicRange:
-        return TopicRange(facts.topic, facts.identity, partition, start, end, f"{self.name}.{facts.stream}")
 
     def _ranges(self, ranges: Mapping[SystemStreamPartition, OffsetRange]) -> tuple[TopicFacts, list[TopicRange]]:
         """Return the ranges of one stream, validated against the topic's current offsets."""
@@ -438,9 +520,9 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
         oldest, upcoming = self._offsets(facts, [ssp.partition for ssp in ranges])
         wanted = []
         for ssp, given in ranges.items():
-            start, end = parse_offset(given.start, str(ssp)), parse_offset(given.end, str(ssp))
-            TOPIC_RANGES.check(ssp, start, end, oldest[ssp.partition], upcoming[ssp.partition])
-            wanted.append(self._topic_range(facts, ssp.partition, start, end))
+            start, end = system.parse_offset(given.start, str(ssp)), system.parse_offset(given.end, str(ssp))
+            system.check_range(ssp, start, end, oldest[ssp.partition], upcoming[ssp.partition], last=_LAST)
+            wanted.append(TopicRange(ssp.partition, start, end))
         return facts, wanted
 
 
@@ -476,6 +558,6 @@ def kafka_system(
     known, opener = _openers.get(name, (None, None))
     if opener is None or known != settings:
         opener = partial(KafkaStreams, settings=settings)
-    register_system(name, opener)
+    system.register_system(name, opener)
     _openers[name] = settings, opener
     return settings

@@ -16,22 +16,13 @@ from dagster_adjunct.resources.bucketing.writer import DIGEST, WriteOptions, wri
 from dagster_adjunct.resources.errors import CommitConflictError, ProducerConflictError, SchemaMismatchError
 from dagster_adjunct.resources.lazy_modules import F, pa, pc
 from dagster_adjunct.resources.objects.commit_log import Commit
-from dagster_adjunct.resources.schemas.records import ArrowFrame, to_arrow_table
-from dagster_adjunct.resources.schemas.schema import (
-    Schema,
-    arrow_type,
-    cast_column,
-    check_column_names,
-    fit_to_schema,
-    is_same_family,
-    is_widening,
-    named_column,
-    quote_name,
-)
+from dagster_adjunct.resources.schemas import schema as schemas
+from dagster_adjunct.resources.schemas.schema import ArrowFrame, Schema
 from dagster_adjunct.resources.schemas.values import first_unreadable
+from dagster_adjunct.resources.streams import system
+from dagster_adjunct.resources.streams.lake import manifest
 from dagster_adjunct.resources.streams.lake.manifest import (
     MARK_TYPES,
-    POSITION_TYPES,
     FileEntry,
     Fold,
     LakeStreamDeclaration,
@@ -40,10 +31,6 @@ from dagster_adjunct.resources.streams.lake.manifest import (
     SentSequence,
     StreamState,
     StreamStates,
-    add_sources,
-    apply_fold,
-    data_folder,
-    find_full_level,
 )
 from dagster_adjunct.resources.streams.system import (
     EPOCH,
@@ -54,11 +41,6 @@ from dagster_adjunct.resources.streams.system import (
     AppendResult,
     Sources,
     SystemStreamPartition,
-    check_append,
-    check_marker_partitions,
-    check_same_contents,
-    check_table_options,
-    stale_sequence_error,
 )
 from dagster_adjunct.resources.validation import validated_methods
 
@@ -90,7 +72,7 @@ def find_sequence(producers: Producers, producer: str, sequence: int, stream: st
         if sent.sequence == sequence:
             return sent
     if len(window) >= WINDOW and sequence < window[0].sequence:
-        raise stale_sequence_error(f"lake.{stream}", producer, sequence, window[-1].sequence)
+        raise system.stale_sequence_error(f"lake.{stream}", producer, sequence, window[-1].sequence)
     return None
 
 
@@ -165,14 +147,14 @@ def decide_append(state: StreamState, append: Append, now_ms: int) -> tuple[Stre
     before = find_sequence(state.producers, append.producer, append.sequence, append.stream)
     if before is not None:
         newest, name = state.producers[append.producer][-1].sequence, f"lake.{append.stream}"
-        check_same_contents(name, append.producer, append.sequence, newest, before.digest, append.digest)
+        system.check_same_contents(name, append.producer, append.sequence, newest, before.digest, append.digest)
         return None, result_from_sequence(before, duplicate=True)
     if append.files and append.started < state.horizon:
         problem = f"{what}: its files were written by an attempt begun {(state.horizon - append.started) / 1000:.0f} s "
         problem += "before the stream's horizon, so they may have been deleted."
         step = "Nothing was added. Append again; if that fails at once, correct this machine's clock."
         raise CommitConflictError(problem, step, stream=f"lake.{append.stream}")
-    state = apply_fold(state, append.fold)
+    state = manifest.apply_fold(state, append.fold)
     appended = max(now_ms, state.appended)  # segments stay in order even if a clock lags
     segment = _build_segment(state, append, appended)
     sent = SentSequence(append.sequence, append.digest, segment.base, segment.next, segment.rows, append.columns)
@@ -184,7 +166,7 @@ def decide_append(state: StreamState, append: Append, now_ms: int) -> tuple[Stre
         "marked_until": tuple(marked),
         "producers": record_sequence(state.producers, append.producer, sent),
         "appended": appended,
-        "read": add_sources(state.read, append.sources),
+        "read": manifest.add_sources(state.read, append.sources),
     }
     if segment.next != segment.base:  # an empty append only stores its sequence
         update |= {"tail": (*state.tail, segment), "next_segment": state.next_segment + 1}
@@ -244,7 +226,7 @@ def match_columns(state: StreamState, data: Any, order_by: Sequence[str]) -> int
 def _fits(given: Any, kind: str) -> bool:
     if isinstance(given, str):
         return given == kind or _is_widening(given, kind)
-    return is_same_family(given, arrow_type(kind))
+    return schemas.is_same_family(given, schemas.arrow_type(kind))
 
 
 def select_earlier_columns(data: Any, before: Schema, order_by: Sequence[str]) -> Any:
@@ -258,13 +240,13 @@ def select_earlier_columns(data: Any, before: Schema, order_by: Sequence[str]) -
         for place, each in [(table.schema.get_field_index(field.name), field) for field in before.fields]:
             if place >= 0:
                 with suppress(pa.ArrowInvalid):
-                    table = table.set_column(place, each.name, table.column(place).cast(arrow_type(each.type)))
+                    table = table.set_column(place, each.name, table.column(place).cast(schemas.arrow_type(each.type)))
         return table
     types = dict(data.dtypes)
     columns = []
     for name in [name for name in data.columns if name in kept]:
-        column, kind = named_column(name), before.field(name).type if name in before else types[name]
-        narrows = kind != types[name] and is_widening(kind, types[name])
+        column, kind = schemas.named_column(name), before.field(name).type if name in before else types[name]
+        narrows = kind != types[name] and schemas.is_widening(kind, types[name])
         columns.append(column.try_cast(kind).alias(name) if narrows else column)
     return data.select(*columns)
 
@@ -279,7 +261,7 @@ def conform_table(table: pa.Table, declaration: LakeStreamDeclaration, what: str
     A null `__timestamp` stands for the time of the append, which is known when it commits. `__epoch` follows if an
     epoch is not 0, then the table's columns of POSITION.
     """
-    plain = fit_to_schema(
+    plain = schemas.fit_to_schema(
         table.select([name for name in table.column_names if name not in MARK_TYPES]), declaration.columns, what
     )
     times = _mark_column(table, TIMESTAMP, what)
@@ -303,7 +285,7 @@ def conform_table(table: pa.Table, declaration: LakeStreamDeclaration, what: str
 
 
 def _mark_column(table: pa.Table, name: str, what: str) -> pa.ChunkedArray:
-    kind = arrow_type(MARK_TYPES[name])
+    kind = schemas.arrow_type(MARK_TYPES[name])
     if name not in table.column_names:
         return pa.chunked_array([pa.nulls(table.num_rows, kind)])
     column = table.column(name)
@@ -311,34 +293,34 @@ def _mark_column(table: pa.Table, name: str, what: str) -> pa.ChunkedArray:
     if not pa.types.is_null(column.type) and not (column.type.id == kind.id and aware):
         problem = f"{what}: column {name!r} holds {column.type}, expected {kind}."
         raise SchemaMismatchError(problem, "Cast it, or leave the column out.", column=name)
-    return cast_column(column, name, MARK_TYPES[name], what)
+    return schemas.cast_column(column, name, MARK_TYPES[name], what)
 
 
 def conform_frame(df: DataFrame, declaration: LakeStreamDeclaration, order_by: Sequence[str], what: str) -> DataFrame:
     """Return the frame with the stream's columns and types, its mark columns, and other columns of `order_by`."""
     types = {field.name: field.dataType.simpleString() for field in df.schema.fields}
     schema = declaration.columns
-    check_column_names(df.columns, schema, what, {*MARK_TYPES, *order_by})
+    schemas.check_column_names(df.columns, schema, what, {*MARK_TYPES, *order_by})
     columns = []
     for each in schema.fields:
         if types[each.name] != each.type and not _is_widening(types[each.name], each.type):
             problem = f"{what}: column {each.name!r} holds {types[each.name]} where the schema says {each.type}."
             raise SchemaMismatchError(problem, f"Cast it: F.col({each.name!r}).cast({each.type!r}).", column=each.name)
-        columns.append(F.col(quote_name(each.name)).cast(each.type).alias(each.name))
+        columns.append(schemas.named_column(each.name).cast(each.type).alias(each.name))
     for name, kind in MARK_TYPES.items():
         if types.get(name, kind) not in (kind, "void"):
             problem = f"{what}: column {name!r} holds {types[name]}, expected {kind}."
             raise SchemaMismatchError(problem, "Cast it, or leave it out.", column=name)
     times = F.col(TIMESTAMP) if TIMESTAMP in types else F.lit(None)
     if declaration.timestamp is not None:
-        times = F.coalesce(times, F.col(quote_name(declaration.timestamp)))
+        times = F.coalesce(times, schemas.named_column(declaration.timestamp))
     tombstones = F.coalesce(F.col(TOMBSTONE), F.lit(False)) if TOMBSTONE in types else F.lit(False)
     marks = [times.cast("timestamp").alias(TIMESTAMP), tombstones.cast("boolean").alias(TOMBSTONE)]
     if EPOCH in types:
         marks.append(F.nullif(F.col(EPOCH), F.lit(0)).cast("int").alias(EPOCH))
-    marks += [F.col(name).cast(kind).alias(name) for name, kind in POSITION_TYPES.items() if name in types]
+    marks += [F.col(name).cast(kind).alias(name) for name, kind in POSITION.items() if name in types]
     rest = [
-        F.col(quote_name(name)) for name in dict.fromkeys(order_by) if name not in schema and name not in MARK_TYPES
+        schemas.named_column(name) for name in dict.fromkeys(order_by) if name not in schema and name not in MARK_TYPES
     ]
     return df.select(*columns, *marks, *rest)
 
@@ -406,10 +388,10 @@ class LakeAppends(StreamStates):
         ProducerConflictError, and CommitConflictError or CommitStateUnknownError, after which the same call may be
         repeated.
         """
-        valid_micros = check_append(producer, sequence, end_of_dataset, valid_from)
+        valid_micros = system.check_append(producer, sequence, end_of_dataset, valid_from)
         _, state = self.state(stream)
         if not hasattr(data, "mapInArrow"):
-            data = to_arrow_table(data, f"stream {stream!r}", state.declaration.columns)
+            data = schemas.to_arrow_table(data, f"stream {stream!r}", state.declaration.columns)
         marker = None
         if end_of_dataset is not None:
             marker = NewMarker(end_of_dataset, (), "delivered", valid_from=valid_micros)
@@ -447,11 +429,11 @@ class LakeAppends(StreamStates):
             if sent.partitions:
                 declaration, partitioned = declaration.model_copy(update={"partitions": sent.partitions}), False
         attempt = f"{append.started:013d}-{uuid.uuid4().hex[:12]}"
-        folder = data_folder(self.lake.stream_prefix(append.stream), attempt)
+        folder = manifest.data_folder(self.lake.stream_prefix(append.stream), attempt)
         options = WriteOptions(what, number_rows=True, range_of=TIMESTAMP, differing=(EPOCH, SOURCE_EPOCH))
         try:
             if _is_table(data):
-                check_table_options(what, order_by, partitioned)
+                system.check_table_options(what, order_by, partitioned)
                 data = conform_table(data, declaration, what)
                 layout = declaration.layout_of(data.column_names)
                 data = data.append_column(DIGEST, row_digests(data, _digested_columns(declaration, data.column_names)))
@@ -504,12 +486,12 @@ class LakeAppends(StreamStates):
         stream counts them since each partition's previous marker. `valid_from` (with its zone) is when the version
         becomes valid.
         """
-        valid_micros = check_append(producer, sequence, version, valid_from)
+        valid_micros = system.check_append(producer, sequence, version, valid_from)
         _, state = self.state(stream)
         sent = find_sequence(state.producers, producer, sequence, stream)
         count = sent.partitions if sent is not None and sent.partitions else state.declaration.partitions
         chosen = tuple(range(count)) if partitions is None else tuple(sorted(set(partitions)))
-        check_marker_partitions(f"lake.{stream}", version, chosen, count, rows)
+        system.check_marker_partitions(f"lake.{stream}", version, chosen, count, rows)
         counts = None if rows is None else {p: int(count) for p, count in rows.items()}  # NumPy's have no JSON
         marker = NewMarker(version, chosen, counts, checksum, valid_micros)
         started, digest = self.now_ms(), content_digest((), marker.content())
@@ -535,7 +517,7 @@ class LakeAppends(StreamStates):
 
     def _write_fold(self, stream: str, state: StreamState) -> Fold | None:
         """Write the page that the index needs next, if any, so that deciding the commit does no I/O."""
-        full = find_full_level(state)
+        full = manifest.find_full_level(state)
         if full is None:
             return None
         level, entries = full

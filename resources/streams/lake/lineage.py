@@ -29,7 +29,6 @@ from dagster_adjunct.resources.streams.lake.manifest import (
 from dagster_adjunct.resources.streams.system import (
     OFFSET,
     PARTITION,
-    POSITION,
     READER,
     SOURCE,
     SOURCE_EPOCH,
@@ -311,7 +310,3 @@ def filter_latest_frame(frame: DataFrame, replaced: Sequence[SupersededRange]) -
         & (F.col(SOURCE_EPOCH) < epoch)
     )
     return frame.join(F.broadcast(spans), condition, "left_anti")
-
-
-def drop_positions(table: pa.Table) -> pa.Table:
-    return table.drop_columns([name for name in POSITION if name in table.column_names])

@@ -21,12 +21,13 @@ from typing import NamedTuple
 
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.bucketing.files import BucketLayout, conform_to_layout
-from dagster_adjunct.resources.bucketing.writer import ROW, BucketFileWriter, WriteOptions
+from dagster_adjunct.resources.bucketing.writer import ROW, BucketFileWriter, WriteOptions, write_bucket_file
 from dagster_adjunct.resources.lazy_modules import pa, pc
 from dagster_adjunct.resources.objects.commit_log import Commit, retry_conflicts
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.objects.store import delete_holds, holder_prefix
 from dagster_adjunct.resources.schemas.schema import arrow_type
+from dagster_adjunct.resources.streams.lake import manifest
 from dagster_adjunct.resources.streams.lake.manifest import (
     CompactionPolicy,
     DroppedKey,
@@ -38,11 +39,6 @@ from dagster_adjunct.resources.streams.lake.manifest import (
     StreamFiles,
     StreamState,
     StreamStates,
-    data_folder,
-    list_leaves,
-    list_page_keys,
-    list_segments,
-    rebuild_index,
 )
 from dagster_adjunct.resources.streams.lake.read import open_segment_file
 from dagster_adjunct.resources.streams.system import EPOCH, POSITION, SOURCE, TIMESTAMP
@@ -63,7 +59,7 @@ def retain_files(lake: Lake, stream: str, identity: str, number: str, attempts: 
     # From now on, maintenance finds this hold after dropping the files from the index.
     streams = StreamStates(lake)
     _, state = streams.state(stream)
-    listed = {segment.attempt for segment in list_segments(state, streams.files_of(stream))}
+    listed = {segment.attempt for segment in manifest.list_segments(state, streams.files_of(stream))}
     missing = [attempt for attempt in wanted if attempt not in listed]
     if missing or state.id != identity:
         lake.store.delete(key)
@@ -112,20 +108,14 @@ def merge_files(
     layout = declaration.layout_of((EPOCH, *find_position_columns(stored, run)))
     files: list[FileEntry] = []
     for partition in sorted({file.partition for segment in run for file in segment.files}):
-        writer = BucketFileWriter(stored.store, data_folder(prefix, attempt), partition, layout, options)
-        expected = 0
-        try:
-            for segment in run:
-                for file in segment.files:
-                    if file.partition == partition:
-                        expected += file.rows
-                        shift = segment.base[partition] - run[0].base[partition]
-                        when = pa.scalar(segment.appended * 1000, pa.timestamp("us", tz="UTC"))
-                        for rows in iter_file_rows(stored, segment, file, layout):
-                            writer.write(conform_to_layout(_rebase_rows(rows, shift, when), layout))
-            done = writer.finish()
-        finally:
-            writer.discard()
+        parts = [(segment, file) for segment in run for file in segment.files if file.partition == partition]
+        rows = (
+            conform_to_layout(_rebase_rows(rows, segment, partition, run[0]), layout)
+            for segment, file in parts
+            for rows in iter_file_rows(stored, segment, file, layout)
+        )
+        writer = BucketFileWriter(stored.store, manifest.data_folder(prefix, attempt), partition, layout, options)
+        done, expected = write_bucket_file(writer, rows), sum(file.rows for _, file in parts)
         check_row_count(prefix, f"compaction of partition {partition}", done.rows if done else 0, expected)
         if done is not None:
             files.append(FileEntry.of(done))
@@ -165,7 +155,11 @@ def iter_file_rows(stored: StreamFiles, segment: Segment, file: FileEntry, layou
         yield table
 
 
-def _rebase_rows(table: pa.Table, shift: int, when: pa.Scalar) -> pa.Table:
+def _rebase_rows(table: pa.Table, segment: Segment, partition: int, first: Segment) -> pa.Table:
+    """Return rows of a segment, numbered from the base of the `first` one, with the time of their append if they have
+    none."""
+    shift = segment.base[partition] - first.base[partition]
+    when = pa.scalar(segment.appended * 1000, pa.timestamp("us", tz="UTC"))
     table = table.set_column(table.column_names.index(ROW), ROW, pc.add(table.column(ROW), shift))
     times = pc.fill_null(table.column(TIMESTAMP), when)
     return table.set_column(table.column_names.index(TIMESTAMP), TIMESTAMP, times)
@@ -314,7 +308,7 @@ def _write_merges(
     streams: StreamStates, stream: str, state: StreamState, pages: StreamFiles, now_ms: int
 ) -> tuple[_Merge, ...]:
     declaration = state.declaration
-    segments = list_segments(state, pages)
+    segments = manifest.list_segments(state, pages)
     alive = segments[count_expired(segments, declaration.retention, now_ms, partial(_stored_ms, pages)) :]
     merges = []
     for run in plan_merges(alive, declaration.compaction):
@@ -327,7 +321,7 @@ def _plan_maintenance(
     state: StreamState, pages: StreamFiles, merges: Sequence[_Merge], now_ms: int, horizon: int
 ) -> _Plan:
     """Return the next state; a merge whose inputs are no longer all in the index is left out."""
-    leaves = list_leaves(state, pages)
+    leaves = manifest.list_leaves(state, pages)
     segments = [segment for _, inside in leaves for segment in inside]
     position = {segment.id: at for at, segment in enumerate(segments)}
     drop = count_expired(segments, state.declaration.retention, now_ms, partial(_stored_ms, pages))
@@ -353,10 +347,10 @@ def _plan_maintenance(
             continue
         new = [replaced.get(segment.id, segment) for segment in inside]
         kept += [segment for segment in new if segment is not None]
-    before = list_page_keys(state, pages)
-    after = rebuild_index(state, kept, pages)
+    before = manifest.list_page_keys(state, pages)
+    after = manifest.rebuild_index(state, kept, pages)
     removed = [segment.folder(pages.prefix) for segment in segments if segment.id in replaced and segment.files]
-    removed += sorted(before - list_page_keys(after, pages))
+    removed += sorted(before - manifest.list_page_keys(after, pages))
     dropped = (*forgotten, *(DroppedKey(key, now_ms) for key in removed))
     after = after.model_copy(update={"next_segment": number, "dropped": dropped})
     return _Plan(after, tuple(segments[:drop]), tuple(used))
@@ -368,9 +362,9 @@ def _find_unreachable(
     """Return (key, size) of the objects that are not in the index and older than the horizon."""
     store, prefix = streams.lake.store, streams.lake.stream_prefix(stream)
     waiting = {entry.key for entry in state.dropped}
-    reached = {segment.folder(prefix) for segment in list_segments(state, pages)} | waiting
+    reached = {segment.folder(prefix) for segment in manifest.list_segments(state, pages)} | waiting
     for attempts in list_retained_attempts(streams.lake, stream).values():
-        reached |= {data_folder(prefix, attempt) for attempt in attempts}
+        reached |= {manifest.data_folder(prefix, attempt) for attempt in attempts}
 
     def old_number(key: str) -> bool:
         number = key.rsplit("/", 1)[-1][:12]
@@ -380,9 +374,9 @@ def _find_unreachable(
     for item in store.list(f"{prefix}/data/"):
         attempt = item.key.removeprefix(f"{prefix}/data/").split("/")[0]
         started = attempt[:13]
-        if started.isdecimal() and int(started) < horizon and data_folder(prefix, attempt) not in reached:
+        if started.isdecimal() and int(started) < horizon and manifest.data_folder(prefix, attempt) not in reached:
             unreached.append(item)
-    listed = list_page_keys(state, pages) | waiting
+    listed = manifest.list_page_keys(state, pages) | waiting
     pages_left = [item for item in store.list(f"{prefix}/pages/") if item.key not in listed]
     manifests = [item for item in store.list(f"{prefix}/manifests/") if old_number(item.key)]
     unreached += [item for item in pages_left + manifests if item.modified.timestamp() * 1000 < horizon]
@@ -396,4 +390,4 @@ def _find_old_reader_manifests(lake: Lake, stream: str) -> list[tuple[str, int]]
         folder, _, name = item.key.rpartition("/manifests/")
         if folder and name:
             by_reader.setdefault(folder, []).append((item.key, item.size))
-    return [manifest for manifests in by_reader.values() for manifest in sorted(manifests)[:-_MANIFESTS_KEPT]]
+    return [item for manifests in by_reader.values() for item in sorted(manifests)[:-_MANIFESTS_KEPT]]

@@ -31,10 +31,7 @@ from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.objects.store import ObjectStore
 from dagster_adjunct.resources.streams.system import (
     EPOCH,
-    READER,
-    SOURCE,
-    SOURCE_EPOCH,
-    SOURCE_OFFSET,
+    POSITION,
     TIMESTAMP,
     TOMBSTONE,
     SourceRange,
@@ -139,8 +136,7 @@ def split_by_epoch(replayed: Sequence[ReplayedRange], start: int, end: int) -> I
 
 
 STREAM_KIND = "stream"
-POSITION_TYPES = {SOURCE: "string", SOURCE_OFFSET: "bigint", SOURCE_EPOCH: "int", READER: "string"}
-MARK_TYPES = {TIMESTAMP: "timestamp", TOMBSTONE: "boolean", EPOCH: "int", **POSITION_TYPES}
+MARK_TYPES = {TIMESTAMP: "timestamp", TOMBSTONE: "boolean", EPOCH: "int", **POSITION}
 HIDDEN_COLUMNS = ((ROW, "bigint"), *MARK_TYPES.items())
 _ALWAYS = (ROW, TIMESTAMP, TOMBSTONE)
 

@@ -17,9 +17,10 @@ from dagster_adjunct.resources.errors import ManifestMismatchError, ObjectNotFou
 from dagster_adjunct.resources.lazy_modules import F, np, pa, pc, pq
 from dagster_adjunct.resources.objects.arrow_files import open_object
 from dagster_adjunct.resources.objects.store import StoreDescriptor
-from dagster_adjunct.resources.schemas.schema import Schema, arrow_type, quote_name
+from dagster_adjunct.resources.schemas.schema import Schema, arrow_type, named_column
 from dagster_adjunct.resources.spark.in_process import resolve_session
 from dagster_adjunct.resources.spark.tuning import bigint_array
+from dagster_adjunct.resources.streams import system
 from dagster_adjunct.resources.streams.lake import lineage, manifest
 from dagster_adjunct.resources.streams.lake.lineage import WithoutPosition
 from dagster_adjunct.resources.streams.lake.manifest import (
@@ -45,12 +46,7 @@ from dagster_adjunct.resources.streams.system import (
     Marker,
     NumberedOffsets,
     OffsetRange,
-    OffsetRangeChecker,
     SystemStreamPartition,
-    missing_partition_error,
-    parse_offset,
-    require_one_stream,
-    time_from_micros,
 )
 from dagster_adjunct.resources.validation import validated_methods
 
@@ -75,36 +71,23 @@ def read_tables(
     """
     schema = with_meta_columns(columns.to_arrow(), positions=positions)
 
-    def read(part: _Part) -> Iterator[pa.Table]:
-        return (finish(table.cast(schema)) for table in _read_file(files, part, schema.names))
+    def read(part: tuple[Segment, FileEntry, Span]) -> Iterator[pa.Table]:
+        return (finish(table.cast(schema)) for table in _read_file(files, *part, schema.names))
 
-    parts = _list_files(segments, spans)
-    read_files = map_in_threads(lambda part: list(read(part)), parts) if whole else map(read, parts)
-    yield from chain.from_iterable(read_files)
-
-
-class _Part(NamedTuple):
-    """A file of a segment, and the span of its partition that is read."""
-
-    segment: Segment
-    file: FileEntry
-    span: Span
-
-
-def _list_files(segments: Sequence[Segment], spans: Mapping[int, Span]) -> list[_Part]:
-    """Return the files with records of these spans, ordered by partition and offset."""
-    return [
-        _Part(segment, file, span)
+    parts = [
+        (segment, file, span)
         for partition, span in sorted(spans.items())
         for segment in segments
         for file in segment.files
         if file.partition == partition and manifest.overlaps_spans(segment, {partition: span})
     ]
+    read_files = map_in_threads(lambda part: list(read(part)), parts) if whole else map(read, parts)
+    yield from chain.from_iterable(read_files)
 
 
 def with_meta_columns(schema: pa.Schema, *, positions: bool = False) -> pa.Schema:
     """Return the Arrow schema of a read: the record's columns, then those of RECORD_META, then those of POSITION."""
-    more = (*RECORD_META_COLUMNS, *(manifest.POSITION_TYPES.items() if positions else ()))
+    more = (*RECORD_META_COLUMNS, *(POSITION.items() if positions else ()))
     return pa.schema([*schema, *(pa.field(name, arrow_type(kind)) for name, kind in more)])
 
 
@@ -136,8 +119,10 @@ def iter_row_groups(parquet: pq.ParquetFile, column: str) -> Iterator[tuple[int,
             yield group, None, None, parquet.metadata.row_group(group).num_rows
 
 
-def _read_file(files: StreamFiles, part: _Part, columns: Sequence[str]) -> Iterator[pa.Table]:
-    segment, file, span = part
+def _read_file(
+    files: StreamFiles, segment: Segment, file: FileEntry, span: Span, columns: Sequence[str]
+) -> Iterator[pa.Table]:
+    """Yield the records of a file in the span of its partition."""
     base = segment.base[file.partition]
     low, high = span[0] - base, span[1] - base
     parquet = open_segment_file(files, segment, file)
@@ -277,7 +262,7 @@ def read_frame(
 
     partition: Column = F.lit(0)
     if declaration.key:
-        partition = F.pmod(F.hash(*[F.col(quote_name(name)) for name in declaration.key]), F.lit(n))
+        partition = F.pmod(F.hash(*[named_column(name) for name in declaration.key]), F.lit(n))
     place = F.col(GENERATION_COLUMN) * n + partition
     base = bigint_array(offset for segment in segments for offset in segment.base)
     appended = bigint_array(segment.appended * 1000 for segment in segments)
@@ -290,7 +275,7 @@ def read_frame(
     }
     for condition in _row_conditions(find_row_ranges(segments, spans, n), place, len(segments)):
         frame = frame.where(condition)
-    own = [F.col(quote_name(name)) for name in schema.names]
+    own = [named_column(name) for name in schema.names]
     return frame.select(
         *own, *[meta[name].alias(name) for name in RECORD_META], *[F.col(name) for name in POSITION if positions]
     )
@@ -302,10 +287,10 @@ def _empty_frame(frame: DataFrame, own: Sequence[str], *, positions: bool) -> Da
     Timestamps and tombstones are not literals: Spark would see that filters on them never match, and remove the scan
     with its buckets from the plan.
     """
-    kinds = dict(RECORD_META_COLUMNS) | (manifest.POSITION_TYPES if positions else {})
+    kinds = {**dict(RECORD_META_COLUMNS), **(POSITION if positions else {})}
     known = {EPOCH: F.lit(0), TIMESTAMP: F.col(TIMESTAMP), TOMBSTONE: F.col(TOMBSTONE)}
     return frame.select(
-        *[F.col(quote_name(name)) for name in own],
+        *[named_column(name) for name in own],
         *[known.get(name, F.lit(None)).cast(kind).alias(name) for name, kind in kinds.items()],
     )
 
@@ -340,24 +325,13 @@ def read_partition(
     return read_tables(StreamFiles(store.open(), prefix), schema, segments, {p: spans[p]}, positions=False)
 
 
-def spans_from_ranges(
-    stream: str, state: StreamState, ranges: Mapping[SystemStreamPartition, OffsetRange]
-) -> dict[int, Span]:
+def spans_from_ranges(state: StreamState, ranges: Mapping[SystemStreamPartition, OffsetRange]) -> dict[int, Span]:
     """Return the ranges as [start, end) by partition. Raises OffsetOutOfRangeError for records not in the stream."""
-    checker = OffsetRangeChecker(
-        of="stream",
-        upcoming="the stream's upcoming one",
-        dropped="Retention dropped the records before it: begin at the oldest (with a startpoint), or keep the stream "
-        "longer.",
-        ahead=f"; if the offset was valid once, stream {stream!r} was restored or created again.",
-    )
     spans: dict[int, Span] = {}
     for ssp, given in ranges.items():
-        if ssp.partition >= len(state.next):
-            raise missing_partition_error(ssp, len(state.next))
-        start, end = parse_offset(given.start, str(ssp)), parse_offset(given.end, str(ssp))
-        oldest, upcoming = state.oldest[ssp.partition], state.next[ssp.partition]
-        checker.check(ssp, start, end, oldest, upcoming)
+        system.check_partition(ssp, len(state.next))
+        start, end = system.parse_offset(given.start, str(ssp)), system.parse_offset(given.end, str(ssp))
+        system.check_range(ssp, start, end, state.oldest[ssp.partition], state.next[ssp.partition])
         spans[ssp.partition] = (start, end)
     return spans
 
@@ -387,9 +361,9 @@ class LakeReads(StreamStates, NumberedOffsets):
     def records_between(self, ranges: Mapping[SystemStreamPartition, OffsetRange]) -> int:
         if not ranges:
             return 0
-        stream = require_one_stream(self.name, ranges)
+        stream = system.require_one_stream(self.name, ranges)
         _, state = self.state(stream)
-        spans = spans_from_ranges(stream, state, ranges)
+        spans = spans_from_ranges(state, ranges)
         width = sum(end - start for start, end in spans.values())
         return width - len(manifest.find_markers(state, self.files_of(stream), spans))
 
@@ -446,11 +420,12 @@ class LakeReads(StreamStates, NumberedOffsets):
         schema = declared if columns is None else declared.select(columns)
         yield with_meta_columns(schema.to_arrow(), positions=positions).empty_table()
 
+        wanted = positions or bool(at.replaced)
+
         def finish(table: pa.Table) -> pa.Table:
             latest = lineage.filter_latest(table, at.replaced)
-            return latest if positions else lineage.drop_positions(latest)
+            return latest.drop_columns(list(POSITION)) if wanted and not positions else latest
 
-        wanted = positions or bool(at.replaced)
         yield from read_tables(at.files, schema, at.segments, at.spans, positions=wanted, whole=whole, finish=finish)
 
     def task_reads(
@@ -467,9 +442,9 @@ class LakeReads(StreamStates, NumberedOffsets):
         positions: bool = False,
         without_position: WithoutPosition = "refuse",
     ) -> _Located:
-        stream = require_one_stream(self.name, ranges)
+        stream = system.require_one_stream(self.name, ranges)
         _, state = self.state(stream)
-        spans, files = spans_from_ranges(stream, state, ranges), self.files_of(stream)
+        spans, files = spans_from_ranges(state, ranges), self.files_of(stream)
         segments = list(manifest.walk_segments(state, files, lambda entry: manifest.overlaps_spans(entry, spans)))
         latest = epochs == "latest"
         replaced = lineage.find_replaced_results(self, stream, state, segments, without_position) if latest else []
@@ -485,11 +460,11 @@ class LakeReads(StreamStates, NumberedOffsets):
         _, state = self.state(stream)
         ssps = [SystemStreamPartition(self.name, stream, p) for p in range(len(state.next))]
         since, known = dict.fromkeys(ssps, "0") if since is None else since, set(ssps)
-        starts = {ssp.partition: parse_offset(offset, str(ssp)) for ssp, offset in since.items() if ssp in known}
+        starts = {ssp.partition: system.parse_offset(offset, str(ssp)) for ssp, offset in since.items() if ssp in known}
         spans = {p: (start, state.next[p]) for p, start in starts.items()}
         found = []
         for entry in manifest.find_markers(state, self.files_of(stream), spans):
-            since_when = None if entry.valid_from is None else time_from_micros(entry.valid_from)
+            since_when = None if entry.valid_from is None else system.time_from_micros(entry.valid_from)
             facts = (str(entry.offset), entry.version, entry.rows, entry.checksum, entry.counted, since_when)
             found.append(Marker(ssps[entry.partition], *facts))
         return found

@@ -20,14 +20,9 @@ from dagster_adjunct.resources.errors import CommitConflictError, OffsetOutOfRan
 from dagster_adjunct.resources.lazy_modules import pa
 from dagster_adjunct.resources.objects.commit_log import Commit, CommitLog, commit_number, decode_body
 from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.streams.lake import manifest
 from dagster_adjunct.resources.streams.lake.lineage import Lineage, lineage_lookup, translate_coverage
-from dagster_adjunct.resources.streams.lake.manifest import (
-    Count,
-    Coverage,
-    StreamState,
-    SupersededRange,
-    find_replaced_since,
-)
+from dagster_adjunct.resources.streams.lake.manifest import Count, Coverage, StreamState, SupersededRange
 from dagster_adjunct.resources.streams.lake.read import ReadOptions
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams
 from dagster_adjunct.resources.streams.system import LAKE, OffsetRange, SystemStreamPartition
@@ -184,7 +179,8 @@ def read_new(
     # Until the reader is at the end, coverage stays that of the last batch, since unread records may be replacements.
     at_end = parent is None or ends == state.next
     after = ReaderPosition(stream=state.id, offsets=ends, read=state.read if at_end else position.read)
-    replaced = find_replaced_since(translate_coverage(position.read, state.read, lineage_lookup(streams)), state.read)
+    known = translate_coverage(position.read, state.read, lineage_lookup(streams))
+    replaced = manifest.find_replaced_since(known, state.read)
     records, number = streams.records_between(ranges), 1 if parent is None else parent.number + 1
     facts = (stream, reader, by or f"reader {reader}", ranges, lost, tuple(replaced), records, number)
     return NewRecords(*facts, streams, parent, after)

@@ -18,6 +18,7 @@ from dagster_adjunct.resources.common import argument_error
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.lazy_modules import np, pa
 from dagster_adjunct.resources.objects.commit_log import retry_conflicts
+from dagster_adjunct.resources.streams.lake import manifest
 from dagster_adjunct.resources.streams.lake.maintenance import check_row_count, find_position_columns, iter_file_rows
 from dagster_adjunct.resources.streams.lake.manifest import (
     DroppedKey,
@@ -28,10 +29,6 @@ from dagster_adjunct.resources.streams.lake.manifest import (
     Segment,
     StreamFiles,
     StreamState,
-    data_folder,
-    list_page_keys,
-    list_segments,
-    rebuild_index,
 )
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams
 from dagster_adjunct.resources.streams.system import EPOCH, TIMESTAMP, time_from_micros
@@ -152,10 +149,10 @@ def repartition(
                 piece = _write_step(streams, stream, state.declaration, declaration, step)
                 written[step.segment.id, step.ranges] = piece
         after = _build_state(streams, state, declaration, steps, written, reason)
-        kept, replaced = after.tail, [segment.folder(pages.prefix) for segment in old if segment.files]
-        replaced += sorted(list_page_keys(state, pages))
+        replaced = [segment.folder(pages.prefix) for segment in old if segment.files]
+        replaced += sorted(manifest.list_page_keys(state, pages))
         at = streams.now_ms()
-        after = rebuild_index(after.model_copy(update={"tail": ()}), kept, pages)
+        after = manifest.rebuild_index(after, after.tail, pages)
         after = after.model_copy(update={"dropped": (*state.dropped, *(DroppedKey(key, at) for key in replaced))})
         check(state)  # again, since writing takes a while
         streams.log(stream).commit(commit, after.body(), by=by)
@@ -176,7 +173,7 @@ def plan_repartitioning(
     if partitions == stored.partitions or not 1 <= partitions <= 100_000:
         found = f"{what} has {stored.partitions} partitions, and can't have {partitions}"
         raise argument_error(found, "another number from 1 to 100,000", argument="partitions", **about)
-    segments = list_segments(state, streams.files_of(stream))
+    segments = manifest.list_segments(state, streams.files_of(stream))
     return segments, plan_rewrite(stream, segments, stored.partitions)
 
 
@@ -187,7 +184,7 @@ def _write_step(
     stored = streams.files_of(stream)
     prefix = stored.prefix
     attempt = f"{streams.now_ms():013d}-{uuid.uuid4().hex[:12]}"
-    folder = data_folder(prefix, attempt)
+    folder = manifest.data_folder(prefix, attempt)
     options = WriteOptions(prefix, number_rows=True, range_of=TIMESTAMP)
     hidden = (EPOCH, *find_position_columns(stored, [cut.segment]))
     before, layout = old.layout_of(hidden), new.layout_of(hidden)

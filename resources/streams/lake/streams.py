@@ -18,16 +18,11 @@ from typing import Any
 
 from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.errors import ConfigurationError, ObjectExistsError, SchemaMismatchError
-from dagster_adjunct.resources.objects.commit_log import (
-    Commit,
-    DeletedObjects,
-    commit_deletion,
-    exclude_newer_manifests,
-    is_deletion_commit,
-    list_log_objects,
-)
+from dagster_adjunct.resources.objects import commit_log
+from dagster_adjunct.resources.objects.commit_log import Commit, DeletedObjects
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.schemas.schema import Schema, evolve_schema, incompatible_changes
+from dagster_adjunct.resources.streams import system
 from dagster_adjunct.resources.streams.lake.append import COMMIT_ATTEMPTS, LakeAppends
 from dagster_adjunct.resources.streams.lake.maintenance import MaintenanceResult, maintain
 from dagster_adjunct.resources.streams.lake.manifest import (
@@ -48,11 +43,6 @@ from dagster_adjunct.resources.streams.system import (
     StreamSystem,
     StreamWriter,
     SystemStreamPartition,
-    build_declaration,
-    check_same_declaration,
-    missing_partition_error,
-    registered_systems,
-    require_one_stream,
 )
 from dagster_adjunct.resources.validation import validated, validated_methods
 
@@ -63,7 +53,7 @@ def declare_stream(
     name: str, schema: Schema, key: Sequence[str], partitions: int, timestamp: str | None = None, **policies: Any
 ) -> LakeStreamDeclaration:
     """Return the validated declaration. Raises ConfigurationError or SchemaMismatchError."""
-    declaration = build_declaration(
+    declaration = system.build_declaration(
         LakeStreamDeclaration, f"lake.{name}", schema, tuple(key), partitions, timestamp=timestamp, **policies
     )
     what = f"stream {name!r}"
@@ -83,7 +73,7 @@ def evolve_declaration(
     """
     fixed = [*stored.key, *([stored.timestamp] if stored.timestamp else [])]
     columns = incompatible_changes(stored.columns, wanted.columns, fixed, "the key or the record's time")
-    check_same_declaration(
+    system.check_same_declaration(
         f"lake.{name}",
         stored,
         wanted,
@@ -141,7 +131,7 @@ class LakeStreams(LakeReads, LakeAppends, StreamWriter):
         )
 
         def decide(commit: Commit | None) -> dict[str, Any] | None:
-            if commit is None or is_deletion_commit(commit):
+            if commit is None or commit_log.is_deletion_commit(commit):
                 # The name first, so that every stream is listed; a name without a commit is ignored.
                 with suppress(ObjectExistsError):
                     self.lake.store.put_if_absent(f"{NAMES_PREFIX}/{name}", b"")
@@ -157,7 +147,7 @@ class LakeStreams(LakeReads, LakeAppends, StreamWriter):
     def check_create(self, name: str, *, schema: Schema, key: Sequence[str] = (), partitions: int) -> None:
         declaration = declare_stream(name, schema, key, partitions)
         commit = self.log(name).current()
-        if commit is not None and not is_deletion_commit(commit):
+        if commit is not None and not commit_log.is_deletion_commit(commit):
             evolve_declaration(name, self._parse(commit).declaration, declaration)
 
     def info(self, stream: str) -> StreamInfo:
@@ -200,9 +190,8 @@ class LakeStreams(LakeReads, LakeAppends, StreamWriter):
 
     def offset_for_timestamp(self, ssp: SystemStreamPartition, timestamp_ms: int) -> str:
         check_timestamp_ms("timestamp_ms", timestamp_ms, str(ssp))
-        _, state = self.state(require_one_stream(self.name, [ssp]))
-        if ssp.partition >= state.declaration.partitions:
-            raise missing_partition_error(ssp, state.declaration.partitions)
+        _, state = self.state(system.require_one_stream(self.name, [ssp]))
+        system.check_partition(ssp, state.declaration.partitions)
         return str(find_offset_at_time(self.files_of(ssp.stream), state, ssp.partition, timestamp_ms * 1000))
 
     def configure(self, stream: str, *, retention: Retention | None, compaction: CompactionPolicy | None) -> None:
@@ -211,10 +200,8 @@ class LakeStreams(LakeReads, LakeAppends, StreamWriter):
 
         def decide(commit: Commit | None) -> dict[str, Any] | None:
             state = self._parse(self._require_commit(stream, commit))
-            declaration = state.declaration.model_copy(update=update)
-            if declaration == state.declaration:
-                return None
-            return state.model_copy(update={"declaration": declaration}).body()
+            now = state.declaration.model_copy(update=update)
+            return None if now == state.declaration else state.with_declaration(now).body()
 
         self.log(stream).transact(decide, by="configure", attempts=COMMIT_ATTEMPTS)
 
@@ -238,10 +225,9 @@ class LakeStreams(LakeReads, LakeAppends, StreamWriter):
         edges: dict[SystemStreamPartition, str] = {}
         states: dict[str, tuple[int, ...]] = {}
         for ssp in ssps:
-            stream = require_one_stream(self.name, [ssp])
+            stream = system.require_one_stream(self.name, [ssp])
             offsets = states[stream] = states.get(stream) or edge(self.state(stream)[1])
-            if ssp.partition >= len(offsets):
-                raise missing_partition_error(ssp, len(offsets))
+            system.check_partition(ssp, len(offsets))
             edges[ssp] = str(offsets[ssp.partition])
         return edges
 
@@ -251,7 +237,7 @@ def open_system(lake: Lake, name: str) -> StreamSystem:
     """Return the system registered as `name`; `lake` stores what the system itself can't."""
     if name == LAKE:
         return LakeStreams(lake)
-    systems = registered_systems()
+    systems = system.registered_systems()
     if name not in systems:
         problem = f"there is no stream system {name!r}. Systems: {', '.join(sorted({LAKE, *systems}))}."
         raise ConfigurationError(problem, "Check the part before the dot, or call register_system first.", system=name)
@@ -266,7 +252,11 @@ def open_systems(lake: Lake, streams: Iterable[str]) -> dict[str, StreamSystem]:
 def list_deletable_objects(streams: LakeStreams, stream: str) -> dict[str, int]:
     """Return the sizes of the objects to delete, by key: all except named readers' positions, which must detect it."""
     log = streams.log(stream)
-    return {key: size for key, size in list_log_objects(log).items() if not key.startswith(f"{log.prefix}/readers/")}
+    return {
+        key: size
+        for key, size in commit_log.list_log_objects(log).items()
+        if not key.startswith(f"{log.prefix}/readers/")
+    }
 
 
 def delete_stream(streams: LakeStreams, stream: str, seen: Commit, *, reason: str, by: str) -> DeletedObjects:
@@ -275,12 +265,12 @@ def delete_stream(streams: LakeStreams, stream: str, seen: Commit, *, reason: st
     Raises CommitConflictError if it has changed since. Concurrent reads fail because of missing files.
     """
     log = streams.log(stream)
-    last = seen if is_deletion_commit(seen) else commit_deletion(log, seen, reason=reason, by=by)
+    last = seen if commit_log.is_deletion_commit(seen) else commit_log.commit_deletion(log, seen, reason=reason, by=by)
     sizes = list_deletable_objects(streams, stream)
     now = log.current()
     if now is None or now.id != last.id:
         return DeletedObjects(0, 0, left=True)  # recreated meanwhile: its `maintain` deletes the rest
     # Nobody writes to a deleted stream, so the listed objects are those of the old one.
-    keys = exclude_newer_manifests(log, last, sizes)
+    keys = commit_log.exclude_newer_manifests(log, last, sizes)
     log.store.delete_many(keys)
     return DeletedObjects(len(keys), sum(sizes[key] for key in keys))

@@ -12,8 +12,7 @@ from dagster_adjunct.resources.objects.lake import Lake, lake_in
 from dagster_adjunct.resources.objects.store import InMemoryStore
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.kafka.client import KafkaSettings
-from dagster_adjunct.resources.streams.kafka.declared_topics import DeclaredTopics
-from dagster_adjunct.resources.streams.kafka.streams import KafkaStreams
+from dagster_adjunct.resources.streams.kafka.streams import DeclaredTopics, KafkaStreams
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams
 from dagster_adjunct.resources.streams.system import NewStreams, StreamSystem
 from tests.orchestration.offsets.fake_streams import WritableStreams

@@ -9,10 +9,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from dagster_adjunct.orchestration.cli.streams import export_records
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.streams.lake.export import export_records
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams
 from tests.resources.streams.stream_helpers import SCHEMA
 

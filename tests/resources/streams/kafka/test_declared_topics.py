@@ -15,8 +15,7 @@ from dagster_adjunct.resources.objects.lake import Lake, lake_in
 from dagster_adjunct.resources.objects.store import InMemoryStore
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.kafka.client import KafkaSettings
-from dagster_adjunct.resources.streams.kafka.declared_topics import DeclaredTopics
-from dagster_adjunct.resources.streams.kafka.streams import KafkaStreams
+from dagster_adjunct.resources.streams.kafka.streams import DeclaredTopics, KafkaStreams
 
 SCHEMA = Schema.of(tailnum="string", seats="int")
 # As every release has written it.

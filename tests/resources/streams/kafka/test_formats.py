@@ -25,9 +25,8 @@ from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.tasks import translate_spark_errors
 from dagster_adjunct.resources.streams.kafka.avro import Avro, avro_converter
-from dagster_adjunct.resources.streams.kafka.client import KafkaSettings
+from dagster_adjunct.resources.streams.kafka.client import KafkaSettings, TopicFacts
 from dagster_adjunct.resources.streams.kafka.formats import Json, KeyText, Raw, Text, Unfit
-from dagster_adjunct.resources.streams.kafka.produce import Target
 from dagster_adjunct.resources.streams.kafka.produce import _record_times as sent_times
 from dagster_adjunct.resources.streams.kafka.protobuf import Protobuf
 from dagster_adjunct.resources.streams.kafka.record_formats import KafkaTopic, create_decoder, encode_table
@@ -491,7 +490,7 @@ def test_values_that_python_does_not_have_are_not_written(format: Any, column: s
 
 @pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
 def test_a_records_own_time_is_one_that_kafka_keeps_in_any_unit(unit: Any) -> None:
-    target = Target(KafkaSettings("kafka", "nowhere:1"), "s", "s", "i", 1, 1_000_000)
+    target = TopicFacts(KafkaSettings("kafka", "nowhere:1"), "s", "s", "i", 1)
     second = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}[unit]
 
     def times(*counts: int | None) -> list[int]:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.streams.kafka.formats import Json, build_columns, fast_json_reader, json_converter
+from dagster_adjunct.resources.streams.kafka.formats import Json, Unfit, fast_json_reader, json_converter, row_reader
 
 SCHEMA = Schema.of(a="bigint", t="tinyint", s="string", d="double", b="boolean")
 NAMES = {"b": "is"}
@@ -62,22 +62,18 @@ def one_by_one(data: list[bytes | None]) -> tuple[list[Any], dict[int, str]]:
     """Return what Python's own parser makes of the messages, and the problems."""
     problems: dict[int, str] = {}
     reader = Json(SCHEMA, names=NAMES).reader()
-    rows: list[dict[str, Any] | None] = []
     converts = {field.name: json_converter(field, None) for field in SCHEMA.fields}
-    for row, message in enumerate(data):
-        record = None
-        if message is not None:
-            try:
-                parsed = json.loads(message.decode(), parse_constant=_refused)
-            except (ValueError, RecursionError) as error:
-                problems[row] = str(error)
-            else:
-                if type(parsed) is dict:
-                    record = parsed | {column: parsed.get(name) for column, name in NAMES.items()}
-                else:
-                    problems[row] = "no object"
-        rows.append(record)
-    made = [column.to_pylist() for column in build_columns(rows, SCHEMA, converts, problems)]
+
+    def parse(message: bytes) -> dict[str, Any]:
+        try:
+            parsed = json.loads(message.decode(), parse_constant=_refused)
+        except (ValueError, RecursionError) as error:
+            raise Unfit(str(error)) from error
+        if type(parsed) is not dict:
+            raise Unfit("no object")
+        return parsed | {column: parsed.get(name) for column, name in NAMES.items()}
+
+    made = [column.to_pylist() for column in row_reader(parse, SCHEMA, converts)(data, problems)]
     own_problems: dict[int, str] = {}
     assert [column.to_pylist() for column in reader(data, own_problems)] == made
     assert set(own_problems) == set(problems)

@@ -19,8 +19,8 @@ from dagster_adjunct.resources.errors import (
 from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.kafka import produce
-from dagster_adjunct.resources.streams.kafka.client import KafkaAdmin, KafkaSettings
-from dagster_adjunct.resources.streams.kafka.produce import SentSpan, Target, TaskAppend, send_without_transaction
+from dagster_adjunct.resources.streams.kafka.client import KafkaAdmin, KafkaSettings, TopicFacts
+from dagster_adjunct.resources.streams.kafka.produce import SentSpan, TaskAppend, send_without_transaction
 from dagster_adjunct.resources.streams.kafka.record_formats import KafkaTopic
 from dagster_adjunct.resources.streams.kafka.streams import KafkaStreams
 from dagster_adjunct.resources.streams.system import OffsetRange, SystemStreamPartition
@@ -200,7 +200,7 @@ def test_a_broker_that_is_not_there_is_a_passing_failure(tmp_path: Path) -> None
     nowhere = KafkaSettings("kafka", f"127.0.0.1:{free_port()}", client={"message.timeout.ms": 300})
     batch = pa.RecordBatch.from_pydict({"__key": [b"k"], "__value": [b"v"]})
     with pytest.raises(StreamUnavailableError) as caught:
-        send_without_transaction(TaskAppend(Target(nowhere, "s", "t", "id", 1, 1_000_000), "p", 0), [batch])
+        send_without_transaction(TaskAppend(TopicFacts(nowhere, "s", "t", "id", 1), "p", 0), [batch])
     assert (caught.value.stream, caught.value.system) == ("kafka.s", "kafka")
 
 

@@ -18,7 +18,7 @@ from dagster_adjunct.resources.errors import (
 )
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.spark.tasks import translate_spark_errors
-from dagster_adjunct.resources.streams.kafka.client import KafkaSettings
+from dagster_adjunct.resources.streams.kafka.client import KafkaSettings, TopicFacts
 from dagster_adjunct.resources.streams.kafka.consume import TopicRange, read_ranges
 from dagster_adjunct.resources.streams.kafka.record_formats import KafkaTopic
 from dagster_adjunct.resources.streams.kafka.source import MAX_TASK_OFFSETS, MIN_TASK_OFFSETS, split_into_tasks
@@ -39,9 +39,8 @@ def whole(system: KafkaStreams, stream: str) -> dict[SystemStreamPartition, Offs
 
 
 def offsets_in(system: KafkaStreams, stream: str, start: int, end: int, partition: int = 0) -> list[int | None]:
-    facts = system.topic(stream)
-    wanted = TopicRange(facts.topic, facts.identity, partition, start, end, f"kafka.{stream}")
-    return [message.offset() for _, got in read_ranges(system.settings, [wanted]) for message in got]
+    wanted = TopicRange(partition, start, end)
+    return [message.offset() for _, got in read_ranges(system.topic(stream), [wanted]) for message in got]
 
 
 # -- exact ranges
@@ -230,7 +229,7 @@ def test_a_range_that_retention_has_cut_names_partition_and_both_offsets(
         "4",
     )
     assert "startpoint" in error.value.next_step
-    assert "keep the topic longer" in error.value.next_step
+    assert "Keep the stream longer" in error.value.next_step
     entries = entries_of(system.read(spark, ranges_of(system, log.name, {1: (4, 10)})))
     assert set(entries) == set(log.seen)
 
@@ -278,9 +277,8 @@ def test_a_topic_that_is_shorter_since_it_was_created_again_fails_at_once(
     kafka.delete_topic(log.name)
     _create_again(kafka, log)
     TopicLog(kafka, log.name).write(b"new")
-    wanted = TopicRange(facts.topic, facts.identity, 0, 0, 5, f"kafka.{log.name}")
     with pytest.raises(OffsetOutOfRangeError, match="recreated"):
-        list(read_ranges(system.settings, [wanted]))
+        list(read_ranges(facts, [TopicRange(0, 0, 5)]))
 
 
 def _create_again(kafka: KafkaServer, log: TopicLog) -> None:
@@ -338,7 +336,7 @@ WIDTHS = st.lists(st.tuples(st.integers(0, 10**6), WIDTH), max_size=30)
 
 @given(WIDTHS)
 def test_tasks_share_the_ranges_without_gap_or_overlap(widths: list[tuple[int, int]]) -> None:
-    ranges = [TopicRange("t", "id", p, start, start + width, "kafka.t") for p, (start, width) in enumerate(widths)]
+    ranges = [TopicRange(p, start, start + width) for p, (start, width) in enumerate(widths)]
     positions = {wanted.partition: wanted.start for wanted in ranges}
     for share in split_into_tasks(ranges):
         assert sum(part.end - part.start for part in share) <= (
@@ -357,7 +355,7 @@ def test_brokers_that_do_not_answer_are_a_transient_error_for_driver_and_tasks(l
     assert error.value.system == "kafka"
     assert isinstance(error.value, TransientError)
     with pytest.raises(StreamUnavailableError, match=r"kafka\.s\.0 from offset 5"):
-        list(read_ranges(nobody, [TopicRange("s", "id", 0, 5, 9, "kafka.s")]))
+        list(read_ranges(TopicFacts(nobody, "s", "s", "id", 1), [TopicRange(0, 5, 9)]))
 
 
 def _collect(frame: object) -> None:

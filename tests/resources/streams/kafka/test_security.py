@@ -24,6 +24,7 @@ from dagster_adjunct.resources.streams.kafka.client import (
     BrokerRefusals,
     ClientLog,
     KafkaSettings,
+    TopicFacts,
     new_client,
     resolve_client_settings,
 )
@@ -37,12 +38,12 @@ from tests.servers.s3 import ROOT
 server = pytest.mark.server
 FACTORIES = guarded.__name__
 SECRET = "hunter2-hunter2"
-# Reads a range in a process of its own, from pickled settings, as a task does.
+# Reads a range in a process of its own, from a pickled topic, as a task does.
 _TASK = """
 import base64, pickle, sys
 from dagster_adjunct.resources.streams.kafka.consume import read_ranges
-settings, wanted = pickle.loads(base64.b64decode(sys.argv[1]))
-print([message.value() for _, got in read_ranges(settings, [wanted]) for message in got])
+topic, wanted = pickle.loads(base64.b64decode(sys.argv[1]))
+print([message.value() for _, got in read_ranges(topic, [wanted]) for message in got])
 """
 
 
@@ -79,7 +80,7 @@ def test_records_go_over_tls_with_a_password_that_only_the_environment_holds(
     ssp = SystemStreamPartition("kafka", "private", 0)
     assert (streams.oldest([ssp])[ssp], streams.upcoming([ssp])[ssp]) == ("0", "2")
     assert info.identity is not None
-    task = pickle.dumps((settings, TopicRange("private", info.identity, 0, 0, 2, "kafka.private")))
+    task = pickle.dumps((streams.topic("private"), TopicRange(0, 0, 2)))
     for held in (task, repr(info).encode(), repr(streams.topic("private")).encode(), str(settings).encode()):
         assert guarded.PASSWORD.encode() not in held
     command = [sys.executable, "-c", _TASK, base64.b64encode(task).decode()]
@@ -100,11 +101,12 @@ def test_a_wrong_password_is_a_permanent_error_at_once(
     assert identity is not None
     monkeypatch.setenv("KAFKA_PASSWORD", SECRET)
     streams = KafkaStreams(lake_in(InMemoryStore()), login())
+    facts = TopicFacts(streams.settings, topic, topic, identity, 1)
     asked: dict[str, Callable[[], object]] = {
         "topics": streams.list_streams,
         "describe": lambda: streams.info(topic),
-        "read": lambda: list(read_ranges(streams.settings, [TopicRange(topic, identity, 0, 0, 5, f"kafka.{topic}")])),
-        "append": lambda: _sent(streams.settings, topic, identity),
+        "read": lambda: list(read_ranges(facts, [TopicRange(0, 0, 5)])),
+        "append": lambda: _sent(facts),
     }
     with pytest.raises(ConfigurationError, match=r"Kafka system 'kafka' .* rejected the connection") as caught:
         asked[ask]()
@@ -112,10 +114,10 @@ def test_a_wrong_password_is_a_permanent_error_at_once(
     assert "credentials" in caught.value.next_step
 
 
-def _sent(settings: KafkaSettings, topic: str, identity: str) -> object:
-    from dagster_adjunct.resources.streams.kafka.produce import Sender, Target
+def _sent(facts: TopicFacts) -> object:
+    from dagster_adjunct.resources.streams.kafka.produce import Sender
 
-    sender = Sender(Target(settings, topic, topic, identity, 1, 1_000_000))
+    sender = Sender(facts)
     sender.send([(b"k", b"v", 0, [])])
     return sender.finish()
 
@@ -153,10 +155,8 @@ def test_a_callback_gives_tokens_to_every_kind_of_client(broker: KafkaServer) ->
     topic = broker.new_topic()
     table = pa.table({"key": pa.array([None], pa.binary()), "value": pa.array([b"\0"], pa.binary())})
     streams.append(topic, table, producer="me", sequence=1)
-    identity = streams.info(topic).identity
-    assert identity is not None
-    there = pickle.loads(pickle.dumps(settings))
-    read = read_ranges(there, [TopicRange(topic, identity, 0, 0, 1, f"kafka.{topic}")])
+    there = pickle.loads(pickle.dumps(streams.topic(topic)))
+    read = read_ranges(there, [TopicRange(0, 0, 1)])
     assert [message.value() for _, got in read for message in got] == [b"\0"]
 
 

@@ -14,8 +14,8 @@ import pyarrow as pa
 import pytest
 
 from dagster_adjunct.resources.errors import CommitConflictError, PermanentError, ProducerConflictError
-from dagster_adjunct.resources.streams.kafka.client import KafkaSettings
-from dagster_adjunct.resources.streams.kafka.produce import Target, TaskAppend, read_marks, send_in_transaction
+from dagster_adjunct.resources.streams.kafka.client import KafkaSettings, TopicFacts
+from dagster_adjunct.resources.streams.kafka.produce import TaskAppend, read_marks, send_in_transaction
 from dagster_adjunct.resources.streams.kafka.record_formats import KafkaTopic
 from dagster_adjunct.resources.streams.kafka.streams import KafkaStreams
 from dagster_adjunct.resources.streams.system import SystemStreamPartition
@@ -149,7 +149,7 @@ def test_consumed_offsets_are_committed_with_the_records_for_kafkas_own_tools(
 
 
 def test_a_second_producer_of_the_name_fences_the_first(kafka: KafkaServer, topic: str) -> None:
-    target = Target(KafkaSettings("kafka", kafka.bootstrap), "s", topic, "id", 4, 1_000_000)
+    target = TopicFacts(KafkaSettings("kafka", kafka.bootstrap), "s", topic, "id", 4)
     append = TaskAppend(target, "p", 5)
 
     def zombie() -> Iterator[pa.RecordBatch]:
@@ -170,7 +170,7 @@ def test_marks_on_a_topic_that_was_created_again_do_not_count(
 ) -> None:
     system.append("s", RECORDS, producer="p", sequence=0)
     # Kafka forgets them with the topic, in its own time.
-    target = Target(system.settings, "s", topic, "the id before", 4, 1_000_000)
+    target = TopicFacts(system.settings, "s", topic, "the id before", 4)
     assert read_marks(target, "p") == {}
     assert 0 in read_marks(replace(target, identity=system.topic("s").identity), "p")
     kafka.delete_topic(topic)
@@ -187,12 +187,11 @@ def test_a_process_killed_in_a_transaction_leaves_nothing_in_the_way_of_the_next
     script = f"""
         import sys, time
         from tests.resources.streams.kafka.test_transactions import _encoded
-        from dagster_adjunct.resources.streams.kafka.produce import TaskAppend, Target
-        from dagster_adjunct.resources.streams.kafka.client import KafkaSettings
-        from dagster_adjunct.resources.streams.kafka.produce import read_marks, send_in_transaction
+        from dagster_adjunct.resources.streams.kafka.client import KafkaSettings, TopicFacts
+        from dagster_adjunct.resources.streams.kafka.produce import TaskAppend, send_in_transaction
 
         settings = KafkaSettings("kafka", "{kafka.bootstrap}")
-        target = Target(settings, "s", "{topic}", "{system.topic("s").identity}", 4, 1_000_000)
+        target = TopicFacts(settings, "s", "{topic}", "{system.topic("s").identity}", 4)
 
         def batches():
             yield _encoded(0, 10)
@@ -222,7 +221,7 @@ def test_what_an_open_transaction_will_be_is_not_told_before_it_is_settled(
 ) -> None:
     system.append("s", RECORDS.slice(0, 5), producer="p", sequence=1)
     identity = system.topic("s").identity
-    target = Target(KafkaSettings("kafka", kafka.bootstrap), "s", topic, identity, 4, 1_000_000)
+    target = TopicFacts(KafkaSettings("kafka", kafka.bootstrap), "s", topic, identity, 4)
     inside: list[object] = []
 
     def batches() -> Iterator[pa.RecordBatch]:
