@@ -34,7 +34,7 @@ from dagster_adjunct.orchestration.batch_log.batch_log import (
     ResolvedStartpoint,
     application_state,
     check_not_renamed,
-    list_applications,
+    list_application_states,
     replay_id,
 )
 from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
@@ -391,7 +391,7 @@ def describe_other_writers(lake: Lake, app: Application) -> list[str]:
     commit, state = BatchLog(lake, app.name).read()
     if state.renamed_to is not None:
         return [f"application {app.name!r} was renamed {state.renamed_to!r}: no run starts under its former name."]
-    writers = [] if commit is not None else _find_writers(app, _read_other_states(lake, app))
+    writers = [] if commit is not None else _find_writers(app, list_application_states(lake))
     return [f"{summary} (adjunct app rename)." for _, _, summary in writers]
 
 
@@ -403,7 +403,7 @@ def check_first_run(lake: Lake, app: Application, *, adopt: bool = False) -> Non
     """
     commit, state = BatchLog(lake, app.name).read()
     check_not_renamed(app.name, state)
-    others = {} if commit is not None else _read_other_states(lake, app)
+    others = {} if commit is not None else list_application_states(lake)
     for name, other in others.items():
         if other.renamed_to == app.name:
             problem = f"application {name!r} is being renamed {app.name!r}, and the rename has not finished."
@@ -427,11 +427,6 @@ def check_first_run(lake: Lake, app: Application, *, adopt: bool = False) -> Non
             raise errors.ConfigurationError(f"{summary}.", step, application=app.name, stream=stream)
 
 
-def _read_other_states(lake: Lake, app: Application) -> dict[str, ApplicationState]:
-    names = [name for name in list_applications(lake) if name != app.name]
-    return {name: application_state(lake, name) for name in names}
-
-
 def _find_writers(
     app: Application, others: Mapping[str, ApplicationState]
 ) -> Iterator[tuple[str, tuple[SystemStreamPartition, ...], str]]:
@@ -445,7 +440,7 @@ def _find_writers(
         # "lost_offsets" are counted under the name of an input.
         written = tuple(output for output in outputs if state.totals.get(output, {}).keys() - {"lost_offsets"})
         read = tuple(sorted(ssp for ssp in state.checkpoint if ssp.qualified_stream in app.inputs))
-        if written and read:
+        if name != app.name and written and read:
             streams = ", ".join(dict.fromkeys(ssp.qualified_stream for ssp in read))
             shown = ", ".join(written[:_SHOWN]) + (", …" if len(written) > _SHOWN else "")
             summary = (

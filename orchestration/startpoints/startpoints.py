@@ -19,7 +19,6 @@ from dagster_adjunct.orchestration.batch_log.batch_log import (
     application_state,
     check_not_renamed,
     describe_similar_names,
-    list_applications,
 )
 from dagster_adjunct.orchestration.operators.stream_facts import RECORDED, JoinVersions
 from dagster_adjunct.orchestration.planner.planner import plan_application, systems_for
@@ -308,11 +307,7 @@ class Startpoints:
 
     def __post_init__(self) -> None:
         if not isinstance(self.app, Application):
-            known = (
-                f": {describe_similar_names(self.app, list_applications(self.lake))}"
-                if isinstance(self.app, str)
-                else ""
-            )
+            known = f": {describe_similar_names(self.lake, self.app)}" if isinstance(self.app, str) else ""
             step = "Pass the Application itself: its plan says which task reads what."
             raise ConfigurationError(f"Startpoints got {self.app!r} for an application{known}.", step, argument="app")
 
