@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -290,27 +291,6 @@ def _loader(lake: str | None, spark: SparkResource) -> AdjunctLoader:
     return _loaders.setdefault((lake, id(spark)), AdjunctLoader(lake=lake, spark=spark))
 
 
-_CONFIG = """\
-# Run one run per application and dataset at a time, however it is launched: Adjunct's ops are in pools, and a run
-# waits in the queue until the pools of all its ops are free. With other settings, or if two runs use a pool for the
-# first time in the same second, the second run waits for the application's lease.
-concurrency:
-  pools:
-    granularity: run
-    default_limit: 1
-# End runs whose process never starts, or does not stop when cancelled: sensors launch nothing while a run is in
-# progress.
-run_monitoring:
-  enabled: true
-  start_timeout_seconds: 600
-  cancel_timeout_seconds: 300
-telemetry:
-  enabled: false
-nux:
-  enabled: false
-"""
-
-
 @validated
 def prepare_dagster_home(folder: Path) -> Path:
     """Create the folder as a DAGSTER_HOME unless it exists, and return its absolute path."""
@@ -319,7 +299,7 @@ def prepare_dagster_home(folder: Path) -> Path:
     with translate_file_errors(home, "the home of Dagster"):
         home.mkdir(parents=True, exist_ok=True)
         if not config.exists():
-            config.write_text(_CONFIG, encoding="utf-8")
+            shutil.copyfile(Path(__file__).with_name("dagster.yaml"), config)
     return home
 
 

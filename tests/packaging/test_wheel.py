@@ -134,7 +134,8 @@ def test_a_wheel_holds_one_package_with_all_that_it_needs(wheel: Path) -> None:
         f"dagster_adjunct/{path.relative_to(ROOT)}" for part in PARTS[:4] for path in (ROOT / part).rglob("*.py")
     }
     assert sources <= set(names)
-    assert {"dagster_adjunct/py.typed", "dagster_adjunct/resources/spark/log4j2.properties"} <= set(names)
+    others = ("py.typed", "resources/spark/log4j2.properties", "orchestration/code_location/dagster.yaml")
+    assert {f"dagster_adjunct/{name}" for name in others} <= set(names)
     template = [path for path in (ROOT / "examples/new_project").rglob("*.*") if "__pycache__" not in path.parts]
     assert {f"dagster_adjunct/{path.relative_to(ROOT)}" for path in template if path.is_file()} <= set(names)
 
