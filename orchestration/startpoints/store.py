@@ -43,7 +43,6 @@ from dagster_adjunct.orchestration.startpoints.request import (
     check_task,
     malformed_error,
     parse_partition,
-    request_from_json,
     to_epoch_ms,
 )
 from dagster_adjunct.resources.errors import ConfigurationError, MalformedDocumentError
@@ -75,7 +74,7 @@ class RequestReader:
     def request(self, key: str, value: object) -> StartpointRequest:
         """Return the request under this key. Raises MalformedDocumentError."""
         where = f"startpoint request {key} of application {self.application!r}"
-        request = request_from_json(value, where)
+        request = StartpointRequest.from_json(value, where)
         if request_key(request.target) != key:
             raise malformed_error(where, f"it is for {request_key(request.target)}")
         return request
@@ -112,7 +111,7 @@ class RequestReader:
         unread: list[Unreadable] = []
         for item in value["pending"]:
             try:
-                request = request_from_json(item, where)
+                request = StartpointRequest.from_json(item, where)
             except MalformedDocumentError as error:
                 named = item if isinstance(item, Mapping) else {}
                 ssp, task = _text(named.get("ssp")), _text(named.get("task"))
