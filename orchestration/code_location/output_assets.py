@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import dagster as dg
 from pydantic import Field
 
+from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.versions.reports import AdvanceReport
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.application.graph import (
@@ -281,8 +282,10 @@ class Bundled(Generic[T]):
 
 def _report_datasets(op: OpRun, app: Application, datasets: Mapping[str, dg.AssetKey]) -> None:
     for dataset in app.datasets:
-        if dataset.versions is None and not dataset.is_owned_by(app.name):
-            report_served_version(op, dataset, datasets[dataset.name])
+        mine = dataset.versions is not None or dataset.is_owned_by(app.name)
+        manifest = None if mine else StoredVersions(op.lake, dataset).manifest()
+        if manifest is not None and manifest.version is not None:
+            report_served_version(op.context, op.lake, dataset, datasets[dataset.name], manifest)
 
 
 def _describe_outputs(

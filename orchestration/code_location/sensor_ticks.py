@@ -285,10 +285,6 @@ class Tick:
         queued = [run for run in self.unfinished_runs if run.status is dg.DagsterRunStatus.QUEUED]
         return any(not held.isdisjoint(_pools_of(run)) for run in queued if run.run_id not in ids)
 
-    def has_active_run(self) -> bool:
-        """Whether a run of the job or of one of the assets is queued or in progress."""
-        return bool(self.active_runs())
-
     def running_sensors(self) -> set[str]:
         """Return the names of the code location's sensors that are on."""
         states = self.instance.all_instigator_state() if self.instance.schedule_storage is not None else ()
