@@ -12,6 +12,7 @@ from typing import Any, get_args, get_origin
 import dagster as dg
 from pydantic import Field, PrivateAttr
 
+from dagster_adjunct.assets.exchange.handover import import_engine, pyarrow_dataset, stream_view
 from dagster_adjunct.assets.reading.arrow_rows import read_entries
 from dagster_adjunct.assets.reading.dataset import Dataset, open_dataset
 from dagster_adjunct.orchestration.code_location import metadata
@@ -43,8 +44,6 @@ def _polars(table: pa.Table) -> Any:
 
 
 def _engine(module: str) -> Any:
-    from dagster_adjunct.assets.exchange.handover import import_engine
-
     return import_engine(module, extra=module)
 
 
@@ -122,8 +121,6 @@ class AdjunctLoader(dg.ConfigurableIOManager):
             return _FORMS[kind](opened.lend(lambda reader: read_entries(reader, None)))
 
     def _stream(self, lake: Lake, stream: str, kind: str) -> Any:
-        from dagster_adjunct.assets.exchange.handover import pyarrow_dataset, stream_view
-
         view = stream_view(lake, stream)  # refuses streams of other systems
         names = list(view.schema.names)
         if kind == _SPARK:

@@ -15,6 +15,7 @@ import dagster as dg
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.declaration.extractors import Projection
 from dagster_adjunct.assets.reading.dataset import open_dataset
+from dagster_adjunct.assets.unbounded.progress import PartitionLag
 from dagster_adjunct.assets.versions.manifest import DatasetManifest
 from dagster_adjunct.assets.versions.reports import AdvanceReport
 from dagster_adjunct.orchestration.application.application import Application
@@ -38,7 +39,6 @@ from dagster_adjunct.resources.streams.lake.streams import LakeStreams
 from dagster_adjunct.resources.streams.system import OffsetRange, StreamSystem, SystemStreamPartition
 
 if TYPE_CHECKING:
-    from dagster_adjunct.assets.unbounded.progress import PartitionLag
     from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
     from dagster_adjunct.orchestration.step.progress import StepReport
 
