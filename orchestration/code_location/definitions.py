@@ -41,7 +41,6 @@ from dagster_adjunct.orchestration.code_location.dataset_assets import (
     partition_job,
     partitioned_dataset_asset,
 )
-from dagster_adjunct.orchestration.code_location.loading import LOADER, AdjunctLoader
 from dagster_adjunct.orchestration.code_location.metadata import MAX_PREVIEW_ROWS, code_references
 from dagster_adjunct.orchestration.code_location.nodes import (
     NODE_KINDS,
@@ -50,7 +49,7 @@ from dagster_adjunct.orchestration.code_location.nodes import (
     freshness_policy,
 )
 from dagster_adjunct.orchestration.code_location.output_assets import outputs_asset
-from dagster_adjunct.orchestration.code_location.resources import LakeResource, SparkResource
+from dagster_adjunct.orchestration.code_location.resources import LOADER, AdjunctLoader, LakeResource, SparkResource
 from dagster_adjunct.orchestration.code_location.sensor_ticks import LaunchedJob, Launcher
 from dagster_adjunct.orchestration.operators.stream_facts import LineageNode
 from dagster_adjunct.resources.errors import ConfigurationError, translate_file_errors
