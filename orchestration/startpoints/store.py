@@ -12,11 +12,11 @@ next one finds the requests settled and only deletes them. Entries that can't be
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from functools import cache
+from functools import cache, partial
 from typing import Any, Literal
 
 from dagster_adjunct.orchestration.application.application import Application
@@ -32,7 +32,6 @@ from dagster_adjunct.orchestration.startpoints.fan_out import (
     Taken,
     TaskFanOut,
     decide_fan_out,
-    remove_pending,
 )
 from dagster_adjunct.orchestration.startpoints.request import (
     MS,
@@ -518,7 +517,9 @@ class StartpointManager:
         Outcome = tuple[int | None, FanOut, list[StartpointRequest]]
 
         def decide(snapshot: NamespaceSnapshot) -> tuple[dict[str, Any], Outcome]:
-            has_taken = taken or self._applied()  # read again if another coordinator came between
+            # Read again if another coordinator came between, and only if it is asked for.
+            offsets = cache(lambda: application_state(self.lake, self.application).offsets)
+            has_taken = taken or (lambda task, request: offsets().has_taken(request.ssp, request.id))
             before = self._stored.state(snapshot.items())
             # Requests after the fan-outs: a request that is still there was not handed out and removed before the
             # fan-outs were read; the compare-and-swap ensures that they have not changed since.
@@ -555,11 +556,17 @@ class StartpointManager:
         With `ids`, only requests with these ids, or whose startpoints have them, so that newer requests stay.
         Unreadable entries stay too; `delete_unreadable` removes them.
         """
-        self._remove({task: (None if ssps == "all" else frozenset(ssps), ids)})
+        chosen = None if ssps == "all" else frozenset(ssps)
+
+        def goes(request: StartpointRequest) -> bool:
+            is_chosen = chosen is None or request.ssp in chosen
+            return is_chosen and (ids is None or _has_id(ids, request))
+
+        self._remove({task: goes})
 
     def remove_fan_outs(self, applied: Mapping[str, Mapping[SystemStreamPartition, str]]) -> None:
         """Remove applied startpoints, given by task and partition with the ids of the requests."""
-        self._remove({task: (frozenset(ids), ids) for task, ids in applied.items() if ids})
+        self._remove({task: partial(_has_id, ids) for task, ids in applied.items() if ids})
 
     def remove_applied(
         self, tasks: Mapping[str, Iterable[SystemStreamPartition]], applied: Mapping[SystemStreamPartition, str]
@@ -574,22 +581,19 @@ class StartpointManager:
                 {task: {ssp: applied[ssp] for ssp in ssps if ssp in applied} for task, ssps in tasks.items()}
             )
 
-    def _remove(
-        self,
-        chosen: Mapping[
-            str, tuple[frozenset[SystemStreamPartition] | None, Mapping[SystemStreamPartition, str] | None]
-        ],
-    ) -> None:
-        """Remove what tasks have to apply: by task, at these partitions (None: all), with these ids (None: any)."""
+    def _remove(self, chosen: Mapping[str, Callable[[StartpointRequest], bool]]) -> None:
+        """Remove what tasks have to apply, by task the requests that the function chooses."""
         if not chosen:
             return
 
         def decide(snapshot: NamespaceSnapshot) -> tuple[dict[str, Any], None]:
             changes: dict[str, Any] = {}
-            for task, (ssps, ids) in chosen.items():
+            for task, goes in chosen.items():
                 key = task_key(task)
                 with suppress(MalformedDocumentError):  # unreadable entries stay
-                    changes[key] = task_to_json(remove_pending(self._stored.task(key, snapshot.get(key)), ssps, ids))
+                    held = self._stored.task(key, snapshot.get(key))
+                    left = {ssp: request for ssp, request in held.pending.items() if not goes(request)}
+                    changes[key] = task_to_json(replace(held, pending=left))
             return changes, None
 
         self._fan_outs.transact(decide, by="applied")
@@ -604,10 +608,10 @@ class StartpointManager:
             self._is_known = True
         return snapshot
 
-    def _applied(self) -> Taken:
-        """Return a function that says whether a commit has applied a request; it reads the batch log on first use."""
-        offsets = cache(lambda: application_state(self.lake, self.application).offsets)
-        return lambda task, request: offsets().has_taken(request.ssp, request.id)
+
+def _has_id(ids: Mapping[SystemStreamPartition, str], request: StartpointRequest) -> bool:
+    """Return whether these ids, by partition, have that of a request or of its startpoint."""
+    return ids.get(request.ssp) in (request.id, request.startpoint.id)
 
 
 def _check_request(request: object) -> StartpointRequest:
