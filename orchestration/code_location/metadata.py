@@ -413,15 +413,6 @@ def _preview_value(value: object) -> str | int | float | bool | None:
     return text if len(text) <= _MAX_CELL_LENGTH else f"{text[: _MAX_CELL_LENGTH - 1]}…"
 
 
-ACTIVE = [
-    dg.DagsterRunStatus.QUEUED,
-    dg.DagsterRunStatus.NOT_STARTED,
-    dg.DagsterRunStatus.STARTING,
-    dg.DagsterRunStatus.STARTED,
-    dg.DagsterRunStatus.CANCELING,
-]
-
-
 def has_ended(instance: dg.DagsterInstance, run_id: str) -> bool:
     """Whether a run has ended according to this instance; False for an unknown run."""
     run = instance.get_run_by_id(run_id)

@@ -15,13 +15,13 @@ from uuid import uuid4
 
 import dagster as dg
 from dagster import SkipReason as Skip
+from dagster._core.storage.dagster_run import NOT_FINISHED_STATUSES
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, QuerySource
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.application.graph import to_dagster_name
 from dagster_adjunct.orchestration.batch_log.run_lease import LONGEST_STAY, ask_to_end, asked_key
 from dagster_adjunct.orchestration.code_location.dataset_assets import DatasetAsset, ensure_partitions
-from dagster_adjunct.orchestration.code_location.metadata import ACTIVE
 from dagster_adjunct.orchestration.code_location.sensor_ticks import (
     Backlog,
     Deadline,
@@ -277,7 +277,7 @@ def decide_restart(
         what, why = f"The newest run, {last.run_id[:8]},", f"ended as {last.status.value.lower()}"
         if last.status is dg.DagsterRunStatus.FAILURE:
             what, why = f"Run {last.run_id[:8]} failed, and", "a batch was committed since it began"
-        elif last.status in ACTIVE:
+        elif last.status in NOT_FINISHED_STATUSES:
             why = "is in progress"
         return Skip(f"{what} {why}: nothing to restart.")
     newest, first = failed[0].dagster_run.run_id, failed[-1].dagster_run.run_id
