@@ -102,11 +102,10 @@ def build_definitions(
     apps = (app, *more)
     _reject_duplicate_names(apps)
     rules = sensors.launch_rules(launch_when, tuple(application.name for application in apps))
-    if isinstance(preview_rows, bool) or not isinstance(preview_rows, int) or not 0 <= preview_rows <= MAX_PREVIEW_ROWS:
-        raise ConfigurationError(
-            f"build_definitions(): preview_rows must be an integer from 0 to {MAX_PREVIEW_ROWS}, not {preview_rows!r}.",
-            argument="preview_rows",
-        )
+    if not 0 <= preview_rows <= MAX_PREVIEW_ROWS:
+        expected = f"an integer from 0 to {MAX_PREVIEW_ROWS}"
+        problem = f"build_definitions(): preview_rows must be {expected}, not {preview_rows!r}."
+        raise ConfigurationError(problem, argument="preview_rows")
     graph = AssetGraph(translator or AdjunctTranslator(), preview_rows, link_code)
     for application in apps:
         graph.add(application)
@@ -246,12 +245,8 @@ def _reject_duplicate_names(apps: Sequence[Application]) -> None:
 
 def _reject_taken_names(found: Sequence[Launch]) -> None:
     """Raise ConfigurationError for a job that Dagster refuses, and two jobs, sensors or schedules of one name."""
-    kinds: tuple[tuple[str, Any], ...] = (
-        ("jobs", LaunchedJob),
-        ("sensors", Launcher),
-        ("schedules", dg.ScheduleDefinition),
-    )
-    for what, kind in kinds:
+    kinds: dict[str, Any] = {"jobs": LaunchedJob, "sensors": Launcher, "schedules": dg.ScheduleDefinition}
+    for what, kind in kinds.items():
         names = [one.name for one in found if isinstance(one, kind)]
         for name in names:
             if name in DISALLOWED_NAMES and kind is LaunchedJob:
@@ -270,11 +265,9 @@ def _reject_cycles(built: Sequence[dg.AssetsDefinition]) -> None:
         TopologicalSorter(made_of).prepare()
     except CycleError as error:
         circle = " -> ".join(key.to_user_string() for key in error.args[1])
-        raise ConfigurationError(
-            f"build_definitions(): applications feed each other in a circle, which Dagster can't show: {circle}.",
-            "Leave one of them out and start it by adjunct run, or let it write or read another stream.",
-            argument="more",
-        ) from None
+        problem = f"build_definitions(): applications feed each other in a circle, which Dagster can't show: {circle}."
+        step = "Leave one of them out and start it by adjunct run, or let it write or read another stream."
+        raise ConfigurationError(problem, step, argument="more") from None
 
 
 # Definitions.merge rejects two resources of one name: the same objects serve the same lake.

@@ -356,15 +356,15 @@ def _config_of(run: dg.DagsterRun, job: str, step: str) -> dict[str, Any]:
 
     It is without `take_over`, which was meant for that run only.
     """
-    config = dict(run.run_config) if run.job_name == job else {}
+    config: dict[str, Any] = dict(run.run_config)
     ops = {
         name: {**op, "config": {key: value for key, value in op["config"].items() if key != "take_over"}}
         if isinstance(op, Mapping) and isinstance(op.get("config"), Mapping)
         else op
-        for name, op in run.run_config.get("ops", {}).items()
+        for name, op in config.get("ops", {}).items()
         if run.job_name == job or name == step
     }
-    return {**config, "ops": ops} if ops else config
+    return {**(config if run.job_name == job else {}), **({"ops": ops} if ops else {})}
 
 
 def _application_runs(tick: Tick, outputs: Collection[dg.AssetKey], since: datetime) -> list[dg.RunRecord]:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from functools import cmp_to_key
+from functools import cmp_to_key, partial
 
 from pydantic import Field as Default
 from pydantic import ValidationError
@@ -383,10 +383,8 @@ def find_first_reads(batches: Mapping[int, Intent], asked: AskedOffsets) -> Firs
             cut.append(number)
 
     def in_order(ssp: SystemStreamPartition, pieces: list[tuple[Span, int]]) -> tuple[tuple[str, int], ...]:
-        def compare_starts(left: tuple[Span, int], right: tuple[Span, int]) -> int:
-            return asked.compare(ssp, left[0][0], right[0][0])
-
-        return tuple((span[1], number) for span, number in sorted(pieces, key=cmp_to_key(compare_starts)))
+        by_start = cmp_to_key(partial(asked.compare, ssp))
+        return tuple((span[1], number) for span, number in sorted(pieces, key=lambda piece: by_start(piece[0][0])))
 
     return FirstReads(
         {ssp: in_order(ssp, pieces) for ssp, pieces in read.items()},
@@ -415,14 +413,8 @@ def explain_unread(
             why = "no batch has read them yet"
         elif oldest > 1:
             why = f"the batch log's history from before its commit {oldest} is gone"
-        errors[ssp] = str(
-            offset_error(
-                ssp,
-                f"{ssp}: it is unknown which versions were read with offsets {start} up to {end}: {why}.",
-                _NEXT,
-                offset=start,
-            )
-        )
+        problem = f"{ssp}: it is unknown which versions were read with offsets {start} up to {end}: {why}."
+        errors[ssp] = str(offset_error(ssp, problem, _NEXT, offset=start))
     return errors
 
 
@@ -436,18 +428,10 @@ def explain_cut(
     """
     if not joined_after_sends or not reads.cut:
         return {}
-    return {
-        ssp: str(
-            offset_error(
-                ssp,
-                f"{ssp}: only a part of batch {reads.cut[0]} is requested, and its joins read in "
-                f"{min(joined_after_sends)!r} what the whole batch had sent there before.",
-                "Request whole batches, of all their partitions at once: adjunct checkpoint history lists their "
-                "offsets.",
-            )
-        )
-        for ssp in asked.spans
-    }
+    problem = f"only a part of batch {reads.cut[0]} is requested, and its joins read in {min(joined_after_sends)!r} "
+    problem += "what the whole batch had sent there before."
+    step = "Request whole batches, of all their partitions at once: adjunct checkpoint history lists their offsets."
+    return {ssp: str(offset_error(ssp, f"{ssp}: {problem}", step)) for ssp in asked.spans}
 
 
 def _is_of(state: ApplicationState, asked: AskedOffsets, stream: str) -> bool:

@@ -118,14 +118,10 @@ def choose_versions(app: Application, request: StartpointRequest) -> JoinVersion
     if asked is None:
         return default
     if request.until is None and asked != default:
+        joined = "the entries that were valid at each record's time" if default == AS_OF else "the versions served then"
         raise errors.ConfigurationError(
             f"{request.ssp}: versions={asked} is for a bounded replay, and this request has no end. It moves the main "
-            "position, and its batches are joined with "
-            + (
-                "the entries that were valid at each record's time."
-                if default == AS_OF
-                else "the versions served then."
-            ),
+            f"position, and its batches are joined with {joined}.",
             "Give the request an end (--until-timestamp, --until-offset, --until-upcoming; until=… in Python), or "
             "leave versions out.",
             argument="versions",

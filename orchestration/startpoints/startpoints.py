@@ -371,13 +371,11 @@ def _describe_unread(request: StartpointRequest, tasks: Mapping[str, frozenset[S
 def describe_remote_tables(plan: ExecutionPlan | None, requests: Sequence[StartpointRequest]) -> dict[str, str]:
     """Return what a replay does to the remote tables that are written from these partitions."""
     streams = {request.ssp.qualified_stream for request in requests}
-    effects: dict[str, str] = {}
+    effects: dict[str, dict[str, None]] = {}
     for table in () if plan is None else plan.tables:
         if streams & set(table.streams):
-            before = effects.get(table.table)
-            same = before is None or before == table.replay
-            effects[table.table] = table.replay if same else f"{before}; and {table.replay}"
-    return effects
+            effects.setdefault(table.table, {})[table.replay] = None
+    return {table: "; and ".join(replays) for table, replays in effects.items()}
 
 
 def describe_state_effects(app: Application) -> tuple[str, ...]:
