@@ -7,31 +7,10 @@ parts of this package, on machines that may have no Dagster.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-_MODULES = (
-    "automation",
-    "changes",
-    "code_location",
-    "components",
-    "errors",
-    "exchange",
-    "kafka",
-    "key_value",
-    "key_value_rows",
-    "maintenance",
-    "plans",
-    "readers",
-    "reading",
-    "repartitioning",
-    "sources",
-    "startpoints",
-    "streams",
-    "tables",
-    "testing",
-    "validators",
-    "windows",
-)
+_MODULES = sorted(file.stem for file in Path(__file__).parent.glob("[!_]*.py"))
 
 if TYPE_CHECKING:
     from dagster_adjunct.assets.advancing.advance_dataset import AdjunctDatasetManager as AdjunctDatasetManager

@@ -4,9 +4,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.code_location.definitions import prepare_dagster_home as prepare_dagster_home
-    from dagster_adjunct.orchestration.code_location.loading import AdjunctLoader as AdjunctLoader
     from dagster_adjunct.orchestration.code_location.nodes import AdjunctTranslator as AdjunctTranslator
     from dagster_adjunct.orchestration.code_location.nodes import AssetSubject as AssetSubject
+    from dagster_adjunct.orchestration.code_location.resources import AdjunctLoader as AdjunctLoader
     from dagster_adjunct.orchestration.code_location.sensors import LaunchWhen as LaunchWhen
     from dagster_adjunct.orchestration.code_location.services import EmrCluster as EmrCluster
     from dagster_adjunct.orchestration.code_location.services import EmrServerless as EmrServerless

@@ -93,9 +93,9 @@ class FakeStreams(LakeStreams):
         return self
 
 
-def stream_schema(stream: str, given: TestStream | None, rows: Sequence[Mapping[str, Any]]) -> Schema:
+def stream_schema(stream: str, given: TestStream, rows: Sequence[Mapping[str, Any]]) -> Schema:
     """Return the declared columns of a stream, or else those of its first records."""
-    if given is not None and given.schema is not None:
+    if given.schema is not None:
         return given.schema
     if not rows:
         problem = f"stream {stream!r} has no columns: neither a schema nor records are given."
@@ -388,10 +388,10 @@ class TestApplication:
 
     def _create(self, name: str, records: Rows) -> None:
         system, stream = split_stream_name(name)
-        given = self._described.get(name)
-        key = () if given is None else (given.key,) if isinstance(given.key, str) else tuple(given.key)
-        partitions = 1 if given is None else given.partitions
-        self._systems[system].create(stream, schema=stream_schema(name, given, records), key=key, partitions=partitions)
+        given = self._described.get(name, TestStream())
+        key = (given.key,) if isinstance(given.key, str) else tuple(given.key)
+        schema = stream_schema(name, given, records)
+        self._systems[system].create(stream, schema=schema, key=key, partitions=given.partitions)
 
     def _append(
         self, name: str, records: Rows, deleted: Rows, version: str | None, valid_from: datetime | None = None

@@ -554,11 +554,16 @@ def list_applications(lake: Lake) -> list[str]:
     return sorted(item.key.rsplit("/", 1)[1] for item in lake.store.list(f"{NAMES}/"))
 
 
+def list_application_states(lake: Lake) -> dict[str, ApplicationState]:
+    """Return the applications that have run in the lake, with their states."""
+    return {application: application_state(lake, application) for application in list_applications(lake)}
+
+
 def check_application_known(lake: Lake, name: str) -> None:
     """Raise ConfigurationError if no application of this name has run in the lake, but others have."""
     known = list_applications(lake)
     if known and name not in known:
-        problem = f"application {name!r} has never run in {lake.url}; {describe_similar_names(name, known)}."
+        problem = f"application {name!r} has never run in {lake.url}; {describe_similar_names(lake, name)}."
         step = "Check the name; for an application that has not run yet, pass the Application itself."
         raise errors.ConfigurationError(problem, step, application=name)
 
@@ -572,8 +577,9 @@ def check_not_renamed(name: str, state: ApplicationState) -> None:
         )
 
 
-def describe_similar_names(name: str, known: Sequence[str]) -> str:
-    """Return the known applications with a name like `name`, or all if there are none."""
+def describe_similar_names(lake: Lake, name: str) -> str:
+    """Return the applications of the lake with a name like `name`, or all if there are none."""
+    known = list_applications(lake)
     near = get_close_matches(name, known, n=3)
     if near:
         return f"similar names: {', '.join(near)}"

@@ -11,7 +11,7 @@ import click
 
 from dagster_adjunct.orchestration.application.application import Application, load_application
 from dagster_adjunct.orchestration.application.graph import to_dagster_name
-from dagster_adjunct.orchestration.batch_log.batch_log import Intent, describe_similar_names, list_applications
+from dagster_adjunct.orchestration.batch_log.batch_log import Intent, describe_similar_names
 from dagster_adjunct.orchestration.batch_log.checkpoints import Checkpoint, CheckpointChange, CheckpointManager
 from dagster_adjunct.orchestration.cli.options import app_reference, audit_options, lake_options, limit_option
 from dagster_adjunct.orchestration.cli.output import show_facts, show_json, show_line, show_table
@@ -142,8 +142,7 @@ def _read_checkpoint(lake: Lake, application: Application | str) -> Checkpoint:
     last = CheckpointManager(lake, application).read_last_checkpoint()
     if last is None:
         name = application if isinstance(application, str) else application.name
-        known = describe_similar_names(name, list_applications(lake))
-        problem = f"application {name!r} has no checkpoint in {lake.url}; {known}."
+        problem = f"application {name!r} has no checkpoint in {lake.url}; {describe_similar_names(lake, name)}."
         step = "Check the name and the lake; an application's first run stores a checkpoint."
         raise ConfigurationError(problem, step, application=name)
     return last

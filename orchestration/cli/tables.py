@@ -123,16 +123,7 @@ class _Entries:
             try:
                 yield opened
             except ConditionsNotMetError as error:
-                failures = [
-                    {
-                        "family": failure.family,
-                        "key": failure.key,
-                        "expected": None if failure.expected is None else str(failure.expected),
-                        "found": None if failure.found is None else str(failure.found),
-                    }
-                    for failure in error.failures
-                ]
-                output.show_with_error(failures=failures)
+                output.show_with_error(failures=error.failures)
                 raise
 
     def to_json(self, key: TableKey[Any], entry: TableEntry[Any, Any] | None = None) -> dict[str, Any]:

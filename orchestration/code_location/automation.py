@@ -11,7 +11,6 @@ import logging
 import time
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,7 +25,6 @@ from dagster_adjunct.orchestration.code_location.resources import LakeResource
 from dagster_adjunct.orchestration.code_location.sensor_ticks import (
     INTERVAL_SECONDS,
     Launcher,
-    SensorCursor,
     Tick,
     digest,
     location_of,
@@ -243,12 +241,9 @@ def _stored_cursor(context: AutomationContext[Any]) -> str | None:
     if requested is not None and not requested.is_empty:
         return context.cursor
     cursor, _ = read_cursor(context.cursor)
-    return write_cursor(_without_last_attempt(cursor))
-
-
-def _without_last_attempt(cursor: SensorCursor) -> SensorCursor:
     attempt = max(cursor.asked.attempt - 1, 0)
-    return cursor.model_copy(update={"asked": cursor.asked.model_copy(update={"attempt": attempt, "asked_at": 0.0})})
+    asked = cursor.asked.model_copy(update={"attempt": attempt, "asked_at": 0.0})
+    return write_cursor(cursor.model_copy(update={"asked": asked}))
 
 
 @dataclass(frozen=True)
@@ -362,8 +357,12 @@ class AutomationSensor(dg.AutomationConditionSensorDefinition):
 
     def evaluate_tick(self, context: dg.SensorEvaluationContext) -> SensorExecutionData:
         """Evaluate the conditions; see `complete_requests` for what is launched."""
-        with _current_tick(_Tick(context.log, location_of(context))) as tick:
+        tick = _Tick(context.log, location_of(context))
+        token = _CURRENT.set(tick)
+        try:
             made = super().evaluate_tick(context)
+        finally:
+            _CURRENT.reset(token)
         if not made.run_requests and not any(answer.changed for answer in tick.answers):
             raise_first(tick.errors)
         for error in tick.errors:
@@ -393,12 +392,3 @@ class AutomationSensor(dg.AutomationConditionSensorDefinition):
                 run_requests, tick.answers, self._steps, lambda key: graph.get(key).parent_keys
             )
         return super().resolve_run_requests(run_requests, context, *args, **kwargs)
-
-
-@contextmanager
-def _current_tick(tick: _Tick) -> Iterator[_Tick]:
-    token = _CURRENT.set(tick)
-    try:
-        yield tick
-    finally:
-        _CURRENT.reset(token)

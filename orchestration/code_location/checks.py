@@ -16,6 +16,8 @@ import dagster as dg
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.declaration.policies import Validator
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
+from dagster_adjunct.assets.unbounded.progress import BootstrapProgress, bootstrap_progress
+from dagster_adjunct.assets.validation.validators import describe_rule, validator_arguments
 from dagster_adjunct.assets.versions.manifest import DatasetManifest, Decision, as_unbounded
 from dagster_adjunct.assets.versions.reports import AdvanceReport, StageEvent
 from dagster_adjunct.assets.versions.version import Verdict, VersionRef
@@ -27,7 +29,6 @@ from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.streams.system import StreamSystem
 
 if TYPE_CHECKING:
-    from dagster_adjunct.assets.unbounded.progress import BootstrapProgress
     from dagster_adjunct.orchestration.step.progress import InputTimes, StepEvent
 
 # For log handlers outside of Dagster: each record carries the event as `adjunct_event`.
@@ -63,8 +64,6 @@ def bootstrap_check_results(
     run: OpRun, key: dg.AssetKey, manifest: DatasetManifest | None, report: AdvanceReport | None
 ) -> Iterator[dg.AssetCheckResult]:
     """Yield the result of `bootstrapped` if it is selected; `report` is None if nothing advanced."""
-    from dagster_adjunct.assets.unbounded.progress import bootstrap_progress
-
     if BOOTSTRAPPED not in selected_checks(run.context, key):
         return
     table = None if manifest is None else as_unbounded(manifest)
@@ -96,8 +95,6 @@ def report_unfinished_bootstrap(run: OpRun, datasets: Mapping[str, dg.AssetKey])
 
 
 def _log_unfinished_bootstrap(run: OpRun, dataset: str, key: dg.AssetKey, error: Exception) -> None:
-    from dagster_adjunct.assets.unbounded.progress import bootstrap_progress
-
     table, progress, unknown_progress = None, None, ""
     try:
         manifest = StoredVersions(run.lake, dataset).manifest()
@@ -127,7 +124,7 @@ def selected_checks(context: dg.AssetExecutionContext, key: dg.AssetKey) -> set[
     return {check.name for check in context.selected_asset_check_keys if check.asset_key == key}
 
 
-def _describe_bootstrap(progress: "BootstrapProgress | None", decision: Decision | None) -> str:
+def _describe_bootstrap(progress: BootstrapProgress | None, decision: Decision | None) -> str:
     if progress is None:
         return "The bootstrap has not begun"
     if decision is not None and decision.action == "serve-stale":
@@ -138,7 +135,7 @@ def _describe_bootstrap(progress: "BootstrapProgress | None", decision: Decision
 
 
 def _bootstrap_metadata(
-    progress: "BootstrapProgress | None", decision: Decision | None, report: AdvanceReport | None
+    progress: BootstrapProgress | None, decision: Decision | None, report: AdvanceReport | None
 ) -> dict[str, Any]:
     metadata: dict[str, Any] = {}
     if progress is not None:
@@ -216,8 +213,6 @@ def validator_check_specs(dataset: AdjunctDataset, key: dg.AssetKey) -> list[dg.
 
     A version can be rejected without a validator, for example because of a null key.
     """
-    from dagster_adjunct.assets.validation.validators import describe_rule
-
     if dataset.follows_changes:
         return []
     if any(validator.name == ACCEPTED for validator in dataset.validators):
@@ -294,8 +289,6 @@ def validator_check_results(
 
 def _rule_metadata(validator: Validator) -> dict[str, Any]:
     """Return a validator's rule and arguments, numbers as such so that Dagster plots them."""
-    from dagster_adjunct.assets.validation.validators import describe_rule, validator_arguments
-
     return {
         "adjunct/rule": describe_rule(validator),
         "adjunct/severity": validator.severity,

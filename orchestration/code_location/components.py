@@ -49,18 +49,7 @@ _IN_YAML = {"on": "by"}  # YAML reads on as true
 _ON = re.compile(r"\bon=")
 _PLAIN = (str, int, float, bool, type(None))
 _TARGETS = (DatasetHandle, RemoteTableHandle, OutputStream)
-_MODULES = (
-    "",
-    ".automation",
-    ".changes",
-    ".code_location",
-    ".exchange",
-    ".sources",
-    ".tables",
-    ".validators",
-    ".windows",
-    ".kafka",
-)
+_MODULES = ("automation", "changes", "code_location", "exchange", "sources", "tables", "validators", "windows", "kafka")
 _EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 
@@ -90,7 +79,7 @@ def _arguments(function: Callable[..., Any]) -> dict[str, tuple[Any, inspect.Par
     found: dict[str, tuple[Any, inspect.Parameter]] = {}
     for parameter in parameters:
         hint = hints.get(parameter.name, Any)
-        if _stars(parameter) == 2 and get_origin(hint) is not None:  # Unpack[…]
+        if parameter.kind is parameter.VAR_KEYWORD and get_origin(hint) is not None:  # Unpack[…]
             options = get_type_hints(get_args(hint)[0])
             found |= {
                 name: (kind, parameter.replace(name=name, kind=parameter.KEYWORD_ONLY, default=None))
@@ -99,14 +88,6 @@ def _arguments(function: Callable[..., Any]) -> dict[str, tuple[Any, inspect.Par
         elif parameter.name != "self":
             found[parameter.name] = (hint, parameter)
     return found
-
-
-_STARS: Mapping[Any, int] = {inspect.Parameter.VAR_POSITIONAL: 1, inspect.Parameter.VAR_KEYWORD: 2}
-
-
-def _stars(parameter: inspect.Parameter) -> int:
-    """Return 1 for a parameter such as *columns, 2 for **columns, else 0."""
-    return _STARS.get(parameter.kind, 0)
 
 
 def _form(hint: Any) -> Any:
@@ -150,9 +131,10 @@ def _model(name: str, function: Callable[..., Any], *, without: Sequence[str] = 
         if argument in without:
             continue
         form = _form(hint)
-        if _stars(parameter) == 1:
+        is_starred = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        if parameter.kind is parameter.VAR_POSITIONAL:
             form = list[form]  # type: ignore[valid-type]
-        needed = parameter.default is parameter.empty and not _stars(parameter)
+        needed = parameter.default is parameter.empty and not is_starred
         # A field may not have the name of a method of the model, such as schema.
         fields[f"{argument}_"] = (form, Field(... if needed else None, alias=_IN_YAML.get(argument, argument)))
     return create_model(name, __base__=_Declaration, __doc__=inspect.getdoc(function), **fields, **more)
@@ -166,13 +148,13 @@ def _step_form(name: str, function: Callable[..., Any]) -> Any:
     arguments = list(_arguments(function).values())
     if not arguments:
         return Literal[True] | None
-    if _stars(arguments[0][1]) == 2:
-        return dict[str, str] | None
     hint, first = arguments[0]
+    if first.kind is first.VAR_KEYWORD:
+        return dict[str, str] | None
     form = _model("".join(map(str.title, name.split("_"))), function)
     if any(other.default is other.empty for _, other in arguments[1:]):
         return form  # more than the first one is needed
-    alone: Any = list[_form(hint)] | str if _stars(first) else str  # type: ignore[misc]
+    alone: Any = list[_form(hint)] | str if first.kind is first.VAR_POSITIONAL else str  # type: ignore[misc]
     return Annotated[form | Imported | alone, _ByShape]
 
 
@@ -325,7 +307,7 @@ class _Translation:
         """Call a function or class with arguments as YAML has them: by name, or the first one alone."""
         arguments, positional, keywords = _arguments(function), list(args), dict(more)
         unnamed = [name for name in arguments if name not in more][len(args) :]
-        if any(_stars(parameter) == 2 for _, parameter in arguments.values()):  # it takes any names
+        if any(parameter.kind is parameter.VAR_KEYWORD for _, parameter in arguments.values()):  # it takes any names
             keywords, given = {**keywords, **(given or {})}, {}
         if not isinstance(given, Mapping) or (given.keys() == {_PYTHON} and _PYTHON not in arguments):
             if not unnamed and given not in (None, True):
@@ -338,7 +320,7 @@ class _Translation:
                 self.refuse(f"{_label(function)} takes no {key!r}.", f"It takes {takes}.", (*place, key))
             name, place_of = named[key], (*place, key)
             hint, parameter = arguments[name]
-            if _stars(parameter) == 1:
+            if parameter.kind is parameter.VAR_POSITIONAL:
                 each = value if isinstance(value, list) else [value]
                 positional += [self.value(one, hint, (*place_of, number)) for number, one in enumerate(each)]
             else:
@@ -367,7 +349,7 @@ class _Translation:
         if value.keys() == {_PYTHON} and isinstance(value[_PYTHON], str):
             return self.imported(value[_PYTHON], (*place, _PYTHON))
         if Schema in members:
-            return self.schema(value, place)
+            return self.call(Schema.of, value, place)
         mapping = next((kind for kind in members if _is_kind(kind, Mapping)), None)
         objects = any(kind not in _PLAIN and get_origin(kind) in (None, type) for kind in members) or mapping is None
         name, arguments = next(iter(value.items())) if len(value) == 1 else ("", None)
@@ -398,12 +380,6 @@ class _Translation:
                     self.refuse(f"{place[-1]} is {text!r}.", f"Give {', '.join(found)}.", place)
                 return found[text.lower()]
         return text
-
-    def schema(self, columns: Mapping[str, str], place: Place) -> Schema:
-        try:
-            return Schema.of(**columns)
-        except AdjunctError as error:
-            self.refuse_as(error, place)
 
     def imported(self, reference: str, place: Place) -> Any:
         """Return what "module:name" refers to."""
@@ -552,9 +528,9 @@ def _label(function: Callable[..., Any]) -> str:
 
 def _public(name: str) -> Callable[..., Any] | None:
     """Return the public class or function of this name."""
-    for module in _MODULES:
+    for module in ("dagster_adjunct", *(f"dagster_adjunct.{public}" for public in _MODULES)):
         try:
-            found = getattr(importlib.import_module(f"dagster_adjunct{module}"), name, None)
+            found = getattr(importlib.import_module(module), name, None)
         except ImportError:  # of an extra that is not installed
             continue
         if callable(found):

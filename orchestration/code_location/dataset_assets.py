@@ -12,7 +12,6 @@ from pydantic import Field
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.declaration.policies import natural_sort_key
-from dagster_adjunct.assets.reading.dataset import open_dataset
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.unbounded.progress import StreamPosition
 from dagster_adjunct.assets.versions.manifest import DatasetManifest, as_follower
@@ -196,15 +195,9 @@ def _dataset_events(
 
     A table with a freshness policy is materialised by each look at its stream, because Dagster counts nothing else.
     """
-    context = run.context
-    facts = metadata.dataset_metadata(report, dataset_uri(run.lake, member.dataset)) | display_metadata(
-        run, member, manifest
-    )
-    if manifest is not None:
-        facts |= metadata.version_metadata(manifest)
-        table = as_follower(manifest)
-        if table is not None:
-            facts |= metadata.lag_metadata(StreamPosition.of(run.systems, table).lags(run.lake.now()))
+    context, facts = run.context, report_metadata(run, member, report, manifest)
+    if manifest is not None and (table := as_follower(manifest)) is not None:
+        facts |= metadata.lag_metadata(StreamPosition.of(run.systems, table).lags(run.lake.now()))
     if report.version is None:
         context.log.warning(report.summary())
         context.log_event(dg.AssetObservation(member.key, description=report.summary(), metadata=facts))
@@ -216,27 +209,28 @@ def _dataset_events(
     yield from report_version(context, member.key, report.version, facts, report.summary(), always=always)
 
 
-def display_metadata(run: checks.OpRun, member: DatasetAsset, manifest: DatasetManifest | None) -> dict[str, Any]:
-    """Return metadata for display: columns with descriptions and lineage, and some entries."""
-    dataset, version = member.dataset, manifest.version if manifest else None
+def report_metadata(
+    run: checks.OpRun, member: DatasetAsset, report: AdvanceReport, manifest: DatasetManifest | None
+) -> dict[str, Any]:
+    """Return the metadata of an advance and the listed versions; for display columns with descriptions and lineage, and
+    some entries."""
+    facts = metadata.dataset_metadata(report, dataset_uri(run.lake, member.dataset))
+    if manifest is None:
+        return facts
+    facts |= metadata.version_metadata(manifest)
+    dataset, version = member.dataset, manifest.version
     if version is None:
-        return {}
+        return facts
     records = None
     for stream in member.streams:
         system, name = split_stream_name(stream)
         schema = run.systems[system].info(name).schema
         records = None if schema is None else schema.names
     source = next((dep.asset_key for dep in member.spec.deps), None)
-    facts: dict[str, Any] = {
-        "dagster/column_schema": metadata.column_schema(version.columns, dict(dataset.column_descriptions)),
-        **metadata.lineage_metadata(
-            metadata.dataset_columns(dataset, version.columns.names, records), lambda node: source
-        ),
-    }
-    if not member.preview_rows:
-        return facts
-    with open_dataset(run.lake, dataset.name, version=version.id, lease=False) as opened:
-        return facts | metadata.dataset_preview(opened, member.preview_rows, dataset.sensitive)
+    columns = metadata.dataset_columns(dataset, version.columns.names, records)
+    facts["dagster/column_schema"] = metadata.column_schema(version.columns, dict(dataset.column_descriptions))
+    facts |= metadata.lineage_metadata(columns, lambda node: source)
+    return facts | metadata.dataset_preview(run.lake, dataset, version.id, member.preview_rows)
 
 
 def log_rejected_versions(
@@ -263,15 +257,25 @@ def observe_streams(run: checks.OpRun, streams: Mapping[str, dg.AssetKey]) -> No
             run.context.log_event(dg.AssetObservation(key, metadata=facts))
 
 
-def report_served_version(run: checks.OpRun, dataset: AdjunctDataset, key: dg.AssetKey) -> None:
-    """Report the version that a dataset serves if it differs from the one that Dagster knows."""
-    manifest = StoredVersions(run.lake, dataset).manifest()
-    if manifest is None or manifest.version is None:
-        return
-    if last_data_version(run.context, key) != manifest.version.id:
-        tags = {metadata.DATA_VERSION_TAG: manifest.version.id}
-        facts = metadata.served_metadata(manifest, dataset_uri(run.lake, dataset))
-        run.context.log_event(dg.AssetMaterialization(key, metadata=facts, tags=tags))
+def report_served_version(
+    context: dg.AssetExecutionContext | dg.OpExecutionContext,
+    lake: Lake,
+    dataset: AdjunctDataset,
+    key: dg.AssetKey,
+    manifest: DatasetManifest,
+    *,
+    always: bool = False,
+) -> None:
+    """Log the version that a dataset serves as a materialization if it differs from the one that Dagster knows.
+
+    Else it is an observation, if `always`. So it is for a partitioned dataset, because its partitions did not change.
+    """
+    facts, served = metadata.served_metadata(manifest, dataset_uri(lake, dataset)), manifest.version
+    if served is not None and dataset.versions is None and last_data_version(context, key) != served.id:
+        tags = {metadata.DATA_VERSION_TAG: served.id}
+        context.log_event(dg.AssetMaterialization(key, metadata=facts, tags=tags))
+    elif always:
+        context.log_event(dg.AssetObservation(key, metadata=facts))
 
 
 def dataset_uri(lake: Lake, dataset: AdjunctDataset) -> str:
@@ -462,10 +466,7 @@ class _PartitionBuild:
         self, name: str, report: AdvanceReport, manifest: DatasetManifest, *, alone: bool
     ) -> dg.MaterializeResult[Any] | dg.AssetMaterialization | None:
         ref = _newest_version(manifest, name, "sealed")
-        facts = metadata.dataset_metadata(
-            report, dataset_uri(self.op.lake, self.member.dataset)
-        ) | metadata.version_metadata(manifest)
-        facts |= display_metadata(self.op, self.member, manifest)
+        facts = report_metadata(self.op, self.member, report, manifest)
         rejected = {one.name for one in map(manifest.ref, report.rejected) if one is not None}
         if ref is None or (name in rejected and ref.id not in report.sealed):
             facts["adjunct/version"] = ref.id if ref else "none"
@@ -486,19 +487,13 @@ class _PartitionBuild:
 
 
 def _advance_partition(dataset: AdjunctDataset, partition: str | None, make_current: bool, host: Host) -> AdvanceReport:
-    from dagster_adjunct.assets.advancing.advance_dataset import advance_dataset
+    from dagster_adjunct.assets.advancing.advance_dataset import advance_with_runtime
 
-    runtime = host.runtime
-    return advance_dataset(
-        dataset,
-        lake=runtime.lake,
-        systems=runtime.systems,
-        spark=runtime.spark,
-        by=runtime.by,
-        partition=partition,
-        make_current=make_current,
-        on_stage=partial(host.tell, "stage"),
-    )
+    on_stage = partial(host.tell, "stage")
+    with host.runtime.lake.manifests.while_kept():
+        return advance_with_runtime(
+            host.runtime, dataset, partition=partition, make_current=make_current, on_stage=on_stage
+        )
 
 
 def _newest_version(manifest: DatasetManifest, name: str, state: str | None = None) -> VersionRef | None:

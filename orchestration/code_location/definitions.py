@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -40,7 +41,6 @@ from dagster_adjunct.orchestration.code_location.dataset_assets import (
     partition_job,
     partitioned_dataset_asset,
 )
-from dagster_adjunct.orchestration.code_location.loading import LOADER, AdjunctLoader
 from dagster_adjunct.orchestration.code_location.metadata import MAX_PREVIEW_ROWS, code_references
 from dagster_adjunct.orchestration.code_location.nodes import (
     NODE_KINDS,
@@ -49,7 +49,7 @@ from dagster_adjunct.orchestration.code_location.nodes import (
     freshness_policy,
 )
 from dagster_adjunct.orchestration.code_location.output_assets import outputs_asset
-from dagster_adjunct.orchestration.code_location.resources import LakeResource, SparkResource
+from dagster_adjunct.orchestration.code_location.resources import LOADER, AdjunctLoader, LakeResource, SparkResource
 from dagster_adjunct.orchestration.code_location.sensor_ticks import LaunchedJob, Launcher
 from dagster_adjunct.orchestration.operators.stream_facts import LineageNode
 from dagster_adjunct.resources.errors import ConfigurationError, translate_file_errors
@@ -102,11 +102,10 @@ def build_definitions(
     apps = (app, *more)
     _reject_duplicate_names(apps)
     rules = sensors.launch_rules(launch_when, tuple(application.name for application in apps))
-    if isinstance(preview_rows, bool) or not isinstance(preview_rows, int) or not 0 <= preview_rows <= MAX_PREVIEW_ROWS:
-        raise ConfigurationError(
-            f"build_definitions(): preview_rows must be an integer from 0 to {MAX_PREVIEW_ROWS}, not {preview_rows!r}.",
-            argument="preview_rows",
-        )
+    if not 0 <= preview_rows <= MAX_PREVIEW_ROWS:
+        expected = f"an integer from 0 to {MAX_PREVIEW_ROWS}"
+        problem = f"build_definitions(): preview_rows must be {expected}, not {preview_rows!r}."
+        raise ConfigurationError(problem, argument="preview_rows")
     graph = AssetGraph(translator or AdjunctTranslator(), preview_rows, link_code)
     for application in apps:
         graph.add(application)
@@ -246,12 +245,8 @@ def _reject_duplicate_names(apps: Sequence[Application]) -> None:
 
 def _reject_taken_names(found: Sequence[Launch]) -> None:
     """Raise ConfigurationError for a job that Dagster refuses, and two jobs, sensors or schedules of one name."""
-    kinds: tuple[tuple[str, Any], ...] = (
-        ("jobs", LaunchedJob),
-        ("sensors", Launcher),
-        ("schedules", dg.ScheduleDefinition),
-    )
-    for what, kind in kinds:
+    kinds: dict[str, Any] = {"jobs": LaunchedJob, "sensors": Launcher, "schedules": dg.ScheduleDefinition}
+    for what, kind in kinds.items():
         names = [one.name for one in found if isinstance(one, kind)]
         for name in names:
             if name in DISALLOWED_NAMES and kind is LaunchedJob:
@@ -270,11 +265,9 @@ def _reject_cycles(built: Sequence[dg.AssetsDefinition]) -> None:
         TopologicalSorter(made_of).prepare()
     except CycleError as error:
         circle = " -> ".join(key.to_user_string() for key in error.args[1])
-        raise ConfigurationError(
-            f"build_definitions(): applications feed each other in a circle, which Dagster can't show: {circle}.",
-            "Leave one of them out and start it by adjunct run, or let it write or read another stream.",
-            argument="more",
-        ) from None
+        problem = f"build_definitions(): applications feed each other in a circle, which Dagster can't show: {circle}."
+        step = "Leave one of them out and start it by adjunct run, or let it write or read another stream."
+        raise ConfigurationError(problem, step, argument="more") from None
 
 
 # Definitions.merge rejects two resources of one name: the same objects serve the same lake.
@@ -290,27 +283,6 @@ def _loader(lake: str | None, spark: SparkResource) -> AdjunctLoader:
     return _loaders.setdefault((lake, id(spark)), AdjunctLoader(lake=lake, spark=spark))
 
 
-_CONFIG = """\
-# Run one run per application and dataset at a time, however it is launched: Adjunct's ops are in pools, and a run
-# waits in the queue until the pools of all its ops are free. With other settings, or if two runs use a pool for the
-# first time in the same second, the second run waits for the application's lease.
-concurrency:
-  pools:
-    granularity: run
-    default_limit: 1
-# End runs whose process never starts, or does not stop when cancelled: sensors launch nothing while a run is in
-# progress.
-run_monitoring:
-  enabled: true
-  start_timeout_seconds: 600
-  cancel_timeout_seconds: 300
-telemetry:
-  enabled: false
-nux:
-  enabled: false
-"""
-
-
 @validated
 def prepare_dagster_home(folder: Path) -> Path:
     """Create the folder as a DAGSTER_HOME unless it exists, and return its absolute path."""
@@ -319,7 +291,7 @@ def prepare_dagster_home(folder: Path) -> Path:
     with translate_file_errors(home, "the home of Dagster"):
         home.mkdir(parents=True, exist_ok=True)
         if not config.exists():
-            config.write_text(_CONFIG, encoding="utf-8")
+            shutil.copyfile(Path(__file__).with_name("dagster.yaml"), config)
     return home
 
 

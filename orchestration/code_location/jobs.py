@@ -12,11 +12,11 @@ from dagster_adjunct.assets.exchange.iceberg import IcebergTable, publish_to_ice
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions, list_datasets, open_stored_versions
 from dagster_adjunct.assets.unbounded.compaction import compact_dataset
 from dagster_adjunct.assets.versions.actions import describe_unserved_version
-from dagster_adjunct.assets.versions.manifest import BoundedManifest, DatasetManifest
+from dagster_adjunct.assets.versions.manifest import BoundedManifest
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.application.graph import to_dagster_name
-from dagster_adjunct.orchestration.code_location.dataset_assets import DatasetAsset, dataset_uri, last_data_version
-from dagster_adjunct.orchestration.code_location.metadata import DATA_VERSION_TAG, served_metadata, translate_errors
+from dagster_adjunct.orchestration.code_location.dataset_assets import DatasetAsset, report_served_version
+from dagster_adjunct.orchestration.code_location.metadata import translate_errors
 from dagster_adjunct.orchestration.code_location.resources import LakeResource, SparkResource
 from dagster_adjunct.resources.common import utc_now
 from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, NoSealedVersionError, raise_first
@@ -370,15 +370,13 @@ def version_job(application: str, members: Sequence[DatasetAsset]) -> dg.JobDefi
             store = open_stored_versions(lake, config.dataset)
             after = _apply_action(store, config, by=config.by or context.run.run_id)
             moved = [config.dataset, *(set(store.log.read_all()[1]) - {config.dataset})]
-            served_now = [
-                (known[name], open_stored_versions(lake, name).require_manifest()) for name in moved if name in known
-            ]
+            stored = {name: open_stored_versions(lake, name).require_manifest() for name in moved if name in known}
         served = after.version.id if after.version else "nothing"
         context.log.info(f"dataset {config.dataset}: {config.action.value} done; {served} is served now.")
         if note := describe_unserved_version(after):
             context.log.warning(f"dataset {config.dataset}: {note}.")
-        for member, manifest in served_now:
-            context.log_event(_served_event(context, member, manifest, dataset_uri(lake, member.dataset)))
+        for name, manifest in stored.items():
+            report_served_version(context, lake, known[name].dataset, known[name].key, manifest, always=True)
 
     return act
 
@@ -408,17 +406,3 @@ def _end_of_pin(hours: float | None) -> datetime | None:
         raise ConfigurationError(
             problem, "Leave it out for a pin without an end.", argument="expires_in_hours"
         ) from error
-
-
-def _served_event(
-    context: dg.OpExecutionContext, member: DatasetAsset, manifest: DatasetManifest, uri: str
-) -> dg.AssetMaterialization | dg.AssetObservation:
-    """Return the event that reports the served version: an observation if Dagster knows the version already.
-
-    For a partitioned dataset it is always an observation, because its partitions did not change.
-    """
-    metadata: dict[str, Any] = served_metadata(manifest, uri)
-    partitioned = member.dataset.versions is not None
-    if manifest.version is None or partitioned or last_data_version(context, member.key) == manifest.version.id:
-        return dg.AssetObservation(member.key, metadata=metadata)
-    return dg.AssetMaterialization(member.key, metadata=metadata, tags={DATA_VERSION_TAG: manifest.version.id})

@@ -14,7 +14,8 @@ import dagster as dg
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.declaration.extractors import Projection
-from dagster_adjunct.assets.reading.dataset import Dataset
+from dagster_adjunct.assets.reading.dataset import open_dataset
+from dagster_adjunct.assets.unbounded.progress import PartitionLag
 from dagster_adjunct.assets.versions.manifest import DatasetManifest
 from dagster_adjunct.assets.versions.reports import AdvanceReport
 from dagster_adjunct.orchestration.application.application import Application
@@ -38,7 +39,6 @@ from dagster_adjunct.resources.streams.lake.streams import LakeStreams
 from dagster_adjunct.resources.streams.system import OffsetRange, StreamSystem, SystemStreamPartition
 
 if TYPE_CHECKING:
-    from dagster_adjunct.assets.unbounded.progress import PartitionLag
     from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
     from dagster_adjunct.orchestration.step.progress import StepReport
 
@@ -362,9 +362,13 @@ MAX_PREVIEW_ROWS = 50
 _MAX_CELL_LENGTH = 100
 
 
-def dataset_preview(dataset: Dataset, rows: int, sensitive: Collection[str]) -> dict[str, Any]:
-    """Return the first entries of an open dataset by key, as metadata."""
-    return _preview_table((entry for _, entry in islice(dataset.items(), rows)), dataset.schema.names, sensitive)
+def dataset_preview(lake: Lake, dataset: AdjunctDataset, version: str, rows: int) -> dict[str, Any]:
+    """Return the first entries of a version by key as metadata, empty if there are to be no `rows`."""
+    if not rows:
+        return {}
+    with open_dataset(lake, dataset.name, version=version, lease=False) as opened:
+        entries = (entry for _, entry in islice(opened.items(), rows))
+        return _preview_table(entries, opened.schema.names, dataset.sensitive)
 
 
 def stream_preview(
@@ -407,15 +411,6 @@ def _preview_value(value: object) -> str | int | float | bool | None:
         return plain
     text = str(plain)
     return text if len(text) <= _MAX_CELL_LENGTH else f"{text[: _MAX_CELL_LENGTH - 1]}…"
-
-
-ACTIVE = [
-    dg.DagsterRunStatus.QUEUED,
-    dg.DagsterRunStatus.NOT_STARTED,
-    dg.DagsterRunStatus.STARTING,
-    dg.DagsterRunStatus.STARTED,
-    dg.DagsterRunStatus.CANCELING,
-]
 
 
 def has_ended(instance: dg.DagsterInstance, run_id: str) -> bool:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 
 from dagster_adjunct.assets.declaration.dataset import FileSource
-from dagster_adjunct.assets.reading.dataset import open_dataset
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.application.graph import to_dagster_name
@@ -125,9 +124,7 @@ def _written_local_table(outputs: RunOutputs, name: str, columns: ColumnSources)
     shown = metadata.served_metadata(manifest, f"{outputs.lake.url}/{outputs.lake.dataset_prefix(name)}")
     shown["dagster/column_schema"] = metadata.column_schema(manifest.version.columns, dict(dataset.column_descriptions))
     shown["adjunct/stored_rows"] = manifest.version.stored_rows
-    if outputs.preview_rows:
-        with open_dataset(outputs.lake, name, version=manifest.version.id, lease=False) as version:
-            shown |= metadata.dataset_preview(version, outputs.preview_rows, dataset.sensitive)
+    shown |= metadata.dataset_preview(outputs.lake, dataset, manifest.version.id, outputs.preview_rows)
     return shown | {VERSION_KEY: manifest.version.id}
 
 

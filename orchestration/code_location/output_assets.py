@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import dagster as dg
 from pydantic import Field
 
+from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.versions.reports import AdvanceReport
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.application.graph import (
@@ -19,21 +20,8 @@ from dagster_adjunct.orchestration.application.graph import (
     to_dagster_name,
 )
 from dagster_adjunct.orchestration.batch_log.run_lease import Claim, validate_span
-from dagster_adjunct.orchestration.code_location import metadata
-from dagster_adjunct.orchestration.code_location.checks import (
-    OpRun,
-    join_check_results,
-    join_check_specs,
-    watermark_check_results,
-    watermark_check_specs,
-)
-from dagster_adjunct.orchestration.code_location.dataset_assets import (
-    AssetEvent,
-    missing_check_outputs,
-    observe_streams,
-    report_served_version,
-    report_version,
-)
+from dagster_adjunct.orchestration.code_location import checks, dataset_assets, metadata
+from dagster_adjunct.orchestration.code_location.dataset_assets import AssetEvent
 from dagster_adjunct.orchestration.code_location.nodes import NODE_KINDS, VERSION_KEY, RunOutputs
 from dagster_adjunct.orchestration.code_location.resources import LakeResource, SparkResource
 from dagster_adjunct.orchestration.code_location.submission import Host, run_work
@@ -78,22 +66,25 @@ def outputs_asset(
     and `tables` those of its lookup tables. `preview_rows` is the number of records to show of each output stream.
     Before the first batch nothing is materialized; outputs that no batch changed are observed.
     """
-    checks = join_check_specs(app, outputs)
-    lags = watermark_check_specs(app, outputs)
+    joins = checks.join_check_specs(app, outputs)
+    lags = checks.watermark_check_specs(app, outputs)
 
     def report_checks(
         context: dg.AssetExecutionContext, counters: Mapping[str, Mapping[str, int]], inputs: "Sequence[InputTimes]"
     ) -> Iterator[AssetEvent | dg.AssetCheckResult]:
-        results = [*join_check_results(context, app, checks, counters), *watermark_check_results(context, lags, inputs)]
+        results = [
+            *checks.join_check_results(context, app, joins, counters),
+            *checks.watermark_check_results(context, lags, inputs),
+        ]
         yield from results
-        yield from missing_check_outputs(context, results)
+        yield from dataset_assets.missing_check_outputs(context, results)
 
     @dg.multi_asset(
         name=to_dagster_name(f"{app.name}_step"),
         specs=[spec.replace_attributes(skippable=True) for spec in outputs.values()],
-        check_specs=[*checks.values(), *lags.values()],
+        check_specs=[*joins.values(), *lags.values()],
         # Lets the UI and sensors select assets without their checks.
-        can_subset=bool(checks or lags),
+        can_subset=bool(joins or lags),
         pool=f"adjunct/application/{app.name}",
         description=app.description or None,
     )
@@ -121,9 +112,9 @@ def outputs_asset(
 
         with metadata.translate_errors(context):
             lake = adjunct_lake.open()
-            op = OpRun(context, lake, systems_for(app, lake=lake))
+            op = checks.OpRun(context, lake, systems_for(app, lake=lake))
             waiting = log_skipped_datasets(op, app)
-            observe_streams(op, inputs)
+            dataset_assets.observe_streams(op, inputs)
             _report_datasets(op, app, datasets)
             report, planned = _run_batches(
                 op, app, config, adjunct_spark, partial(_report_datasets, op, app, datasets), report_batches
@@ -134,7 +125,7 @@ def outputs_asset(
             described = _describe_outputs(written, planned, outputs, {**inputs, **datasets, **tables})
         if not report.state.batch:
             context.log.warning(f"{app.name} has run no batch yet, because its inputs hold no records.")
-            yield from missing_check_outputs(context)
+            yield from dataset_assets.missing_check_outputs(context)
             return
         version, description = _data_version(app, report), _describe_batches(app, report)
         shared = (
@@ -144,7 +135,9 @@ def outputs_asset(
             shared["adjunct/left_out"] = dg.MetadataValue.json(waiting)
         for node, spec in outputs.items():
             facts = shared | metadata.output_metadata(report, node.name) | described[node]
-            yield from report_version(context, spec.key, facts.pop(VERSION_KEY, version), facts, description)
+            yield from dataset_assets.report_version(
+                context, spec.key, facts.pop(VERSION_KEY, version), facts, description
+            )
         yield from report_checks(context, report.counters, report.watermarks)
 
     return step
@@ -159,7 +152,7 @@ def _describe_batches(app: Application, report: "StepReport") -> str:
 
 
 def _run_batches(
-    op: OpRun,
+    op: checks.OpRun,
     app: Application,
     config: StepConfig,
     spark: SparkResource,
@@ -279,10 +272,12 @@ class Bundled(Generic[T]):
             self._waiting, self._due = None, self._clock() + self._every
 
 
-def _report_datasets(op: OpRun, app: Application, datasets: Mapping[str, dg.AssetKey]) -> None:
+def _report_datasets(op: checks.OpRun, app: Application, datasets: Mapping[str, dg.AssetKey]) -> None:
     for dataset in app.datasets:
-        if dataset.versions is None and not dataset.is_owned_by(app.name):
-            report_served_version(op, dataset, datasets[dataset.name])
+        mine = dataset.versions is not None or dataset.is_owned_by(app.name)
+        manifest = None if mine else StoredVersions(op.lake, dataset).manifest()
+        if manifest is not None and manifest.version is not None:
+            dataset_assets.report_served_version(op.context, op.lake, dataset, datasets[dataset.name], manifest)
 
 
 def _describe_outputs(
@@ -305,7 +300,7 @@ def _describe_outputs(
     }
 
 
-def log_skipped_datasets(run: OpRun, app: Application) -> dict[str, str]:
+def log_skipped_datasets(run: checks.OpRun, app: Application) -> dict[str, str]:
     """Log which datasets this run skips because their versions are partitions; return what each waits for.
 
     A version that is delivered but not built is logged as a warning.

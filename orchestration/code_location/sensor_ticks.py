@@ -16,11 +16,12 @@ from typing import Any
 import dagster as dg
 from dagster import SkipReason as Skip
 from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
+from dagster._core.storage.dagster_run import NOT_FINISHED_STATUSES
 from pydantic import Field as Default
 from pydantic import ValidationError
 
 from dagster_adjunct.orchestration.batch_log.run_lease import describe_runner
-from dagster_adjunct.orchestration.code_location.metadata import ACTIVE, has_ended
+from dagster_adjunct.orchestration.code_location.metadata import has_ended
 from dagster_adjunct.orchestration.code_location.resources import LakeResource
 from dagster_adjunct.resources.common import StoredDocument, split_stream_name
 from dagster_adjunct.resources.objects.lake import Lake
@@ -273,7 +274,7 @@ class Tick:
     @cached_property
     def unfinished_runs(self) -> Sequence[dg.DagsterRun]:
         """All runs that are queued or in progress."""
-        return self.instance.get_runs(dg.RunsFilter(statuses=ACTIVE), limit=1000)
+        return self.instance.get_runs(dg.RunsFilter(statuses=NOT_FINISHED_STATUSES), limit=1000)
 
     def active_runs(self) -> list[dg.DagsterRun]:
         """Return the runs of the job or of one of the assets that are queued or in progress."""
@@ -284,10 +285,6 @@ class Tick:
         held, ids = {pool for run in runs for pool in _pools_of(run)}, {run.run_id for run in runs}
         queued = [run for run in self.unfinished_runs if run.status is dg.DagsterRunStatus.QUEUED]
         return any(not held.isdisjoint(_pools_of(run)) for run in queued if run.run_id not in ids)
-
-    def has_active_run(self) -> bool:
-        """Whether a run of the job or of one of the assets is queued or in progress."""
-        return bool(self.active_runs())
 
     def running_sensors(self) -> set[str]:
         """Return the names of the code location's sensors that are on."""

@@ -15,13 +15,13 @@ from uuid import uuid4
 
 import dagster as dg
 from dagster import SkipReason as Skip
+from dagster._core.storage.dagster_run import NOT_FINISHED_STATUSES
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, QuerySource
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.application.graph import to_dagster_name
 from dagster_adjunct.orchestration.batch_log.run_lease import LONGEST_STAY, ask_to_end, asked_key
 from dagster_adjunct.orchestration.code_location.dataset_assets import DatasetAsset, ensure_partitions
-from dagster_adjunct.orchestration.code_location.metadata import ACTIVE
 from dagster_adjunct.orchestration.code_location.sensor_ticks import (
     Backlog,
     Deadline,
@@ -217,8 +217,6 @@ def measure_backlog(
     opened = cache(partial(progress.snapshot_system, systems))
 
     def visit(stream: str) -> StreamFinding:
-        from dagster_adjunct.orchestration.step import progress
-
         ends = digest(progress.read_stream_ends(opened(stream), stream)) if stream in feeding else ""
         if stream not in app.inputs:
             return StreamFinding(ends=ends)
@@ -233,8 +231,6 @@ def measure_backlog(
     before_ms = int(subtract_span(now, rule.age).timestamp() * 1000)
 
     def unread(stream: str) -> Mapping[SystemStreamPartition, str]:
-        from dagster_adjunct.orchestration.step import progress
-
         return progress.measure_stream_progress(opened(stream), app.inputs[stream], state).unread
 
     def is_old(ssp: SystemStreamPartition, start: str) -> bool:
@@ -281,7 +277,7 @@ def decide_restart(
         what, why = f"The newest run, {last.run_id[:8]},", f"ended as {last.status.value.lower()}"
         if last.status is dg.DagsterRunStatus.FAILURE:
             what, why = f"Run {last.run_id[:8]} failed, and", "a batch was committed since it began"
-        elif last.status in ACTIVE:
+        elif last.status in NOT_FINISHED_STATUSES:
             why = "is in progress"
         return Skip(f"{what} {why}: nothing to restart.")
     newest, first = failed[0].dagster_run.run_id, failed[-1].dagster_run.run_id
@@ -341,7 +337,7 @@ def restart_launcher(
         failed = records[0].dagster_run
         return dg.RunRequest(
             run_key=f"{app.name}:{lake.id}:restart:{decision.first}:{decision.failed}:{decision.number}",
-            run_config=_without_take_over(_config_of(failed, job.name, f"{to_dagster_name(app.name)}_step")),
+            run_config=_config_of(failed, job.name, f"{to_dagster_name(app.name)}_step"),
             asset_selection=sorted(failed.asset_selection & own) if failed.asset_selection else None,
             tags={
                 **{key: value for key, value in failed.tags.items() if key.startswith("adjunct/")},
@@ -355,24 +351,20 @@ def restart_launcher(
     return Launcher(f"{to_dagster_name(app.name)}_restart", job, assets, text, evaluate)
 
 
-def _config_of(run: dg.DagsterRun, job: str, step: str) -> Mapping[str, Any]:
-    """Return the configuration of a run: of one of another job, that of the application's step."""
-    if run.job_name == job:
-        return run.run_config
-    config: Mapping[str, Any] = run.run_config
-    own = {name: op for name, op in config.get("ops", {}).items() if name == step}
-    return {"ops": own} if own else {}
+def _config_of(run: dg.DagsterRun, job: str, step: str) -> dict[str, Any]:
+    """Return the configuration of a run: of one of another job, that of the application's step.
 
-
-def _without_take_over(run_config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a run's configuration without `take_over`, which was meant for the original run only."""
+    It is without `take_over`, which was meant for that run only.
+    """
+    config: dict[str, Any] = dict(run.run_config)
     ops = {
         name: {**op, "config": {key: value for key, value in op["config"].items() if key != "take_over"}}
         if isinstance(op, Mapping) and isinstance(op.get("config"), Mapping)
         else op
-        for name, op in run_config.get("ops", {}).items()
+        for name, op in config.get("ops", {}).items()
+        if run.job_name == job or name == step
     }
-    return {**run_config, "ops": ops} if ops else dict(run_config)
+    return {**(config if run.job_name == job else {}), **({"ops": ops} if ops else {})}
 
 
 def _application_runs(tick: Tick, outputs: Collection[dg.AssetKey], since: datetime) -> list[dg.RunRecord]:
@@ -456,7 +448,7 @@ def startpoints_launcher(
         if not requested and not pending:
             return Skip("No startpoints wait.")
         what = describe_waiting([*requested, *pending])
-        if tick.has_active_run():
+        if tick.active_runs():
             return Skip(
                 f"{what}; a run is in progress: unless it stays, startpoints requested after its start wait for "
                 "the next one."
@@ -507,7 +499,7 @@ def new_versions_launcher(member: DatasetAsset, job: LaunchedJob) -> Launcher:
         if not ensure_partitions(dataset, tick.instance, [version]):
             return Skip(f"Version {version} is delivered, but is not among the declared partitions.")
         what = f"Version {version} is delivered"
-        if tick.has_active_run():
+        if tick.active_runs():
             return Skip(f"{what}; a run is already in progress.")
         return tick.request_run(f"{dataset.name}:{tick.lake.id}", what, {"version": version}, partition_key=version)
 
@@ -540,7 +532,7 @@ def delivered_launchers(application: str, units: Sequence[Sequence[DatasetAsset]
         if version is None:
             return Skip(f"No new version; {awaited}.")
         what = f"Version {version} is delivered"
-        if tick.has_active_run():
+        if tick.active_runs():
             return Skip(f"{what}; a run is already in progress.")
         on = tick.running_sensors()
         if for_records in on and seen != version:
@@ -582,7 +574,7 @@ def stale_launcher(member: DatasetAsset, window: timedelta, job: LaunchedJob) ->
         if checked is not None and tick.lake.now().timestamp() - checked < window.total_seconds():
             return Skip(f"Dataset {dataset} was checked for changes within {window}.")
         what = f"Dataset {dataset} was not checked for changes within {window}"
-        if tick.has_active_run():
+        if tick.active_runs():
             return Skip(f"{what}; a run is already in progress.")
         about = {"checked": checked}
         return tick.request_run(f"{dataset}:{tick.lake.id}:stale", what, about, asset_selection=[member.key])

@@ -24,12 +24,17 @@ import dagster as dg
 from dagster._core.errors import DagsterPipesExecutionError
 from pydantic import Field
 
-from dagster_adjunct.orchestration.code_location.exchange import SETTINGS, Exchange, Inbox
+from dagster_adjunct.orchestration.code_location.submission import (
+    SECRET_REFERENCE,
+    SETTINGS,
+    STOP_SECONDS,
+    Exchange,
+    Inbox,
+)
 from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, TransientError
 from dagster_adjunct.resources.spark.tasks import lost_process_error
 from dagster_adjunct.resources.validation import validated
 
-STOP_SECONDS = 60.0
 _DRIVER = Path(__file__).with_name("driver.py")
 _MODULE = f"{__package__}.{_DRIVER.stem}"
 _BY_SIGNAL = 128  # what a shell adds to the number
@@ -43,21 +48,15 @@ _SCRIPT = "--scriptLocation"  # takes precedence over the script of a Glue job
 _GLUE_GOES_ON = ("WAITING", "STARTING", "RUNNING", "STOPPING")
 _TOO_MANY = re.compile("Throttling|ConcurrentRunsExceeded")
 _UNANSWERED = {"HTTPClientError", "ConnectionError", "HTTPError"}  # of botocore and urllib3
-_OF_EMR = "EMR.secret@"  # what follows names a secret of AWS Secrets Manager, which the service reads
 
 
 def check_no_secrets(settings: Mapping[str, str], what: str) -> None:
     """Raise ConfigurationError for what has the name of a secret. Does not show its value."""
     for name, value in settings.items():
-        if _SECRET.match(name) and not value.startswith(_OF_EMR):
+        if _SECRET.match(name) and not value.startswith(SECRET_REFERENCE):
             problem = f"{what} {name} looks like a secret, and would be sent to the driver on another machine."
             step = "Leave it out: give the service a role, or a reference to a secret that it reads itself."
             raise ConfigurationError(problem, step, setting=name)
-
-
-def without_references(settings: Mapping[str, str]) -> dict[str, str]:
-    """Return the settings without references to secrets, in whose place the service gives the driver the secrets."""
-    return {name: value for name, value in settings.items() if not value.startswith(_OF_EMR)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from dagster_adjunct.assets.retention import discard
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.leases import RUNNING_WITHIN, list_attempts, list_live_leases, read_lake_clock
 from dagster_adjunct.assets.versions.manifest import DatasetManifest
-from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, application_state, list_applications
+from dagster_adjunct.orchestration.batch_log.batch_log import list_application_states
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.common import Report, require_reason
 from dagster_adjunct.resources.objects.commit_log import (
@@ -59,7 +59,7 @@ def find_stream_readers(lake: Lake, name: str) -> Readers:
     producers = tuple(streams.state(name)[1].producers) if exists else ()
     readers = list_readers(lake, name) if exists else ()
     blocking, affected = list[str](), [f"reader {reader.name} has a position in it" for reader in readers]
-    for application, state in list_application_states(lake):
+    for application, state in list_application_states(lake).items():
         batch = state.open
         if batch is not None and any(ssp.qualified_stream == qualified for ssp in batch.ranges):
             blocking.append(f"batch {batch.batch} of application {application} is open and reads it")
@@ -80,7 +80,7 @@ def find_dataset_readers(lake: Lake, name: str) -> Readers:
         for lease in list_live_leases(lake, name, now)
     ]
     affected = []
-    for application, state in list_application_states(lake):
+    for application, state in list_application_states(lake).items():
         if state.open is not None and name in state.open.versions:
             blocking.append(f"batch {state.open.batch} of application {application} is open and reads it")
         elif state.last is not None and name in state.last.intent.versions:
@@ -103,11 +103,6 @@ def find_followers(lake: Lake, stream: str) -> tuple[dict[str, DatasetManifest],
         if manifest is not None and manifest.declaration.input == stream:
             followers[dataset] = manifest
     return followers, tuple(unknown)
-
-
-def list_application_states(lake: Lake) -> list[tuple[str, ApplicationState]]:
-    """Return the applications that have run in the lake, with their states."""
-    return [(application, application_state(lake, application)) for application in list_applications(lake)]
 
 
 _TRIES = 5

@@ -15,7 +15,7 @@ from dagster_adjunct.assets.retention.discard import discard as discard_unneeded
 from dagster_adjunct.assets.retention.erasure import ErasureReport
 from dagster_adjunct.assets.unbounded.transient import is_transient
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
-from dagster_adjunct.orchestration.batch_log.batch_log import application_state, list_applications
+from dagster_adjunct.orchestration.batch_log.batch_log import list_application_states, list_applications
 from dagster_adjunct.orchestration.startpoints.recorded_replay import find_held_versions, purge_plans
 from dagster_adjunct.resources.errors import AdjunctError, raise_first
 from dagster_adjunct.resources.metadata import MetadataStore
@@ -32,7 +32,7 @@ def expire_versions(
     The default policy is the one declared at the last advance. Versions that are served, pinned, leased, or needed by
     an open batch are kept. With `dry_run` nothing is deleted. Raises DatasetNotFoundError.
     """
-    needed = partial(needed_versions_of, lake, dataset)
+    needed = partial(needed_versions, lake, dataset)
     return discard_unneeded(lake, dataset, policy, by=by, roots=needed, dry_run=dry_run)
 
 
@@ -92,8 +92,7 @@ def versions_in_open_batches(lake: Lake) -> dict[str, dict[str, str]]:
     """Return, by dataset and version id, which batch needs the version: an open one, or an abandoned one that the next
     run removes from the application's local tables."""
     needed: dict[str, dict[str, str]] = defaultdict(dict)
-    for application in list_applications(lake):
-        state = application_state(lake, application)
+    for application, state in list_application_states(lake).items():
         if state.given_up is not None:
             why = f"batch {state.given_up} of application {application}, which was abandoned; its next run removes it"
             for dataset in list_datasets(lake):
@@ -108,17 +107,11 @@ def versions_in_open_batches(lake: Lake) -> dict[str, dict[str, str]]:
     return {dataset: versions for dataset, versions in needed.items() if versions}
 
 
-def needed_versions(lake: Lake) -> dict[str, dict[str, str]]:
-    """Return, by dataset and version id, what needs the version: an open batch, or a recorded replay."""
-    needed: dict[str, dict[str, str]] = defaultdict(dict)
+def needed_versions(lake: Lake, dataset: str) -> dict[str, str]:
+    """Return, by version id, what needs the versions of this dataset: an open batch, or a recorded replay."""
     # Replays first: if the last batch of one is opened meanwhile, it is found in at least one of the two.
     replays = [find_held_versions(lake, application) for application in list_applications(lake)]
+    needed: dict[str, str] = {}
     for versions_of in (*replays, versions_in_open_batches(lake)):
-        for dataset, versions in versions_of.items():
-            needed[dataset] |= versions
-    return dict(needed)
-
-
-def needed_versions_of(lake: Lake, dataset: str) -> dict[str, str]:
-    """Return, by version id, what needs the versions of this dataset."""
-    return needed_versions(lake).get(dataset, {})
+        needed |= versions_of.get(dataset, {})
+    return needed

@@ -25,7 +25,6 @@ from dagster_adjunct.orchestration.batch_log.batch_log import (
     BatchLog,
     LoggedState,
     describe_similar_names,
-    list_applications,
 )
 from dagster_adjunct.orchestration.batch_log.run_lease import Claim, RunLease
 from dagster_adjunct.orchestration.startpoints.store import FAN_OUTS, REQUESTS, StartpointManager
@@ -64,9 +63,7 @@ def rename_application(lake: Lake, old: str, new: str, *, reason: str, by: str) 
     if old == new:
         raise _rename_error(old, new, "that is its name already")
     if log.read().commit is None:
-        problem = (
-            f"application {old!r} has never run in {lake.url}; {describe_similar_names(old, list_applications(lake))}."
-        )
+        problem = f"application {old!r} has never run in {lake.url}; {describe_similar_names(lake, old)}."
         raise ConfigurationError(problem, "Correct the name.", application=old)
     claim = Claim(wait=timedelta(0))
     with RunLease(lake, old, f"rename-{uuid.uuid4().hex[:12]}", claim), RunLease(lake, new, "rename", claim):

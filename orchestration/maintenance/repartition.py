@@ -10,9 +10,9 @@ from dagster_adjunct.assets.reading.stored_versions import list_datasets
 from dagster_adjunct.assets.rebucketing.rebucketing import RebucketReport, repartition_table, repartition_versions
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog, commit_repartition
 from dagster_adjunct.assets.versions.manifest import UnboundedManifest, has_read_all
-from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog, list_applications
-from dagster_adjunct.orchestration.maintenance.delete import Readers, find_followers, list_application_states
-from dagster_adjunct.orchestration.maintenance.discard import needed_versions_of
+from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog, list_application_states, list_applications
+from dagster_adjunct.orchestration.maintenance.delete import Readers, find_followers
+from dagster_adjunct.orchestration.maintenance.discard import needed_versions
 from dagster_adjunct.orchestration.startpoints.positions import (
     carry_over_stream,
     describe_carry_over,
@@ -112,7 +112,7 @@ def repartition_dataset(
     """
     manifest = DatasetLog(lake, name).read()[1]
     rewrite = repartition_table if isinstance(manifest, UnboundedManifest) else repartition_versions
-    needed = partial(needed_versions_of, lake, name)
+    needed = partial(needed_versions, lake, name)
     return rewrite(lake, name, partitions, reason=reason, by=by, roots=needed, dry_run=dry_run)
 
 
@@ -123,7 +123,7 @@ def _inspect_readers(lake: Lake, name: str, state: StreamState) -> tuple[tuple[s
     affected: list[str] = []
     blocking: list[str] = []
     ends = {SystemStreamPartition("lake", name, p): str(offset) for p, offset in enumerate(state.next)}
-    for application, known in list_application_states(lake):
+    for application, known in list_application_states(lake).items():
         positions = {ssp: offset for ssp, offset in known.checkpoint.items() if ssp.qualified_stream == stream}
         batch = known.open
         read = batch is not None and any(ssp.qualified_stream == stream for ssp in batch.ranges)

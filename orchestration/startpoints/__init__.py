@@ -1,6 +1,6 @@
 """Startpoints: requests for where reading starts, from the request to the commit of offsets that applies it.
 
-request    preview what requests would do, then write all of them or none             startpoints.py, preview.py
+request    preview what requests would do, then write all of them or none             startpoints.py
 fan out    hand requests to the tasks and datasets that they are for                  fan_out.py, store.py
 rewind     apply those for datasets before the datasets advance                       coordinator.py
 resolve    at the start of a run, find the offset of each and store it                coordinator.py, positions.py

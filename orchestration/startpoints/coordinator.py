@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.unbounded.rewind import rewind_table
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
-from dagster_adjunct.assets.versions.manifest import UnboundedManifest, as_unbounded
+from dagster_adjunct.assets.versions.manifest import as_unbounded
 from dagster_adjunct.assets.versions.reports import AdvanceReport
 from dagster_adjunct.assets.writing.generation import Runtime
 from dagster_adjunct.orchestration.application.application import Application
@@ -34,14 +34,13 @@ from dagster_adjunct.orchestration.batch_log.batch_log import (
     ResolvedStartpoint,
     application_state,
     check_not_renamed,
-    list_applications,
+    list_application_states,
     replay_id,
 )
 from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
 from dagster_adjunct.orchestration.startpoints.fan_out import (
     FanOut,
     Requests,
-    Taken,
     describe_disabled,
     describe_dropped,
     describe_unapplied,
@@ -91,26 +90,6 @@ class DatasetOutcome:
     def raise_failed(self) -> None:
         """Raise the first error, if any, with the others as its notes."""
         errors.raise_first(tuple(self.failed.values()))
-
-
-def taken_lookup(lake: Lake, app: Application, offsets: OffsetState) -> Taken:
-    """Return a function that says whether a commit has applied a request for a task, of the batch log or of the
-    dataset.
-    """
-    datasets = {dataset_task_name(dataset.name): dataset.name for dataset in list_rewindable_datasets(app)}
-
-    @cache
-    def manifest(name: str) -> UnboundedManifest | None:
-        stored = DatasetLog(lake, name).read_or_newest()[1]
-        return None if stored is None else as_unbounded(stored)
-
-    def taken(task: str, request: StartpointRequest) -> bool:
-        if task in datasets:
-            newest = manifest(datasets[task])
-            return newest is not None and newest.has_applied(str(request.ssp), request.id)
-        return offsets.has_taken(request.ssp, request.id)
-
-    return taken
 
 
 def apply_dataset_startpoints(
@@ -203,10 +182,19 @@ def fan_out_requests(
         stored = startpoints.read()
         handed = (request for held in stored.handed.values() for request in held.values())
         return FanOut(disabled=(*stored.waiting, *handed))
-    taken = taken_lookup(startpoints.lake, app, offsets)
     readers = find_reading_tasks(app, plan, systems)
     if not readers.tasks:
         return FanOut({})
+    datasets = {dataset_task_name(dataset.name): dataset.name for dataset in list_rewindable_datasets(app)}
+    read_table = cache(lambda name: DatasetLog(startpoints.lake, name).read_or_newest()[1])
+
+    def taken(task: str, request: StartpointRequest) -> bool:
+        """Return whether a commit has applied a request for a task, of the batch log or of the dataset."""
+        if task not in datasets:
+            return offsets.has_taken(request.ssp, request.id)
+        table = read_table(datasets[task])
+        return table is not None and as_unbounded(table).has_applied(str(request.ssp), request.id)
+
     return startpoints.fan_out(readers.tasks, named_only=readers.by_name, taken=taken, complete=True)
 
 
@@ -391,7 +379,7 @@ def describe_other_writers(lake: Lake, app: Application) -> list[str]:
     commit, state = BatchLog(lake, app.name).read()
     if state.renamed_to is not None:
         return [f"application {app.name!r} was renamed {state.renamed_to!r}: no run starts under its former name."]
-    writers = [] if commit is not None else _find_writers(app, _read_other_states(lake, app))
+    writers = [] if commit is not None else _find_writers(app, list_application_states(lake))
     return [f"{summary} (adjunct app rename)." for _, _, summary in writers]
 
 
@@ -403,7 +391,7 @@ def check_first_run(lake: Lake, app: Application, *, adopt: bool = False) -> Non
     """
     commit, state = BatchLog(lake, app.name).read()
     check_not_renamed(app.name, state)
-    others = {} if commit is not None else _read_other_states(lake, app)
+    others = {} if commit is not None else list_application_states(lake)
     for name, other in others.items():
         if other.renamed_to == app.name:
             problem = f"application {name!r} is being renamed {app.name!r}, and the rename has not finished."
@@ -427,11 +415,6 @@ def check_first_run(lake: Lake, app: Application, *, adopt: bool = False) -> Non
             raise errors.ConfigurationError(f"{summary}.", step, application=app.name, stream=stream)
 
 
-def _read_other_states(lake: Lake, app: Application) -> dict[str, ApplicationState]:
-    names = [name for name in list_applications(lake) if name != app.name]
-    return {name: application_state(lake, name) for name in names}
-
-
 def _find_writers(
     app: Application, others: Mapping[str, ApplicationState]
 ) -> Iterator[tuple[str, tuple[SystemStreamPartition, ...], str]]:
@@ -445,7 +428,7 @@ def _find_writers(
         # "lost_offsets" are counted under the name of an input.
         written = tuple(output for output in outputs if state.totals.get(output, {}).keys() - {"lost_offsets"})
         read = tuple(sorted(ssp for ssp in state.checkpoint if ssp.qualified_stream in app.inputs))
-        if written and read:
+        if name != app.name and written and read:
             streams = ", ".join(dict.fromkeys(ssp.qualified_stream for ssp in read))
             shown = ", ".join(written[:_SHOWN]) + (", …" if len(written) > _SHOWN else "")
             summary = (

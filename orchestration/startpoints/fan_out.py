@@ -145,22 +145,6 @@ def decide_fan_out(
     return FanOutState(distribution.after(), settled, state.unreadable), report, finished
 
 
-def remove_pending(
-    held: TaskFanOut, ssps: Iterable[SystemStreamPartition] | None, ids: Mapping[SystemStreamPartition, str] | None
-) -> TaskFanOut:
-    """Return a task's fan-out without these partitions (None: all); with `ids`, only where the id still matches.
-
-    An id is that of a request, or of its startpoint.
-    """
-    chosen = set(held.pending) if ssps is None else set(ssps)
-    pending = {
-        ssp: request
-        for ssp, request in held.pending.items()
-        if ssp not in chosen or (ids is not None and ids.get(ssp) not in (request.id, request.startpoint.id))
-    }
-    return TaskFanOut(pending, held.handed, held.unread)
-
-
 def _find_held(state: FanOutState, readers: ReadingTasks) -> dict[str, frozenset[SystemStreamPartition]]:
     """Return, by task, the partitions for which an unreadable entry was handed out.
 

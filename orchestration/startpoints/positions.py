@@ -272,14 +272,9 @@ def past_end_of_batch_error(
     app: Application, batch: int, ssp: SystemStreamPartition, end: str, upcoming: str
 ) -> OffsetOutOfRangeError:
     """Return the error of an open batch that reads offsets which its stream does not have."""
-    return _past_end_error(
-        app,
-        ssp,
-        end,
-        upcoming,
-        f"the open batch {batch} of application {app.name!r} reads up to ",
-        f"Restore the stream; or abandon the batch (adjunct checkpoint abandon {app.name} --reason …), then",
-    )
+    problem = f"the open batch {batch} of application {app.name!r} reads up to "
+    step = f"Restore the stream; or abandon the batch (adjunct checkpoint abandon {app.name} --reason …), then"
+    return _past_end_error(app, ssp, end, upcoming, problem, step)
 
 
 def _past_end_error(
@@ -507,9 +502,7 @@ def _find_plan(stream: StreamSnapshot, request: StartpointRequest, plans: Plans)
         step = "Request it with Startpoints(…).request(…), the command or the job, which write the plan."
         raise ConfigurationError(problem, step, argument="versions")
     if stream.info.was_recreated(plan.streams.get(ssp.qualified_stream)):
-        raise offset_error(
-            ssp,
-            f"{ssp} is of a recreated stream; the recorded versions were requested for the former one.",
-            "Request a replay with versions=as-of or current.",
-        )
+        problem = f"{ssp} is of a recreated stream; the recorded versions were requested for the former one."
+        step = "Request a replay with versions=as-of or current."
+        raise offset_error(ssp, problem, step)
     return plan

@@ -16,11 +16,11 @@ is young, while a request or a fan-out names it, and while one of its replays is
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
-from functools import cmp_to_key
+from functools import cmp_to_key, partial
 
 from pydantic import Field as Default
 from pydantic import ValidationError
@@ -37,11 +37,9 @@ from dagster_adjunct.orchestration.batch_log.batch_log import (
     Partition,
     application_state,
 )
-from dagster_adjunct.orchestration.operators.stream_facts import RECORDED
 from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
 from dagster_adjunct.orchestration.startpoints.fan_out import FanOut
 from dagster_adjunct.orchestration.startpoints.positions import StreamSnapshot, offset_error
-from dagster_adjunct.orchestration.startpoints.preview import Preview
 from dagster_adjunct.orchestration.startpoints.store import StartpointManager
 from dagster_adjunct.resources.common import StoredDocument, add_span, first_validation_problem
 from dagster_adjunct.resources.errors import (
@@ -259,25 +257,16 @@ def plan_recorded(
     app: Application,
     plan: ExecutionPlan | None,
     snapshot_of: Callable[[str], StreamSnapshot],
-    previews: Sequence[Preview],
+    spans: Mapping[SystemStreamPartition, Span],
     now: datetime,
-) -> tuple[list[Preview], RecordedPlan | None]:
-    """Return the previews, and the plan that the requests for recorded versions share; nothing is written or retained.
+) -> tuple[dict[SystemStreamPartition, str], RecordedPlan | None]:
+    """Return the plan to read these offsets again, or by partition why there is none; nothing is written or retained.
 
-    `plan` is the application's plan, `snapshot_of` returns the snapshot of a stream. A request whose records no batch
-    has read, or whose versions are gone, gets an `error` in its preview. All requests of one call share a plan, so that
-    the records of one batch stay together; if one can't be applied, none is planned.
+    `plan` is the application's plan, `snapshot_of` returns the snapshot of a stream.
     """
-    wanted = {
-        shown.request.ssp: shown
-        for shown in previews
-        if shown.request.versions == RECORDED and shown.error is None and shown.request.until is not None
-    }
-    if not wanted or any(shown.error and not shown.falls_back for shown in previews):
-        return [*previews], None
-    streams = {ssp.qualified_stream: snapshot_of(ssp.qualified_stream) for ssp in wanted}
+    streams = {ssp.qualified_stream: snapshot_of(ssp.qualified_stream) for ssp in spans}
     asked = AskedOffsets(
-        {ssp: (str(shown.start), str(shown.end)) for ssp, shown in wanted.items()},
+        spans,
         {name: stream.info.identity for name, stream in streams.items()},
         lambda at, left, right: streams[at.qualified_stream].system.compare(left, right),
         lambda at, left, right: streams[at.qualified_stream].system.distance(at, left, right),
@@ -286,16 +275,14 @@ def plan_recorded(
     batches, newest, oldest = collect_main_batches(BatchLog(lake, app.name).history(None), asked)
     reads = find_first_reads(batches, asked)
     joined_after_sends = frozenset[str]() if plan is None else plan.tables_joined_after_sends()
-    errors = explain_unread(asked, reads, newest, oldest) | explain_cut(asked, reads, joined_after_sends)
+    problems = explain_unread(asked, reads, newest, oldest) | explain_cut(asked, reads, joined_after_sends)
     recorded = _build_plan(app, asked, reads, now)
-    if not errors:
+    if not problems:
         try:
             check_all_retained(lake, recorded)
         except DatasetError as error:
-            errors = dict.fromkeys(wanted, str(error))
-    failed = {id(wanted[ssp]): error for ssp, error in errors.items()}
-    shown = [replace(preview, error=failed[id(preview)]) if id(preview) in failed else preview for preview in previews]
-    return shown, recorded if not errors else None
+            problems = dict.fromkeys(spans, str(error))
+    return problems, None if problems else recorded
 
 
 def _build_plan(app: Application, asked: AskedOffsets, reads: FirstReads, now: datetime) -> RecordedPlan:
@@ -396,10 +383,8 @@ def find_first_reads(batches: Mapping[int, Intent], asked: AskedOffsets) -> Firs
             cut.append(number)
 
     def in_order(ssp: SystemStreamPartition, pieces: list[tuple[Span, int]]) -> tuple[tuple[str, int], ...]:
-        def compare_starts(left: tuple[Span, int], right: tuple[Span, int]) -> int:
-            return asked.compare(ssp, left[0][0], right[0][0])
-
-        return tuple((span[1], number) for span, number in sorted(pieces, key=cmp_to_key(compare_starts)))
+        by_start = cmp_to_key(partial(asked.compare, ssp))
+        return tuple((span[1], number) for span, number in sorted(pieces, key=lambda piece: by_start(piece[0][0])))
 
     return FirstReads(
         {ssp: in_order(ssp, pieces) for ssp, pieces in read.items()},
@@ -428,14 +413,8 @@ def explain_unread(
             why = "no batch has read them yet"
         elif oldest > 1:
             why = f"the batch log's history from before its commit {oldest} is gone"
-        errors[ssp] = str(
-            offset_error(
-                ssp,
-                f"{ssp}: it is unknown which versions were read with offsets {start} up to {end}: {why}.",
-                _NEXT,
-                offset=start,
-            )
-        )
+        problem = f"{ssp}: it is unknown which versions were read with offsets {start} up to {end}: {why}."
+        errors[ssp] = str(offset_error(ssp, problem, _NEXT, offset=start))
     return errors
 
 
@@ -449,18 +428,10 @@ def explain_cut(
     """
     if not joined_after_sends or not reads.cut:
         return {}
-    return {
-        ssp: str(
-            offset_error(
-                ssp,
-                f"{ssp}: only a part of batch {reads.cut[0]} is requested, and its joins read in "
-                f"{min(joined_after_sends)!r} what the whole batch had sent there before.",
-                "Request whole batches, of all their partitions at once: adjunct checkpoint history lists their "
-                "offsets.",
-            )
-        )
-        for ssp in asked.spans
-    }
+    problem = f"only a part of batch {reads.cut[0]} is requested, and its joins read in {min(joined_after_sends)!r} "
+    problem += "what the whole batch had sent there before."
+    step = "Request whole batches, of all their partitions at once: adjunct checkpoint history lists their offsets."
+    return {ssp: str(offset_error(ssp, f"{ssp}: {problem}", step)) for ssp in asked.spans}
 
 
 def _is_of(state: ApplicationState, asked: AskedOffsets, stream: str) -> bool:

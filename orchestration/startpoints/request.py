@@ -118,14 +118,10 @@ def choose_versions(app: Application, request: StartpointRequest) -> JoinVersion
     if asked is None:
         return default
     if request.until is None and asked != default:
+        joined = "the entries that were valid at each record's time" if default == AS_OF else "the versions served then"
         raise errors.ConfigurationError(
             f"{request.ssp}: versions={asked} is for a bounded replay, and this request has no end. It moves the main "
-            "position, and its batches are joined with "
-            + (
-                "the entries that were valid at each record's time."
-                if default == AS_OF
-                else "the versions served then."
-            ),
+            f"position, and its batches are joined with {joined}.",
             "Give the request an end (--until-timestamp, --until-offset, --until-upcoming; until=… in Python), or "
             "leave versions out.",
             argument="versions",
@@ -381,31 +377,26 @@ class StartpointRequest:
         }
 
     @staticmethod
-    def from_json(value: object) -> StartpointRequest:
-        """Return the request that `to_json` returned. Raises MalformedDocumentError."""
-        return request_from_json(value, "startpoint request")
+    def from_json(value: object, where: str = "startpoint request") -> StartpointRequest:
+        """Return the request that `to_json` returned. Raises MalformedDocumentError, which says `where` it was."""
+        if not isinstance(value, Mapping):
+            raise malformed_error(where, f"{value!r:.80} is not an object")
+        check_stored_version(value, where)
+        expected = {*_NAMED, "version"}
+        if set(value) != expected:
+            raise malformed_error(where, f"it has the fields {sorted(map(str, value))}, expected {sorted(expected)}")
+        startpoint = Startpoint.from_json(value["startpoint"], f"the startpoint of {where}")
+        bounded = value["until"] is not None
+        until = Startpoint.from_json(value["until"], f"the end (until) of {where}") if bounded else None
+        given = {name: value[name] for name in _NAMED - {"ssp", "startpoint", "until"}}
+        try:
+            ssp = SystemStreamPartition.parse(value["ssp"])
+            return StartpointRequest(ssp=ssp, startpoint=startpoint, until=until, **given)
+        except errors.ConfigurationError as error:
+            raise malformed_error(where, error.problem) from error
 
 
 _NAMED = {field.name for field in fields(StartpointRequest)}
-_FIELDS = _NAMED | {"version"}
-
-
-def request_from_json(value: object, where: str) -> StartpointRequest:
-    """Return the request that `to_json` wrote. Raises MalformedDocumentError, which names `where` it was read from."""
-    if not isinstance(value, Mapping):
-        raise malformed_error(where, f"{value!r:.80} is not an object")
-    check_stored_version(value, where)
-    if set(value) != _FIELDS:
-        raise malformed_error(where, f"it has the fields {sorted(map(str, value))}, expected {sorted(_FIELDS)}")
-    startpoint = Startpoint.from_json(value["startpoint"], f"the startpoint of {where}")
-    bounded = value["until"] is not None
-    until = Startpoint.from_json(value["until"], f"the end (until) of {where}") if bounded else None
-    given = {name: value[name] for name in _NAMED - {"ssp", "startpoint", "until"}}
-    try:
-        ssp = SystemStreamPartition.parse(value["ssp"])
-        return StartpointRequest(ssp=ssp, startpoint=startpoint, until=until, **given)
-    except errors.ConfigurationError as error:
-        raise malformed_error(where, error.problem) from error
 
 
 def pick_newer(left: StartpointRequest, right: StartpointRequest) -> StartpointRequest:

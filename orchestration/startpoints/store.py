@@ -12,11 +12,11 @@ next one finds the requests settled and only deletes them. Entries that can't be
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from functools import cache
+from functools import cache, partial
 from typing import Any, Literal
 
 from dagster_adjunct.orchestration.application.application import Application
@@ -32,7 +32,6 @@ from dagster_adjunct.orchestration.startpoints.fan_out import (
     Taken,
     TaskFanOut,
     decide_fan_out,
-    remove_pending,
 )
 from dagster_adjunct.orchestration.startpoints.request import (
     MS,
@@ -43,7 +42,6 @@ from dagster_adjunct.orchestration.startpoints.request import (
     check_task,
     malformed_error,
     parse_partition,
-    request_from_json,
     to_epoch_ms,
 )
 from dagster_adjunct.resources.errors import ConfigurationError, MalformedDocumentError
@@ -54,76 +52,76 @@ from dagster_adjunct.resources.streams.system import SystemStreamPartition
 from dagster_adjunct.resources.validation import validated_methods
 
 
-@dataclass(frozen=True, slots=True)
-class RequestReader:
-    """Reads the entries of one application's namespaces."""
+def read_requests(
+    application: str, entries: Iterable[tuple[str, Any]]
+) -> tuple[list[StartpointRequest], list[Unreadable]]:
+    """Return the requests of an application, and the entries that can't be read."""
+    requests: list[StartpointRequest] = []
+    unreadable: list[Unreadable] = []
+    for key, value in entries:
+        try:
+            requests.append(read_request(application, key, value))
+        except MalformedDocumentError as error:
+            ssp, task = [*map(_text, _parts(key)), None, None][:2]
+            unreadable.append(Unreadable("request", key, value, str(error), ssp, task))
+    return requests, unreadable
 
-    application: str
 
-    def requests(self, entries: Iterable[tuple[str, Any]]) -> tuple[list[StartpointRequest], list[Unreadable]]:
-        """Return the requests, and the entries that can't be read."""
-        requests: list[StartpointRequest] = []
-        unreadable: list[Unreadable] = []
-        for key, value in entries:
-            try:
-                requests.append(self.request(key, value))
-            except MalformedDocumentError as error:
-                ssp, task = [*map(_text, _parts(key)), None, None][:2]
-                unreadable.append(Unreadable("request", key, value, str(error), ssp, task))
-        return requests, unreadable
+def read_request(application: str, key: str, value: object) -> StartpointRequest:
+    """Return the request under this key. Raises MalformedDocumentError."""
+    where = f"startpoint request {key} of application {application!r}"
+    request = StartpointRequest.from_json(value, where)
+    if request_key(request.target) != key:
+        raise malformed_error(where, f"it is for {request_key(request.target)}")
+    return request
 
-    def request(self, key: str, value: object) -> StartpointRequest:
-        """Return the request under this key. Raises MalformedDocumentError."""
-        where = f"startpoint request {key} of application {self.application!r}"
-        request = request_from_json(value, where)
-        if request_key(request.target) != key:
-            raise malformed_error(where, f"it is for {request_key(request.target)}")
-        return request
 
-    def state(self, entries: Iterable[tuple[str, Any]]) -> FanOutState:
-        """Return the state of all fan-outs, including entries that can't be read."""
-        tasks: dict[str, TaskFanOut] = {}
-        settled: dict[Target, int] = {}
-        unreadable: list[Unreadable] = []
-        for key, value in entries:
-            try:
-                match _parts(key):
-                    case ["task", str(at)]:
-                        tasks[at] = self.task(key, value)
-                    case ["settled", str(ssp), str() | None as task]:
-                        where = self._where(key)
-                        settled[_read_target(where, ssp, task)] = _read_sequence(where, value)
-                    case _:
-                        raise malformed_error(self._where(key), "its key is unknown")
-            except MalformedDocumentError as error:
-                unreadable.append(Unreadable("fan-out", key, value, str(error), *_parse_fan_out_key(key)))
-        return FanOutState(tasks, settled, tuple(unreadable))
+def read_fan_outs(application: str, entries: Iterable[tuple[str, Any]]) -> FanOutState:
+    """Return the state of all fan-outs, including entries that can't be read."""
+    tasks: dict[str, TaskFanOut] = {}
+    settled: dict[Target, int] = {}
+    unreadable: list[Unreadable] = []
+    for key, value in entries:
+        where = _where(application, key)
+        try:
+            match _parts(key):
+                case ["task", str(at)]:
+                    tasks[at] = read_task(application, key, value)
+                case ["settled", str(ssp), str() | None as task]:
+                    settled[_read_target(where, ssp, task)] = _read_sequence(where, value)
+                case _:
+                    raise malformed_error(where, "its key is unknown")
+        except MalformedDocumentError as error:
+            unreadable.append(Unreadable("fan-out", key, value, str(error), *_parse_fan_out_key(key)))
+    return FanOutState(tasks, settled, tuple(unreadable))
 
-    def task(self, key: str, value: object) -> TaskFanOut:
-        """Return what a task was handed, with unreadable requests set apart. Raises MalformedDocumentError."""
-        if value is None:
-            return TaskFanOut()
-        where = self._where(key)
-        if not isinstance(value, Mapping) or set(value) != {"pending", "handed"}:
-            raise malformed_error(where, f"it is {type(value).__name__} {value!r:.80}, expected pending and handed")
-        if not isinstance(value["pending"], list) or not isinstance(value["handed"], Mapping):
-            raise malformed_error(where, "pending is not a list, or handed is not an object")
-        pending: dict[SystemStreamPartition, StartpointRequest] = {}
-        unread: list[Unreadable] = []
-        for item in value["pending"]:
-            try:
-                request = request_from_json(item, where)
-            except MalformedDocumentError as error:
-                named = item if isinstance(item, Mapping) else {}
-                ssp, task = _text(named.get("ssp")), _text(named.get("task"))
-                unread.append(Unreadable("fan-out", key, item, str(error), ssp, task, _parts(key)[1]))
-            else:
-                pending[request.ssp] = request
-        handed = {_read_target(where, ssp)[0]: _read_sequence(where, n) for ssp, n in value["handed"].items()}
-        return TaskFanOut(pending, handed, tuple(unread))
 
-    def _where(self, key: str) -> str:
-        return f"fan-out {key} of application {self.application!r}"
+def read_task(application: str, key: str, value: object) -> TaskFanOut:
+    """Return what a task was handed, with unreadable requests set apart. Raises MalformedDocumentError."""
+    if value is None:
+        return TaskFanOut()
+    where = _where(application, key)
+    if not isinstance(value, Mapping) or set(value) != {"pending", "handed"}:
+        raise malformed_error(where, f"it is {type(value).__name__} {value!r:.80}, expected pending and handed")
+    if not isinstance(value["pending"], list) or not isinstance(value["handed"], Mapping):
+        raise malformed_error(where, "pending is not a list, or handed is not an object")
+    pending: dict[SystemStreamPartition, StartpointRequest] = {}
+    unread: list[Unreadable] = []
+    for item in value["pending"]:
+        try:
+            request = StartpointRequest.from_json(item, where)
+        except MalformedDocumentError as error:
+            named = item if isinstance(item, Mapping) else {}
+            ssp, task = _text(named.get("ssp")), _text(named.get("task"))
+            unread.append(Unreadable("fan-out", key, item, str(error), ssp, task, _parts(key)[1]))
+        else:
+            pending[request.ssp] = request
+    handed = {_read_target(where, ssp)[0]: _read_sequence(where, n) for ssp, n in value["handed"].items()}
+    return TaskFanOut(pending, handed, tuple(unread))
+
+
+def _where(application: str, key: str) -> str:
+    return f"fan-out {key} of application {application!r}"
 
 
 def _read_target(where: str, ssp: str, task: str | None = None) -> Target:
@@ -313,7 +311,6 @@ class StartpointManager:
             )
         self.application, self.lake = name, store.lake
         self._is_known = not isinstance(application, str)
-        self._stored = RequestReader(name)
         self._is_on = isinstance(application, str) or application.startpoints
         self._requests = store.namespace(REQUESTS, name)
         self._fan_outs = store.namespace(FAN_OUTS, name)
@@ -355,7 +352,7 @@ class StartpointManager:
     def _check_readable(self, key: str, there: object) -> None:
         try:
             if there is not None:
-                self._stored.request(key, there)
+                read_request(self.application, key, there)
         except MalformedDocumentError as error:
             raise ConfigurationError(
                 f"nothing is written: it would replace a request that can't be read. {error.problem}",
@@ -380,8 +377,8 @@ class StartpointManager:
         now = to_epoch_ms(at)
         # Requests first, so that what a fan-out moves meanwhile is in at least one of both.
         asked, handed = self._checked(self._requests.read()), self._fan_outs.read()
-        requests, unread = self._stored.requests(asked.items())
-        state = self._stored.state(handed.items())
+        requests, unread = read_requests(self.application, asked.items())
+        state = read_fan_outs(self.application, handed.items())
         requests.sort(key=lambda request: (request.sequence, request.ssp, request.task or ""))
         return StoredStartpoints(
             waiting=[request for request in requests if not request.is_expired(now, self._expiry_ms)],
@@ -435,7 +432,7 @@ class StartpointManager:
         """
 
         def decide(snapshot: NamespaceSnapshot) -> tuple[dict[str, Any], set[Target]]:
-            state = self._stored.state(snapshot.items())
+            state = read_fan_outs(self.application, snapshot.items())
             pending = [request for held in state.tasks.values() for request in held.pending.values()]
             handed = {(request.target, request.sequence) for request in pending} | set(state.settled.items())
             ours = {target for target, sequence in wanted.items() if (target, sequence) not in handed}
@@ -479,7 +476,7 @@ class StartpointManager:
             if entry is not None and entry == unread.value:
                 return {unread.key: None}, True
             try:
-                held = self._stored.task(unread.key, entry)
+                held = read_task(self.application, unread.key, entry)
             except MalformedDocumentError:
                 return {}, False
             kept = tuple(part for part in held.unread if part.value != unread.value)
@@ -519,12 +516,14 @@ class StartpointManager:
         Outcome = tuple[int | None, FanOut, list[StartpointRequest]]
 
         def decide(snapshot: NamespaceSnapshot) -> tuple[dict[str, Any], Outcome]:
-            has_taken = taken or self._applied()  # read again if another coordinator came between
-            before = self._stored.state(snapshot.items())
+            # Read again if another coordinator came between, and only if it is asked for.
+            offsets = cache(lambda: application_state(self.lake, self.application).offsets)
+            has_taken = taken or (lambda task, request: offsets().has_taken(request.ssp, request.id))
+            before = read_fan_outs(self.application, snapshot.items())
             # Requests after the fan-outs: a request that is still there was not handed out and removed before the
             # fan-outs were read; the compare-and-swap ensures that they have not changed since.
             asked, now = self._checked(self._requests.read()), to_epoch_ms(self.lake.now())
-            requests, unreadable = self._stored.requests(asked.items())
+            requests, unreadable = read_requests(self.application, asked.items())
             after, report, finished = decide_fan_out(
                 before, requests, readers, now, self._expiry_ms, has_taken, complete
             )
@@ -541,7 +540,7 @@ class StartpointManager:
 
     def get_fan_outs(self) -> dict[str, Requests]:
         """Return what every task has to apply, by task and partition, from one read, without unreadable entries."""
-        tasks = self._stored.state(self._checked(self._fan_outs.read()).items()).tasks
+        tasks = read_fan_outs(self.application, self._checked(self._fan_outs.read()).items()).tasks
         return {task: held.pending for task, held in tasks.items() if held.pending}
 
     def remove_fan_out_for_task(
@@ -556,11 +555,17 @@ class StartpointManager:
         With `ids`, only requests with these ids, or whose startpoints have them, so that newer requests stay.
         Unreadable entries stay too; `delete_unreadable` removes them.
         """
-        self._remove({task: (None if ssps == "all" else frozenset(ssps), ids)})
+        chosen = None if ssps == "all" else frozenset(ssps)
+
+        def goes(request: StartpointRequest) -> bool:
+            is_chosen = chosen is None or request.ssp in chosen
+            return is_chosen and (ids is None or _has_id(ids, request))
+
+        self._remove({task: goes})
 
     def remove_fan_outs(self, applied: Mapping[str, Mapping[SystemStreamPartition, str]]) -> None:
         """Remove applied startpoints, given by task and partition with the ids of the requests."""
-        self._remove({task: (frozenset(ids), ids) for task, ids in applied.items() if ids})
+        self._remove({task: partial(_has_id, ids) for task, ids in applied.items() if ids})
 
     def remove_applied(
         self, tasks: Mapping[str, Iterable[SystemStreamPartition]], applied: Mapping[SystemStreamPartition, str]
@@ -575,22 +580,19 @@ class StartpointManager:
                 {task: {ssp: applied[ssp] for ssp in ssps if ssp in applied} for task, ssps in tasks.items()}
             )
 
-    def _remove(
-        self,
-        chosen: Mapping[
-            str, tuple[frozenset[SystemStreamPartition] | None, Mapping[SystemStreamPartition, str] | None]
-        ],
-    ) -> None:
-        """Remove what tasks have to apply: by task, at these partitions (None: all), with these ids (None: any)."""
+    def _remove(self, chosen: Mapping[str, Callable[[StartpointRequest], bool]]) -> None:
+        """Remove what tasks have to apply, by task the requests that the function chooses."""
         if not chosen:
             return
 
         def decide(snapshot: NamespaceSnapshot) -> tuple[dict[str, Any], None]:
             changes: dict[str, Any] = {}
-            for task, (ssps, ids) in chosen.items():
+            for task, goes in chosen.items():
                 key = task_key(task)
                 with suppress(MalformedDocumentError):  # unreadable entries stay
-                    changes[key] = task_to_json(remove_pending(self._stored.task(key, snapshot.get(key)), ssps, ids))
+                    held = read_task(self.application, key, snapshot.get(key))
+                    left = {ssp: request for ssp, request in held.pending.items() if not goes(request)}
+                    changes[key] = task_to_json(replace(held, pending=left))
             return changes, None
 
         self._fan_outs.transact(decide, by="applied")
@@ -605,10 +607,10 @@ class StartpointManager:
             self._is_known = True
         return snapshot
 
-    def _applied(self) -> Taken:
-        """Return a function that says whether a commit has applied a request; it reads the batch log on first use."""
-        offsets = cache(lambda: application_state(self.lake, self.application).offsets)
-        return lambda task, request: offsets().has_taken(request.ssp, request.id)
+
+def _has_id(ids: Mapping[SystemStreamPartition, str], request: StartpointRequest) -> bool:
+    """Return whether these ids, by partition, have that of a request or of its startpoint."""
+    return ids.get(request.ssp) in (request.id, request.startpoint.id)
 
 
 def _check_request(request: object) -> StartpointRequest:

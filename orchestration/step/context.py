@@ -200,8 +200,8 @@ class BatchVersions:
 
     def check_leases(self) -> None:
         """Raise LeaseLostError if a lease on a version in use was lost."""
-        for lease in self._leases.values():
-            lease.check()
+        for name in sorted(self._leases):  # they were acquired by threads
+            self._leases[name].check()
 
     def close(self) -> None:
         """Release the leases, and the tables that live for one run."""

@@ -152,7 +152,7 @@ class Trips:
         return self.startpoints.request(asked, at(first), until=at(int(last)), versions="recorded", **WHO, **more)  # type: ignore[arg-type]
 
     def held(self) -> set[str]:
-        return set(needed_versions(self.lake).get("planes", {}))
+        return set(needed_versions(self.lake, "planes"))
 
 
 @pytest.fixture

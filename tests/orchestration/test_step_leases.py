@@ -190,7 +190,7 @@ def test_a_step_whose_lease_was_lost_fails_before_it_writes(new_trips, monkeypat
     trips.reading.meanwhile = sleep
     with pytest.raises(LeaseLostError) as failure:
         trips.run()
-    assert failure.value.dataset == "planes"
+    assert failure.value.dataset == "fares"
     assert trips.events == ["analysis", "intent"], "no output was begun"
     trips.reading.meanwhile = lambda: None
     trips.run()

@@ -134,7 +134,12 @@ def test_a_wheel_holds_one_package_with_all_that_it_needs(wheel: Path) -> None:
         f"dagster_adjunct/{path.relative_to(ROOT)}" for part in PARTS[:4] for path in (ROOT / part).rglob("*.py")
     }
     assert sources <= set(names)
-    data = ("py.typed", "resources/spark/log4j2.properties", "resources/sql/spark_functions.txt")
+    data = (
+        "py.typed",
+        "resources/spark/log4j2.properties",
+        "resources/sql/spark_functions.txt",
+        "orchestration/code_location/dagster.yaml",
+    )
     assert {f"dagster_adjunct/{name}" for name in data} <= set(names)
     template = [path for path in (ROOT / "examples/new_project").rglob("*.*") if "__pycache__" not in path.parts]
     assert {f"dagster_adjunct/{path.relative_to(ROOT)}" for path in template if path.is_file()} <= set(names)

@@ -26,7 +26,7 @@ from dagster_adjunct import (
 )
 from dagster_adjunct.assets.versions.leases import list_leases
 from dagster_adjunct.errors import AdjunctError, ConfigurationError
-from dagster_adjunct.orchestration.code_location.loading import _pandas
+from dagster_adjunct.orchestration.code_location.resources import _pandas
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 
 PRICES = Schema.of(k="string", price="double")

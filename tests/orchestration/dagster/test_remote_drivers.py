@@ -22,8 +22,7 @@ from dagster_adjunct import Application, Lake, SparkResource, open_lake
 from dagster_adjunct.code_location import EmrCluster, EmrServerless, Glue, Kubernetes
 from dagster_adjunct.errors import ConfigurationError
 from dagster_adjunct.orchestration.code_location import services, submission
-from dagster_adjunct.orchestration.code_location.exchange import Exchange, Inbox, pack
-from dagster_adjunct.orchestration.code_location.submission import do_order
+from dagster_adjunct.orchestration.code_location.submission import Exchange, Inbox, do_order, pack
 from dagster_adjunct.resources.objects.store import InMemoryStore
 from tests.doc_blocks import ROOT
 from tests.faulty_store import Fault, FaultyStore
@@ -240,12 +239,12 @@ def test_a_batch_whose_driver_was_killed_is_ended_when_its_op_is_tried_again(
 LOCATION = """
 from dagster_adjunct import Application, build_definitions
 from dagster_adjunct.orchestration.batch_log.run_lease import Process
-from dagster_adjunct.orchestration.code_location import exchange, submission
+from dagster_adjunct.orchestration.code_location import submission
 from tests.orchestration.dagster.submitted import app
 from tests.orchestration.dagster.test_remote_drivers import RESOURCES
 
 submission.this_process = lambda: Process(host="elsewhere", pid=1)
-exchange._TTL *= 0.1
+submission._TTL *= 0.1
 defs = build_definitions(app, lake={url!r}, spark=RESOURCES[{service!r}]({url!r}))
 """
 

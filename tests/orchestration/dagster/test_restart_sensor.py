@@ -86,6 +86,11 @@ def test_a_newer_run_ends_the_matter_whatever_became_of_it(status: DagsterRunSta
     assert str(skip.skip_message).startswith("The newest run, newer-ru, ")
 
 
+def test_a_suspended_run_is_in_progress() -> None:
+    skip = decided([ran("newer-run", STATUS.SUSPENDED, 2000.0), *failed("a")])
+    assert skip == Skip("The newest run, newer-ru, is in progress: nothing to restart.")
+
+
 def test_a_run_that_closed_a_batch_is_not_launched_again_unless_it_left_one_open() -> None:
     after = ApplicationState(last=closed("a", 950.0))
     assert decided(failed("a"), after) == Skip(

@@ -21,8 +21,7 @@ from dagster import DagsterInstance
 from dagster_adjunct import Application, Lake, LakeStreams, SparkResource, build_definitions, open_lake
 from dagster_adjunct.errors import ConfigurationError
 from dagster_adjunct.orchestration.code_location import driver
-from dagster_adjunct.orchestration.code_location.exchange import Exchange, pack
-from dagster_adjunct.orchestration.code_location.submission import do_order
+from dagster_adjunct.orchestration.code_location.submission import Exchange, do_order, pack
 from dagster_adjunct.resources.objects.local_store import LocalStore
 from tests.doc_blocks import ROOT
 from tests.kept_processes import without_kept_processes

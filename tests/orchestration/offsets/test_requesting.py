@@ -104,9 +104,6 @@ def test_all_are_asked_for_or_none(world: OffsetsWorld, app: Application) -> Non
     with pytest.raises(ConfigurationError) as failure:
         asked(world, app, StartpointOldest(), 1, task="Partition 9")
     assert failure.value.facts["stream"] == "fake.s"
-    with pytest.raises(ConfigurationError) as failure:
-        asked(world, app, StartpointOldest())
-    assert failure.value.facts["argument"] == "partitions"
     assert waiting(world, app) == {}
     assert asked(world, app, StartpointOldest(), 0, 1).written
     assert waiting(world, app) == {"fake.s.0": "oldest", "fake.s.1": "oldest"}

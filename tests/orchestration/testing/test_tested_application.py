@@ -195,10 +195,10 @@ def test_a_users_table_function_is_not_called_but_its_limits_hold(spark: SparkSe
 
 
 def test_an_undescribed_stream_has_the_columns_of_all_its_first_records() -> None:
-    schema = stream_schema("lake.visits", None, [{"visitor": "ann"}, {"visitor": "bob", "spent": 1.0}])
+    schema = stream_schema("lake.visits", TestStream(), [{"visitor": "ann"}, {"visitor": "bob", "spent": 1.0}])
     assert schema == Schema.of(visitor="string", spent="double")
     with pytest.raises(ConfigurationError, match=r"'shop' has type 'null'.*describe the stream") as failure:
-        stream_schema("lake.visits", None, [{"visitor": "ann", "shop": None}])
+        stream_schema("lake.visits", TestStream(), [{"visitor": "ann", "shop": None}])
     assert failure.value.stream == "lake.visits"
 
 
