@@ -48,8 +48,7 @@ from dagster_adjunct.resources.sql.checking import check_expression
 from dagster_adjunct.resources.sql.expression import did_you_mean, parse_expression
 from dagster_adjunct.resources.sql.types import expression_type
 from dagster_adjunct.resources.tables.arrow import DEFAULT, UPDATE
-from dagster_adjunct.resources.tables.layers import Capabilities
-from dagster_adjunct.resources.tables.operation import UpdateContract
+from dagster_adjunct.resources.tables.operation import Capabilities, UpdateContract
 from dagster_adjunct.resources.validation import validated
 
 if TYPE_CHECKING:

@@ -30,8 +30,8 @@ from dagster_adjunct.resources.backends.write_plan import Key, Record
 from dagster_adjunct.resources.common import check_seconds, check_whole_number, utc_now
 from dagster_adjunct.resources.tables import functions
 from dagster_adjunct.resources.tables.functions import DeclaredFunction, TableReadFunction, TableWriteFunction
-from dagster_adjunct.resources.tables.layers import Capabilities
 from dagster_adjunct.resources.tables.operation import (
+    Capabilities,
     Operation,
     Outcomes,
     PerLoop,

@@ -17,7 +17,6 @@ from dagster_adjunct.resources.lazy_modules import np, pa, pc
 from dagster_adjunct.resources.schemas.records import ArrowFrame, to_arrow_table
 from dagster_adjunct.resources.schemas.schema import cast_column, repeated_names
 from dagster_adjunct.resources.schemas.values import first_unreadable
-from dagster_adjunct.resources.tables.key_lock import group_preserving_key_order
 from dagster_adjunct.resources.tables.operation import (
     Changes,
     Conditions,
@@ -25,6 +24,7 @@ from dagster_adjunct.resources.tables.operation import (
     Operation,
     OperationKind,
     UpdateContract,
+    group_preserving_key_order,
     key_columns,
 )
 

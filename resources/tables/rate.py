@@ -17,10 +17,10 @@ from weakref import WeakValueDictionary
 from dagster_adjunct.resources.common import argument_error, check_name
 from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, TransientError
 from dagster_adjunct.resources.tables.functions import is_retryable
-from dagster_adjunct.resources.tables.layers import Layer, send_without_problems
 from dagster_adjunct.resources.tables.metrics import Meter
 from dagster_adjunct.resources.tables.operation import (
     Clock,
+    Layer,
     Operation,
     OperationKind,
     Outcomes,
@@ -29,6 +29,7 @@ from dagster_adjunct.resources.tables.operation import (
     SystemClock,
     concatenate_outcomes,
     estimate_bytes,
+    send_without_problems,
 )
 from dagster_adjunct.resources.validation import validated
 

@@ -10,7 +10,6 @@ import pytest
 from dagster_adjunct.resources.errors import ConfigurationError, TableError
 from dagster_adjunct.resources.tables.batching import BatchLayer, BatchProvider
 from dagster_adjunct.resources.tables.functions import TableWriteFunction
-from dagster_adjunct.resources.tables.key_lock import group_preserving_key_order
 from dagster_adjunct.resources.tables.operation import (
     DIRECT,
     Conditions,
@@ -18,6 +17,7 @@ from dagster_adjunct.resources.tables.operation import (
     OperationKind,
     RowEntries,
     estimate_bytes,
+    group_preserving_key_order,
 )
 from dagster_adjunct.resources.tables.table import RemoteTable
 from tests.resources.tables.slow_store import BAD, SlowStore

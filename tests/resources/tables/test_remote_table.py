@@ -9,8 +9,8 @@ import pytest
 
 from dagster_adjunct.resources.backends.memory import MemoryTable
 from dagster_adjunct.resources.errors import ConfigurationError, InvalidNameError, NullKeyError
+from dagster_adjunct.resources.tables.batching import KeyLock
 from dagster_adjunct.resources.tables.functions import TableReadFunction, TableWriteFunction
-from dagster_adjunct.resources.tables.key_lock import KeyLock
 from dagster_adjunct.resources.tables.metrics import TableMetrics
 from dagster_adjunct.resources.tables.operation import (
     Operation,
