@@ -447,10 +447,7 @@ class SqliteTable(StoreTable):
     async def open(self) -> None:
         """Connect, unless the first write is to create the table."""
         if self._open.here().live is None:
-            try:
-                await self._in_thread(self._get_connection)
-            except sqlite3.Error as error:
-                raise self._translate_error(error) from error
+            await self._in_thread(self._get_connection)
 
     async def close(self) -> None:
         """Close the running event loop's connection after its requests."""
@@ -459,10 +456,16 @@ class SqliteTable(StoreTable):
             await asyncio.wrap_future(mine.end())
 
     async def send(self, operation: Operation[Any]) -> Outcomes:
-        request = self._get if operation.kind is OperationKind.GET else self._write
+        reads, count = operation.kind is OperationKind.GET, len(operation)
 
         def attempt(mine: _OpenConnection) -> Outcomes:
-            outcomes = request(mine, operation)
+            try:
+                requests = self._get_connection(mine, make=self.create and not reads)
+            except (sqlite3.Error, errors.AdjunctError) as error:
+                return Outcomes.all(count, self._problem(error))
+            if requests is None:
+                return Outcomes(count, [None] * count)
+            outcomes = (self._get if reads else self._write)(requests, operation)
             if any(problem.of_request and not problem.may_pass for problem in outcomes.problems.values()):
                 mine.close()  # it may know the table as it was before a change
             return outcomes
@@ -476,38 +479,26 @@ class SqliteTable(StoreTable):
         A message that old is applied if it arrives again.
         """
         await self.open()
-        try:
-            return await self._in_thread(lambda mine: mine.live.forget(older_than) if mine.live else 0)
-        except sqlite3.Error as error:
-            raise self._translate_error(error) from error
+        return await self._in_thread(lambda mine: mine.live.forget(older_than) if mine.live else 0)
 
     # The following methods run in the event loop's own thread, one request after another.
 
     async def _in_thread(self, request: Callable[[_OpenConnection], T]) -> T:
         mine = self._open.here()
-        return await asyncio.get_running_loop().run_in_executor(mine.thread, request, mine)
-
-    def _get(self, mine: _OpenConnection, operation: Operation[Any]) -> Outcomes:
-        count = len(operation)
         try:
-            requests = self._get_connection(mine)
-        except (sqlite3.Error, errors.AdjunctError) as error:
-            return Outcomes.all(count, self._problem(error))
-        if requests is None:
-            return Outcomes(count, [None] * count)
+            return await asyncio.get_running_loop().run_in_executor(mine.thread, request, mine)
+        except sqlite3.Error as error:
+            raise self._translate_error(error) from error
+
+    def _get(self, requests: SqliteRequests, operation: Operation[Any]) -> Outcomes:
+        count = len(operation)
         valid = write_plan.validate_entries(requests.codec, operation)
         try:
             return valid.outcomes(count, requests.get([entry.key for entry in valid.entries]))
         except sqlite3.Error as error:
             return Outcomes.all(count, self._problem(error))
 
-    def _write(self, mine: _OpenConnection, operation: Operation[Any]) -> Outcomes:
-        count = len(operation)
-        try:
-            requests = self._get_connection(mine, make=self.create)
-        except (sqlite3.Error, errors.AdjunctError) as error:
-            return Outcomes.all(count, self._problem(error))
-        assert requests is not None
+    def _write(self, requests: SqliteRequests, operation: Operation[Any]) -> Outcomes:
         bisect = BisectRejected(write_plan.validate_entries(requests.codec, operation))
         while (part := bisect.next()) is not None:
             try:
@@ -515,7 +506,7 @@ class SqliteTable(StoreTable):
             except (sqlite3.Error, errors.AdjunctError, CommitFailedError) as error:
                 by_data = isinstance(error, sqlite3.IntegrityError | sqlite3.DataError)
                 bisect.failed(replace(self._problem(error), of_request=not by_data), by_data=by_data)
-        return bisect.outcomes(count)
+        return bisect.outcomes(len(operation))
 
     def _problem(self, error: BaseException) -> Problem:
         """The problem of a failed request's entries; the transaction is rolled back, so they may be retried."""
