@@ -265,11 +265,6 @@ def _update_problems(sink: TableSink, name: str, can: Capabilities) -> Problems:
             " has a cache, and updates would leave outdated records in it.",
             "Declare another RemoteTable without cache= for the updates.",
         )
-    if table.batches.compact:
-        yield (
-            " has a batch that compacts: it keeps one update of a key, and all of them have to be applied.",
-            "Declare it with a complete batch.",
-        )
     if not can.updates:
         yield (
             f" is sent updates, and {name} supports only whole records.",

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
 from typing import Any, NamedTuple
 
 from dagster_adjunct.resources.common import check_seconds, check_whole_number
-from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.tables.functions import is_retryable
 from dagster_adjunct.resources.tables.operation import (
     Entries,
@@ -44,14 +43,11 @@ class BatchProvider:
     - `bytes`: roughly the greatest number of bytes (`estimate_bytes`); a larger entry is sent alone.
     - `delay`: how many seconds operations wait for others, unless the batch is full earlier. With 0, operations made in
       one turn of the event loop are batched, which costs an operation only that turn.
-    - `compact`: of a key's puts and deletes in a batch, only the last is sent, unless another operation on the key is
-      in between. Updates and conditions are rejected, since every one of them counts.
     """
 
     size: int = 1000
     bytes: int | None = None
     delay: float = 0.0
-    compact: bool = False
 
     def __post_init__(self) -> None:
         whole = "a whole number from 1 on"
@@ -69,7 +65,7 @@ class BatchProvider:
     def is_one_request(self, operation: Operation[Any]) -> bool:
         """Whether the operation can be sent as it is; most can."""
         count = operation.count
-        if count > self.size or (self.compact and count > 1):
+        if count > self.size:
             return False
         if self.bytes is not None and count > 1 and operation.entries.nbytes > self.bytes:
             return False
@@ -150,20 +146,15 @@ class _Span(NamedTuple):
 
 @dataclass(slots=True)
 class _Request:
-    """One operation for the layer below.
-
-    `followers` share the outcome of the entry that superseded them: (the entry's place in the request, call, place in
-    it).
-    """
+    """One operation for the layer below."""
 
     operation: Operation[Any]
     spans: list[_Span]
-    followers: list[tuple[int, _Call, int]] = field(default_factory=list)
 
     @property
     def members(self) -> list[_Call]:
-        """The calls whose entries it has or supersedes, each once."""
-        return list(dict.fromkeys([*(span.call for span in self.spans), *(call for _, call, _ in self.followers)]))
+        """The calls whose entries it has, each once."""
+        return list(dict.fromkeys(span.call for span in self.spans))
 
 
 def _split_into_requests(provider: BatchProvider, calls: Sequence[_Call]) -> Iterator[_Request]:
@@ -171,7 +162,7 @@ def _split_into_requests(provider: BatchProvider, calls: Sequence[_Call]) -> Ite
     operations = [call.operation for call in calls]
     first = operations[0]
     entries = first.entries if len(calls) == 1 else _concatenate_entries([each.entries for each in operations])
-    if not provider.compact and all(can_share_request(first, each) and not _has_deletes(each) for each in operations):
+    if all(can_share_request(first, each) and not _has_deletes(each) for each in operations):
         for start, end in provider.bounds(entries):
             yield _Request(first.with_entries(entries.part(start, end)), list(_spans_between(calls, start, end)))
         return
@@ -195,23 +186,16 @@ def _split_into_requests(provider: BatchProvider, calls: Sequence[_Call]) -> Ite
             lane_of.extend(deletes if value is None else lane for value in operation.entries.values or ())
         else:
             lane_of.extend([lane] * len(operation))
-    keys, superseded = entries.keys, dict[int, list[int]]()
-    kept: Sequence[int] = range(len(keys))
-    if provider.compact:
-        kept, superseded = _compact_entries([lanes[lane] for lane in lane_of], keys)
-    for lane, wave in group_preserving_key_order([lane_of[e] for e in kept], [keys[e] for e in kept]):
-        members = [kept[place] for place in wave]
+    for lane, members in group_preserving_key_order(lane_of, entries.keys):
         sent = _pick_entries(entries, members, lanes[lane].kind)
         for start, end in provider.bounds(sent):
             spans: list[_Span] = []
-            followers: list[tuple[int, _Call, int]] = []
             for at, member in enumerate(members[start:end]):
                 call, place = origins[member]
                 if not spans or spans[-1].call is not call:
                     spans.append(_Span(call, at, []))
                 spans[-1].places.append(place)  # type: ignore[attr-defined]
-                followers += [(at, *origins[earlier]) for earlier in superseded.get(member, ())]
-            yield _Request(lanes[lane].with_entries(sent.part(start, end)), spans, followers)
+            yield _Request(lanes[lane].with_entries(sent.part(start, end)), spans)
 
 
 def _spans_between(calls: Sequence[_Call], start: int, end: int) -> Iterator[_Span]:
@@ -222,25 +206,6 @@ def _spans_between(calls: Sequence[_Call], start: int, end: int) -> Iterator[_Sp
         if begin < end and over > start:
             yield _Span(call, max(begin - start, 0), range(max(start - begin, 0), min(end, over) - begin))
         begin = over
-
-
-def _compact_entries(
-    operations: Sequence[Operation[Any]], keys: Sequence[Hashable]
-) -> tuple[list[int], dict[int, list[int]]]:
-    """Return the entries to send, and for each of them the earlier entries that it supersedes."""
-    last: dict[Hashable, int] = {}
-    superseded: dict[int, list[int]] = {}
-    dropped: set[int] = set()
-    for entry, (operation, key) in enumerate(zip(operations, keys, strict=True)):
-        if operation.kind not in (OperationKind.PUT, OperationKind.DELETE):
-            last.pop(key, None)
-            continue
-        before = last.get(key)
-        if before is not None and are_same_args(operations[before].args, operation.args):
-            dropped.add(before)
-            superseded[entry] = [*superseded.pop(before, ()), before]
-        last[key] = entry
-    return [entry for entry in range(len(keys)) if entry not in dropped], superseded
 
 
 def can_share_request(one: Operation[Any], other: Operation[Any]) -> bool:
@@ -563,32 +528,20 @@ class _Batches:
                 return
         for call, start, places in request.spans:
             call.record(places, outcomes, start)
-        for place, call, origin in request.followers:
-            if place in outcomes.problems:
-                call.problems[origin] = outcomes.problems[place]
         members[0].defaults_put += outcomes.defaults_put  # of an unknown entry
 
     async def _send_per_call(self, request: _Request) -> None:
         """Resend a rejected request caller by caller, so that one caller's bad entry does not affect the others."""
-        failures: dict[int, Problem | Exception] = {}
         for call, start, places in request.spans:
-            end = start + len(places)
-            part = request.operation.with_entries(request.operation.entries.part(start, end))
+            entries = request.operation.entries.part(start, start + len(places))
+            part = request.operation.with_entries(entries)
             try:
                 outcomes = await self._below.send(part)
             except Exception as error:  # noqa: BLE001 - it is the caller's
                 call.fail(error)
-                failures |= dict.fromkeys(range(start, end), error)
             else:
                 call.record(places, outcomes, 0)
                 call.defaults_put += outcomes.defaults_put
-                failures |= {start + place: problem for place, problem in outcomes.problems.items()}
-        for place, call, origin in request.followers:
-            failure = failures.get(place)
-            if isinstance(failure, Problem):
-                call.problems[origin] = failure
-            elif failure is not None:
-                call.fail(failure)
 
     def _finish_request(self, request: _Request, ticket: Ticket, task: asyncio.Task[None]) -> None:
         ticket.release()
@@ -636,15 +589,10 @@ class BatchLayer:
 
     def __init__(self, below: Layer, *, table: str, batches: BatchProvider | None = None, in_flight: int = 8) -> None:
         check_whole_number(in_flight, f"table {table}: in_flight={in_flight!r}", "1 or more", argument="in_flight")
-        self._below, self._table, self._provider = below, table, batches or BatchProvider()
+        self._below, self._provider = below, batches or BatchProvider()
         self._batches = PerLoop(lambda: _Batches(below, self._provider, in_flight))
 
     async def send(self, operation: Operation[Any]) -> Outcomes:
-        if self._provider.compact and (operation.kind is OperationKind.UPDATE or operation.conditions):
-            what = "updates" if operation.kind is OperationKind.UPDATE else "conditions"
-            problem = f"table {self._table}: its batches are compact, but {what} need every entry of a key."
-            step = "Declare the table with BatchProvider(compact=False), the default."
-            raise ConfigurationError(problem, step, argument="batches", table=self._table)
         return await self._batches.here().send(operation)
 
     async def flush(self) -> None:

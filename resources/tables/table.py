@@ -289,9 +289,7 @@ class RemoteTable(Generic[K, V, U]):
         assert self._layers  # raises if the layers can't be composed
 
     def _check_conditions(self) -> None:
-        """Raise ConfigurationError if they are invalid, or the write function, the batches or the cache can't have
-        them.
-        """
+        """Raise ConfigurationError if they are invalid, or the write function or the cache can't have them."""
         table, function = f"table {self.name}", self.write_function
         for name, wanted in (("newest_by", self.newest_by is not None), ("idempotent", self.idempotent)):
             if wanted and (function is None or not getattr(function.capabilities, name)):
@@ -309,14 +307,6 @@ class RemoteTable(Generic[K, V, U]):
             found = f"{table}: on_replay='skip' with idempotent=False"
             expected = '"apply", or "skip" together with idempotent=True'
             raise argument_error(found, expected, argument="on_replay", table=self.name)
-        if self.batches.compact and self._has_conditions:
-            raise errors.ConfigurationError(
-                f"{table}: compact batches send only the last write of a key. If newest_by or idempotent skips "
-                "that one, the earlier writes are lost.",
-                "Leave out compact=True, or declare the table without newest_by and idempotent.",
-                argument="batches",
-                table=self.name,
-            )
         if self.cache is not None and self._has_conditions:
             problem = f"{table}: a cache can't know which writes the store skips under newest_by or idempotent."
             step = "Remove the cache, or declare a second table for reading that has the cache and no conditions."
