@@ -282,7 +282,6 @@ class TableRequests:
     consistent: bool
     horizon: float | None = None
     pause: Callable[[float], object] = time.sleep
-    clock: Callable[[], float] = time.time
 
     @property
     def label(self) -> str:
@@ -397,7 +396,7 @@ class TableRequests:
         if kind is OperationKind.PUT_IF_ABSENT:
             answer = self._send(begin_item(key, codec.columns_of(key, entry.value), guard))
             return False, Problem(State.SKIPPED) if answer.failed else None
-        left = tombstone_attributes(self.clock(), self.horizon) if kind is OperationKind.DELETE else {}
+        left = tombstone_attributes(time.time(), self.horizon) if kind is OperationKind.DELETE else {}
         columns = left or codec.columns_of(key, entry.value)
         if codec.is_open:
             # There are no marks of sources to keep: they need declared columns.

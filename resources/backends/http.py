@@ -248,10 +248,7 @@ class HttpTable(DeclaredFunction, TableReadFunction[Key, Record], TableWriteFunc
         ordered = key_reorderer(self._label, self.key, operation.key)
         if ordered is None:
             return await super().send(operation)
-        entries = operation.entries
-        mine = RowEntries(
-            list(map(ordered, entries.keys)), entries.values, entries.defaults, entries.marks, entries.newest
-        )
+        mine = RowEntries(list(map(ordered, operation.entries.keys)), operation.entries.values)
         return await super().send(replace(operation, entries=mine, key=self.key))
 
     # -- overridden for other services

@@ -43,6 +43,7 @@ from dagster_adjunct.resources.backends.columns import (
     loose_key_error,
     not_unique_error,
     parse_column,
+    to_spark_type,
 )
 from dagster_adjunct.resources.backends.postgres_values import AS_TEXT, POSITION, SOURCE, TIE, TIME, StagingShape
 from dagster_adjunct.resources.backends.write_plan import COLUMNS, RowCodec
@@ -164,7 +165,7 @@ class Statements:
         columns = self.codec.columns
         kept = zip(names, self.codec.kept(names, rows), strict=True)
         return [
-            postgres_values.format_array(values) if postgres_values.has_array_text(columns[name]) else values
+            values if columns[name].kind is Kind.OTHER else postgres_values.format_array(values)
             for name, values in kept
         ]
 
@@ -337,13 +338,8 @@ _TYPES = {
     Kind.BINARY: "bytea",
     Kind.JSON: "jsonb",
 }
-_WIDTHS = {
-    **dict.fromkeys(("tinyint", "byte", "smallint", "short", "int2"), "smallint"),
-    **dict.fromkeys(("int", "integer", "int4"), "integer"),
-    **dict.fromkeys(("bigint", "long", "int8"), "bigint"),
-    **dict.fromkeys(("float", "real", "float4"), "real"),
-    **dict.fromkeys(("double", "double precision", "float8"), "double precision"),
-}
+# By Spark's type; PostgreSQL has no 8-bit integers.
+_NUMBERS = {"tinyint": "smallint", "int": "integer", "float": "real", "double": "double precision"}
 
 
 async def create_table(
@@ -432,7 +428,8 @@ def column_type(column: Column) -> str:
     if column.kind is Kind.LIST:
         assert column.element is not None
         return column_type(column.element) + "[]"
-    base = _WIDTHS.get(column.type) or _TYPES[column.kind]
+    simple = str(to_spark_type(column))
+    base = _TYPES.get(column.kind) or _NUMBERS.get(simple, simple)
     sized = column.kind is Kind.DECIMAL or column.type in ("varchar", "character varying")
     if column.size and sized:
         return ("varchar" if column.kind is Kind.STRING else base) + column.size

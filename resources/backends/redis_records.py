@@ -84,8 +84,7 @@ def to_redis_column(column: Column) -> RedisColumn:
             lambda text: [v if v is None else from_json(v) for v in json.loads(text)],
             "-",
         )
-    encode, decode = _TEXTS[column.kind]
-    return RedisColumn(encode, decode, _COMPARES.get(column.kind, "-"))
+    return _COLUMNS[column.kind]
 
 
 def _items(element: Column) -> tuple[Callable[[Any], Any] | None, Callable[[Any], Any]]:
@@ -145,16 +144,15 @@ def _dump_json(value: Any) -> bytes:
     return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
 
 
-_TEXTS: dict[Kind, tuple[Callable[[Any], bytes], Callable[[bytes], Any]]] = {
-    Kind.STRING: (lambda value: _escaped(value.encode()), lambda text: _unescaped(text).decode()),
-    Kind.FLOAT: (lambda value: float.__repr__(value).encode(), float),
-    Kind.BOOLEAN: (lambda value: b"true" if value else b"false", lambda text: text == b"true"),
-    Kind.TIMESTAMP: (_moment, lambda text: datetime.fromisoformat(text.decode()).astimezone(UTC)),
-    Kind.DATE: (lambda day: day.isoformat().encode(), lambda text: date.fromisoformat(text.decode())),
-    Kind.BINARY: (_escaped, _unescaped),
-    Kind.JSON: (_dump_json, json.loads),
+_COLUMNS = {
+    Kind.STRING: RedisColumn(lambda value: _escaped(value.encode()), lambda text: _unescaped(text).decode(), "b"),
+    Kind.FLOAT: RedisColumn(lambda value: float.__repr__(value).encode(), float, "f"),
+    Kind.BOOLEAN: RedisColumn(lambda value: b"true" if value else b"false", lambda text: text == b"true", "-"),
+    Kind.TIMESTAMP: RedisColumn(_moment, lambda text: datetime.fromisoformat(text.decode()).astimezone(UTC), "b"),
+    Kind.DATE: RedisColumn(lambda day: day.isoformat().encode(), lambda text: date.fromisoformat(text.decode()), "b"),
+    Kind.BINARY: RedisColumn(_escaped, _unescaped, "-"),
+    Kind.JSON: RedisColumn(_dump_json, json.loads, "-"),
 }
-_COMPARES = {Kind.FLOAT: "f", Kind.STRING: "b", Kind.TIMESTAMP: "b", Kind.DATE: "b"}
 
 
 JSON = r"""
