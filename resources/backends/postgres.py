@@ -65,18 +65,9 @@ class PostgresRequests:
     enough (two create the same record), the server resolves the deadlock and the request can be retried.
     """
 
-    def __init__(
-        self,
-        connection: AsyncConnection[Any],
-        statements: Statements,
-        *,
-        create: bool,
-        place: str,
-        forget_after: float | None,
-    ) -> None:
+    def __init__(self, connection: AsyncConnection[Any], statements: Statements, table: PostgresTable) -> None:
         self.connection, self.codec, self._statements = connection, statements.codec, statements
-        self._create, self._has_idempotency_table = create, False
-        self._place, self._forget_after = place, forget_after
+        self._declared, self._has_idempotency_table = table, False
         self._staging: set[str] = set()
         self.committing = False
 
@@ -156,8 +147,9 @@ class PostgresRequests:
     async def _prepare_conditions(self) -> None:
         """Check the idempotency table, and purge it if that is due."""
         await self._open_idempotency_table()
-        if is_purge_due(place := f"{self.codec.table} {self._place}", self._forget_after):
-            continue_purge(place, await self.forget(self._forget_after or 0, store.PURGED_AT_ONCE))
+        place, forget_after = f"{self.codec.table} {self._declared.place}", self._declared.forget_after
+        if is_purge_due(place, forget_after):
+            continue_purge(place, await self.forget(forget_after or 0, store.PURGED_AT_ONCE))
 
     async def _open_idempotency_table(self) -> None:
         """Check the idempotency table once, after creating it if the table is declared with `create`.
@@ -172,7 +164,7 @@ class PostgresRequests:
 
         schema, casts, key = self._statements.schema, self._statements.casts, self.codec.key
         name = write_plan.idempotency_table_name(self._statements.table, key)
-        if self._create:
+        if self._declared.create:
             types = {part: casts[part] for part in key} | dict.fromkeys(COLUMNS, "text") | {"applied": "jsonb"}
             await create_table(self.connection, schema, name, {**types, "at": "timestamp with time zone NOT NULL"}, key)
         cursor = await self.connection.execute(
@@ -321,7 +313,7 @@ class PostgresTable(StoreTable):
         what, whole = f"PostgreSQL table {table!r} has", "a whole number, at least 1"
         check_whole_number(connections, f"{what} connections={connections!r}", whole, argument="connections")
         check_seconds(forget_after, f"{what} forget_after={forget_after!r}", argument="forget_after", none=True)
-        self._place = ""
+        self.place = ""  # of the server, once connected
         self._open: PerLoop[Pool] = PerLoop(lambda: Pool(self.connections, self._connected), Pool.finish)
 
     def __repr__(self) -> str:
@@ -451,18 +443,18 @@ class PostgresTable(StoreTable):
         try:
             yield
         except psycopg.Error as error:
-            raise postgres_connection.translate_error(error, self._label, self._place) from error
+            raise postgres_connection.translate_error(error, self._label, self.place) from error
 
     async def _connected(self, create: bool) -> PostgresRequests:
         postgres_connection.require_driver(self._label)
         from dagster_adjunct.resources.backends import postgres_statements
 
         settings = postgres_connection.connection_settings(self._label, self.dsn_env, self.connect)
-        self._place = postgres_connection.format_address(settings)
+        self.place = postgres_connection.format_address(settings)
         connection = await postgres_connection.connect_async(self._label, settings)
         try:
             with self._translated():
-                where = (connection, self._label, self._place, self.schema, self.table, self.key, self._declared)
+                where = (connection, self._label, self.place, self.schema, self.table, self.key, self._declared)
                 try:
                     columns, casts = await postgres_statements.read_postgres_columns(*where)
                 except TableNotFoundError:
@@ -478,6 +470,4 @@ class PostgresTable(StoreTable):
         except BaseException:
             await connection.close()
             raise
-        return PostgresRequests(
-            connection, statements, create=self.create, place=self._place, forget_after=self.forget_after
-        )
+        return PostgresRequests(connection, statements, self)

@@ -153,14 +153,11 @@ def _type_of(column: Column) -> str:
 
 
 class SqliteRequests:
-    """Requests over one connection; `create`: the idempotency table may be created."""
+    """Requests over one connection to a declared table."""
 
-    def __init__(
-        self, connection: sqlite3.Connection, codec: RowCodec, table: str, *, create: bool, forget_after: float | None
-    ) -> None:
-        self.connection, self.codec = connection, codec
-        self._name, self._create, self._forget_after = table, create, forget_after
-        self._table = quote_sqlite_name(table)
+    def __init__(self, connection: sqlite3.Connection, codec: RowCodec, declared: SqliteTable) -> None:
+        self.connection, self.codec, self._declared = connection, codec, declared
+        self._table = quote_sqlite_name(declared.table)
         self._is_key = " AND ".join(f"{quote_sqlite_name(name)} = ?" for name in codec.key)
         self._idempotency: str | None = None
 
@@ -174,8 +171,9 @@ class SqliteRequests:
         codec = self.codec
         if operation.conditions:
             self._open_idempotency_table()
-            if is_purge_due(codec.table, self._forget_after):
-                continue_purge(codec.table, self.forget(self._forget_after or 0, store.PURGED_AT_ONCE))
+            forget_after = self._declared.forget_after
+            if is_purge_due(codec.table, forget_after):
+                continue_purge(codec.table, self.forget(forget_after or 0, store.PURGED_AT_ONCE))
         with sqlite_transaction(self.connection, "IMMEDIATE"):
             # The write lock is held from here on, so what is read stays true until the commit.
             stored = self._read_state(operation, valid) if write_plan.needs_read(operation) else StoredState()
@@ -259,8 +257,8 @@ class SqliteRequests:
             return
         codec = self.codec
         key = [part.lower() for part in codec.key]  # as SQLite compares names
-        name = write_plan.idempotency_table_name(self._name, key)
-        if self._create:
+        name = write_plan.idempotency_table_name(self._declared.table, key)
+        if self._declared.create:
             with sqlite_transaction(self.connection, "IMMEDIATE"):
                 types = {part: f"{_type_of(codec.columns[part])} NOT NULL" for part in codec.key}
                 types |= dict.fromkeys(write_plan.COLUMNS, "TEXT") | {"at": "REAL NOT NULL"}
@@ -572,7 +570,7 @@ class SqliteTable(StoreTable):
         except BaseException:
             connection.close()
             raise
-        return SqliteRequests(connection, codec, self.table, create=self.create, forget_after=self.forget_after)
+        return SqliteRequests(connection, codec, self)
 
     def _get_connection(self, mine: _OpenConnection, *, make: bool = False) -> SqliteRequests | None:
         """The requests of this thread; None for reading, if the first write is to create the table."""
