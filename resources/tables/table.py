@@ -307,7 +307,7 @@ class RemoteTable(Generic[K, V, U]):
             found = f"{table}: on_replay='skip' with idempotent=False"
             expected = '"apply", or "skip" together with idempotent=True'
             raise argument_error(found, expected, argument="on_replay", table=self.name)
-        if self.cache is not None and self._has_conditions:
+        if self.cache is not None and (self.newest_by is not None or self.idempotent):
             problem = f"{table}: a cache can't know which writes the store skips under newest_by or idempotent."
             step = "Remove the cache, or declare a second table for reading that has the cache and no conditions."
             raise errors.ConfigurationError(problem, step, argument="cache", table=self.name)
@@ -504,10 +504,6 @@ class RemoteTable(Generic[K, V, U]):
             raise error
         return outcomes
 
-    @property
-    def _has_conditions(self) -> bool:
-        return self.newest_by is not None or self.idempotent
-
     def _with_conditions(self, operation: Operation[Any]) -> Operation[Any]:
         """Return the operation with the declared conditions and each entry's time and mark; raise before anything is
         sent.
@@ -515,7 +511,7 @@ class RemoteTable(Generic[K, V, U]):
         `newest_by` applies to every write; the time comes with the entries or is read from records and updates.
         `idempotent` applies to messages, which carry marks; a direct call has none, and is applied each time.
         """
-        if not (self._has_conditions and operation.kind.writes) or operation.conditions:
+        if (self.newest_by is None and not self.idempotent) or not operation.kind.writes or operation.conditions:
             return operation
         entries = operation.entries
         idempotent = self.idempotent and entries.marks is not None
