@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from dagster_adjunct.resources.tables.functions import StoreFunction as StoreFunction
     from dagster_adjunct.resources.tables.functions import TableReadFunction as TableReadFunction
     from dagster_adjunct.resources.tables.functions import TableWriteFunction as TableWriteFunction
-    from dagster_adjunct.resources.tables.layers import Capabilities as Capabilities
-    from dagster_adjunct.resources.tables.layers import Layer as Layer
     from dagster_adjunct.resources.tables.metrics import MetricsHook as MetricsHook
     from dagster_adjunct.resources.tables.metrics import PrometheusTables as PrometheusTables
     from dagster_adjunct.resources.tables.metrics import TableMetrics as TableMetrics
     from dagster_adjunct.resources.tables.metrics import report_tables_to as report_tables_to
+    from dagster_adjunct.resources.tables.operation import Capabilities as Capabilities
     from dagster_adjunct.resources.tables.operation import Changes as Changes
     from dagster_adjunct.resources.tables.operation import Conditions as Conditions
+    from dagster_adjunct.resources.tables.operation import Layer as Layer
     from dagster_adjunct.resources.tables.operation import Mark as Mark
     from dagster_adjunct.resources.tables.operation import Operation as Operation
     from dagster_adjunct.resources.tables.operation import OperationKind as OperationKind

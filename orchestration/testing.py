@@ -48,8 +48,7 @@ from dagster_adjunct.resources.streams.system import (
     SystemStreamPartition,
 )
 from dagster_adjunct.resources.tables.functions import StoreFunction
-from dagster_adjunct.resources.tables.layers import Capabilities
-from dagster_adjunct.resources.tables.operation import Operation, Outcomes, SystemClock
+from dagster_adjunct.resources.tables.operation import Capabilities, Operation, Outcomes, SystemClock
 from dagster_adjunct.resources.tables.table import RemoteTable
 from dagster_adjunct.resources.validation import validated, validated_methods
 

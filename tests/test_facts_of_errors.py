@@ -22,7 +22,7 @@ NOTHING = "what is given has no name here"
 WITHOUT = {
     ("resources/files/formats.py", "unreadable_file_error"): FILLED,
     ("resources/tables/functions.py", "outcomes_from_missing"): FILLED,
-    ("resources/tables/layers.py", "self_cancelled_error"): FILLED,
+    ("resources/tables/functions.py", "self_cancelled_error"): FILLED,
     ("resources/tables/spark.py", "_error_from_problem"): FILLED,
     ("resources/tables/operation.py", "__post_init__"): FILLED,
     ("resources/bucketing/writer.py", "check_key_order"): "a mistake of ours: it asks for a report",

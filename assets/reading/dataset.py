@@ -27,8 +27,7 @@ from dagster_adjunct.resources.common import check_seconds
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.tables.functions import TableReadFunction, check_args
-from dagster_adjunct.resources.tables.layers import Capabilities
-from dagster_adjunct.resources.tables.operation import Operation, Outcomes, Problem, State, key_reorderer
+from dagster_adjunct.resources.tables.operation import Capabilities, Operation, Outcomes, Problem, State, key_reorderer
 from dagster_adjunct.resources.validation import validated, validated_methods
 
 if TYPE_CHECKING:

@@ -47,8 +47,7 @@ from dagster_adjunct.resources.sql.checking import check_expression
 from dagster_adjunct.resources.sql.expression import did_you_mean, parse_expression
 from dagster_adjunct.resources.sql.types import expression_type
 from dagster_adjunct.resources.tables.arrow import DEFAULT, UPDATE
-from dagster_adjunct.resources.tables.layers import Capabilities
-from dagster_adjunct.resources.tables.operation import UpdateContract
+from dagster_adjunct.resources.tables.operation import Capabilities, UpdateContract
 from dagster_adjunct.resources.validation import validated
 
 if TYPE_CHECKING:
@@ -257,11 +256,6 @@ def _update_problems(sink: TableSink, name: str, can: Capabilities) -> Problems:
         yield (
             " has a cache, and updates would leave outdated records in it.",
             "Declare another RemoteTable without cache= for the updates.",
-        )
-    if table.batches.compact:
-        yield (
-            " has a batch that compacts: it keeps one update of a key, and all of them have to be applied.",
-            "Declare it with a complete batch.",
         )
     if not can.updates:
         yield (

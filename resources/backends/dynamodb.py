@@ -23,8 +23,15 @@ from dagster_adjunct.resources.backends.dynamodb_requests import Problems, Table
 from dagster_adjunct.resources.backends.store import StoreTable
 from dagster_adjunct.resources.backends.write_plan import Entry, ValidEntries, validate_entries
 from dagster_adjunct.resources.common import check_seconds, check_whole_number
-from dagster_adjunct.resources.tables.layers import Capabilities
-from dagster_adjunct.resources.tables.operation import Operation, OperationKind, Outcomes, PerLoop, Problem, State
+from dagster_adjunct.resources.tables.operation import (
+    Capabilities,
+    Operation,
+    OperationKind,
+    Outcomes,
+    PerLoop,
+    Problem,
+    State,
+)
 from dagster_adjunct.resources.validation import validated
 
 if TYPE_CHECKING:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.aws import new_session
-from dagster_adjunct.resources.backends.store import check_variable_name
+from dagster_adjunct.resources.backends.store import check_variable_name, read_variable
 from dagster_adjunct.resources.tables.operation import Problem, State
 
 if TYPE_CHECKING:
@@ -128,14 +127,9 @@ class Connection:
             raise _client_error(label, error) from error
 
     def _credentials(self, label: str) -> dict[str, str]:
-        if self.credentials_env is None:
-            return {}
-        missing = [name for name in self.credentials_env if not os.environ.get(name)]
-        if missing:
-            problem = f"{label}: credentials_env names {', '.join(missing)}, which the environment does not set."
-            raise errors.ConfigurationError(problem, "Set it, on executors too.", setting=missing[0])
         words = ("access_key", "secret_key", "token")
-        return {word: os.environ[name] for word, name in zip(words, self.credentials_env, strict=False)}
+        named = zip(words, self.credentials_env or (), strict=False)
+        return {word: read_variable(label, name, word.replace("_", " ")) for word, name in named}
 
 
 def problem_from_boto_error(error: BaseException, label: str, *, sent: bool = True) -> Problem:

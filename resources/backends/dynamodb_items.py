@@ -68,8 +68,10 @@ def encoder_for(column: Column) -> Callable[[Any], AttributeValue]:
             return {"L": [_NULL if item is None else encode(item) for item in value]}
 
         return encode_list
-    make = _MAKERS[column.kind]
-    return lambda value: make(check(value))
+    if column.kind not in _FORMS:  # of JSON, or of a table without declared columns
+        return lambda value: encode_any(check(value))
+    tag, write, _ = _FORMS[column.kind]
+    return lambda value: {tag: check(value) if write is None else write(check(value))}
 
 
 def decoder_for(column: Column) -> Callable[[AttributeValue], Any]:
@@ -80,7 +82,7 @@ def decoder_for(column: Column) -> Callable[[AttributeValue], Any]:
         return lambda stored: [decode(item) for item in stored["L"]] if "L" in stored else decode_any(stored)
     if column.kind is Kind.JSON:
         return _decode_json
-    tag, read = _TAGS.get(column.kind, "BOOL"), _READERS.get(column.kind)
+    tag, _, read = _FORMS.get(column.kind, ("BOOL", None, None))
     if read is None:
         return lambda stored: stored[tag] if tag in stored else decode_any(stored)
     return lambda stored: read(stored[tag]) if tag in stored else decode_any(stored)
@@ -88,7 +90,8 @@ def decoder_for(column: Column) -> Callable[[AttributeValue], Any]:
 
 def key_attribute_type(column: Column) -> str | None:
     """The attribute type of a key of this column ("S", "N", "B"); None if it can't be a key."""
-    return _TAGS.get(column.kind)
+    tag = _FORMS[column.kind][0] if column.kind in _FORMS else ""
+    return tag if tag in ("S", "N", "B") else None
 
 
 def encode_any(value: Any, depth: int = 0) -> AttributeValue:
@@ -100,11 +103,11 @@ def encode_any(value: Any, depth: int = 0) -> AttributeValue:
     if isinstance(value, bool):
         return {"BOOL": value}
     if isinstance(value, int | float | Decimal):
-        return _number(value)
+        return {"N": _number_text(value)}
     if isinstance(value, bytes | bytearray | memoryview):
         return {"B": bytes(value)}
     if isinstance(value, date):
-        return _timestamp(value) if isinstance(value, datetime) else {"S": value.isoformat()}
+        return {"S": _timestamp_text(value) if isinstance(value, datetime) else value.isoformat()}
     if depth >= _MAX_DEPTH:
         raise TypeError(f"expected at most {_MAX_DEPTH} levels of lists and maps")
     if isinstance(value, list | tuple):
@@ -160,15 +163,15 @@ def _text(value: str) -> str:
     return check_encodable(value)
 
 
-def _number(value: float | Decimal) -> AttributeValue:
+def _number_text(value: float | Decimal) -> str:
     if isinstance(value, float):
         if not math.isfinite(value):
             raise TypeError("expected a finite number, or None for NaN and infinity")
         if value and not 1e-130 <= abs(value) < 1e126:
             raise OutOfRangeError("out of range: DynamoDB stores numbers of 1E-130 to 9.9E+125")
-        return {"N": repr(value)}
+        return repr(value)
     if isinstance(value, int) and -(10**38) < value < 10**38:
-        return {"N": str(int(value))}
+        return str(int(value))
     if isinstance(value, Decimal) and not value.is_finite():
         raise TypeError("expected a finite number, or None for NaN and infinity")
     try:
@@ -177,7 +180,7 @@ def _number(value: float | Decimal) -> AttributeValue:
         raise OutOfRangeError("expected at most 38 digits, DynamoDB's limit") from None
     if exact and not _LEAST <= abs(exact) <= _GREATEST:
         raise OutOfRangeError("out of range: DynamoDB stores numbers of 1E-130 to 9.9E+125")
-    return {"N": str(exact)}
+    return str(exact)
 
 
 def _whole_or_decimal(text: str) -> int | Decimal:
@@ -188,10 +191,10 @@ def _whole_or_decimal(text: str) -> int | Decimal:
         return int(number) if number == number.to_integral_value() else number
 
 
-def _timestamp(value: datetime) -> AttributeValue:
+def _timestamp_text(value: datetime) -> str:
     if value.tzinfo is None or value.utcoffset() is None:  # pandas' NaT has no offset to ask for
         raise TypeError("expected a datetime with a time zone, or None")
-    return {"S": f"{value.astimezone(UTC).replace(tzinfo=None).isoformat(timespec='microseconds')}Z"}
+    return f"{value.astimezone(UTC).replace(tzinfo=None).isoformat(timespec='microseconds')}Z"
 
 
 def _decode_json(stored: AttributeValue) -> Any:
@@ -208,33 +211,16 @@ def _decode_json(stored: AttributeValue) -> Any:
     return decode_any(stored)
 
 
-_MAKERS: dict[Kind, Callable[[Any], AttributeValue]] = {
-    Kind.STRING: lambda value: {"S": value},
-    Kind.INTEGER: lambda value: {"N": str(int(value))},
-    Kind.FLOAT: _number,
-    Kind.BOOLEAN: lambda value: {"BOOL": value},
-    Kind.TIMESTAMP: _timestamp,
-    Kind.DATE: lambda value: {"S": value.isoformat()},
-    Kind.DECIMAL: _number,
-    Kind.BINARY: lambda value: {"B": value},
-    Kind.JSON: encode_any,
-    Kind.OTHER: encode_any,  # of a table without declared columns
-}
-_TAGS = {
-    Kind.STRING: "S",
-    Kind.INTEGER: "N",
-    Kind.FLOAT: "N",
-    Kind.TIMESTAMP: "S",
-    Kind.DATE: "S",
-    Kind.DECIMAL: "N",
-    Kind.BINARY: "B",
-}
-_READERS: dict[Kind, Callable[[Any], Any]] = {
-    Kind.INTEGER: _whole_or_decimal,
-    Kind.FLOAT: float,
-    Kind.DECIMAL: Decimal,
-    Kind.TIMESTAMP: datetime.fromisoformat,
-    Kind.DATE: date.fromisoformat,
+# The attribute type of a kind's values, and how they are written and read if not unchanged.
+_FORMS: dict[Kind, tuple[str, Callable[[Any], Any] | None, Callable[[Any], Any] | None]] = {
+    Kind.STRING: ("S", None, None),
+    Kind.INTEGER: ("N", lambda value: str(int(value)), _whole_or_decimal),
+    Kind.FLOAT: ("N", _number_text, float),
+    Kind.BOOLEAN: ("BOOL", None, None),
+    Kind.TIMESTAMP: ("S", _timestamp_text, datetime.fromisoformat),
+    Kind.DATE: ("S", date.isoformat, date.fromisoformat),
+    Kind.DECIMAL: ("N", _number_text, Decimal),
+    Kind.BINARY: ("B", None, None),
 }
 
 
@@ -370,7 +356,7 @@ class ItemCodec(RowCodec):
         """The column's value after adding a number; SchemaMismatchError if that exceeds its type."""
         if old is not None and name in self._bounds:
             self.checked(name, self.read((name,), ({"N": str(exact_sum(old, number))},))[name])
-        return number if old is None else _number(exact_sum(old, number))
+        return number if old is None else {"N": _number_text(exact_sum(old, number))}
 
     def check_sums(self, changes: EncodedChanges, item: Item) -> None:
         """Raise for changes whose sum with what `item` holds exceeds its column's type."""
@@ -414,7 +400,7 @@ class ItemCodec(RowCodec):
             if name in self._bounds and step:
                 least, most = self._bounds[name]
                 bound = _EXACT.subtract(most if step > 0 else least, step)
-                limits[name] = ("<=" if step > 0 else ">=", _number(bound))
+                limits[name] = ("<=" if step > 0 else ">=", {"N": _number_text(bound)})
         if len(limits) > _MOST_SUMS:
             problem = f"{self.table}: an update adds to {len(limits)} columns; DynamoDB can check {_MOST_SUMS}."
             raise SchemaMismatchError(problem, "Add to fewer columns at once.", table=self.table)

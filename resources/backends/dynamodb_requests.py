@@ -36,7 +36,6 @@ from dagster_adjunct.resources.backends.dynamodb_items import (
     Item,
     ItemCodec,
     KeyItem,
-    Limit,
     begin_record,
     is_default_redundant,
 )
@@ -112,12 +111,15 @@ def guard_of(operation: Operation[Any], entry: Entry) -> Guard:
 
 NO_GUARD = Guard()
 NOTHING: Mapping[str, AttributeValue] = {}
+NO_CHANGES = EncodedChanges()
 
 
 @dataclass(slots=True)
 class _Expression:
-    """Collects clauses, with a short placeholder for each name and value."""
+    """The request of one write under its guard, with a short placeholder for each name and value."""
 
+    key: KeyItem
+    guard: Guard
     names: dict[str, str] = field(default_factory=dict)
     values: dict[str, AttributeValue] = field(default_factory=dict)
     _known: dict[str, str] = field(default_factory=dict)
@@ -133,8 +135,57 @@ class _Expression:
         self.values[short] = value
         return short
 
-    def guard(self, guard: Guard) -> list[str]:
-        clauses = []
+    def present(self) -> str:
+        return f"attribute_exists({self.name(next(iter(self.key)))}) AND attribute_not_exists({self.name(DELETED)})"
+
+    def absent(self) -> str:
+        return f"(attribute_not_exists({self.name(next(iter(self.key)))}) OR attribute_exists({self.name(DELETED)}))"
+
+    def put(self, item: Item) -> Request:
+        """PutItem: make `item`, with the guard's attributes, the whole item."""
+        return self._conditional({"Item": {**item, **self.guard.attributes}}, [])
+
+    def update(
+        self,
+        clauses: Iterable[str],
+        columns: Item,
+        removes: Iterable[str],
+        changes: EncodedChanges = NO_CHANGES,
+        merged: Mapping[str, AttributeValue] = NOTHING,
+    ) -> Request:
+        """UpdateItem: set columns and the guard's attributes, and members of maps by their paths (`merged`); remove,
+        add and append.
+        """
+        sets = [f"{self.name(name)} = {self.value(one)}" for name, one in {**columns, **self.guard.attributes}.items()]
+        sets += [f"{path} = {self.value(value)}" for path, value in merged.items()]
+        if changes.append:
+            empty = self.value({"L": []})
+            for name, values in changes.append.items():
+                short = self.name(name)
+                sets.append(f"{short} = list_append(if_not_exists({short}, {empty}), {self.value(values)})")
+        adds = [f"{self.name(name)} {self.value(number)}" for name, number in changes.add.items()]
+        # DynamoDB does not know the columns' types, which no sum may exceed.
+        room = [
+            f"(attribute_not_exists({self.name(name)}) OR {self.name(name)} {comparison} {self.value(number)})"
+            for name, (comparison, number) in changes.limits.items()
+        ]
+        parts = (("SET", sets), ("REMOVE", map(self.name, removes)), ("ADD", adds))
+        words = [f"{verb} {text}" for verb, text in ((verb, ", ".join(part)) for verb, part in parts) if text]
+        update = {"UpdateExpression": " ".join(words)} if words else {}
+        return self._conditional({"Key": self.key, **update}, [*clauses, *room])
+
+    def _conditional(self, request: Request, clauses: Iterable[str]) -> Request:
+        condition = " AND ".join([*clauses, *self._guarded()])
+        if condition:
+            request |= {"ConditionExpression": condition, "ReturnValuesOnConditionCheckFailure": "ALL_OLD"}
+        if self.names:
+            request["ExpressionAttributeNames"] = self.names
+        if self.values:
+            request["ExpressionAttributeValues"] = self.values
+        return request
+
+    def _guarded(self) -> list[str]:
+        clauses, guard = [], self.guard
         if guard.position is not None:
             mark = self.name(_mark_attribute(guard.source))
             clauses.append(f"(attribute_not_exists({mark}) OR {mark} < {self.value({'S': guard.position})})")
@@ -147,64 +198,17 @@ class _Expression:
             )
         return clauses
 
-    def present(self, key: KeyItem) -> str:
-        return f"attribute_exists({self.name(next(iter(key)))}) AND attribute_not_exists({self.name(DELETED)})"
-
-    def absent(self, key: KeyItem) -> str:
-        return f"(attribute_not_exists({self.name(next(iter(key)))}) OR attribute_exists({self.name(DELETED)}))"
-
-    def room(self, limits: Mapping[str, Limit]) -> list[str]:
-        """The clause that columns hold no number to which adding would exceed their types, which DynamoDB does not
-        know.
-        """
-        names = {name: self.name(name) for name in limits}
-        return [
-            f"(attribute_not_exists({names[name]}) OR {names[name]} {comparison} {self.value(number)})"
-            for name, (comparison, number) in limits.items()
-        ]
-
-    def set(self, columns: Item) -> list[str]:
-        return [f"{self.name(name)} = {self.value(stored)}" for name, stored in columns.items()]
-
-    def request(
-        self, clauses: Iterable[str], sets: Iterable[str], removes: Iterable[str], adds: Iterable[str] = ()
-    ) -> Request:
-        parts = (("SET", sets), ("REMOVE", map(self.name, removes)), ("ADD", adds))
-        words = [f"{verb} {text}" for verb, text in ((verb, ", ".join(part)) for verb, part in parts) if text]
-        return self.conditional({"UpdateExpression": " ".join(words)} if words else {}, clauses)
-
-    def conditional(self, request: Request, clauses: Iterable[str]) -> Request:
-        condition = " AND ".join(clauses)
-        if condition:
-            request |= {"ConditionExpression": condition, "ReturnValuesOnConditionCheckFailure": "ALL_OLD"}
-        if self.names:
-            request["ExpressionAttributeNames"] = self.names
-        if self.values:
-            request["ExpressionAttributeValues"] = self.values
-        return request
-
-
-def put_item(item: Item, guard: Guard) -> Request:
-    """PutItem: make `item`, a record or a tombstone, the whole item, removing marks of other sources."""
-    expression = _Expression()
-    return expression.conditional({"Item": {**item, **guard.attributes}}, expression.guard(guard))
-
 
 def put_columns(key: KeyItem, columns: Item, others: Iterable[str], guard: Guard) -> Request:
     """UpdateItem: make `columns` the record or tombstone, removing `others` of its table's columns; all marks stay."""
-    expression = _Expression()
-    clauses = expression.guard(guard)
-    sets = expression.set({**columns, **guard.attributes})
     removed = [name for name in (*others, *_NO_LONGER_DELETED) if name not in columns and name not in key]
-    return {"Key": key, **expression.request(clauses, sets, removed)}
+    return _Expression(key, guard).update([], columns, removed)
 
 
 def begin_item(key: KeyItem, columns: Item, guard: Guard) -> Request:
     """UpdateItem: make `columns` the record if there is none."""
-    expression = _Expression()
-    clauses = [expression.absent(key), *expression.guard(guard)]
-    sets = expression.set({**columns, **guard.attributes})
-    return {"Key": key, **expression.request(clauses, sets, _NO_LONGER_DELETED)}
+    expression = _Expression(key, guard)
+    return expression.update([expression.absent()], columns, _NO_LONGER_DELETED)
 
 
 def update_item(key: KeyItem, changes: EncodedChanges, guard: Guard, item: Item) -> Request:
@@ -213,9 +217,8 @@ def update_item(key: KeyItem, changes: EncodedChanges, guard: Guard, item: Item)
     DynamoDB sets members of a map only if there is a map, so a merge must know it: `item` is what an earlier attempt
     found, {} at first, when all maps are assumed to exist. The condition holds only if that is so.
     """
-    expression = _Expression()
-    clauses = [expression.present(key), *expression.guard(guard)]
-    merged = {}
+    expression = _Expression(key, guard)
+    clauses, merged = [expression.present()], {}
     for name, members in changes.merge.items():
         short = expression.name(name)
         if item and name not in item:
@@ -224,48 +227,25 @@ def update_item(key: KeyItem, changes: EncodedChanges, guard: Guard, item: Item)
         else:
             clauses.append(f"attribute_type({short}, {expression.value({'S': 'M'})})")
             merged |= {f"{short}.{expression.name(member)}": value for member, value in members["M"].items()}
-    return {"Key": key, **_add_changes(expression, clauses, changes, guard, changes.remove, merged)}
+    return expression.update(clauses, changes.set, changes.remove, changes, merged)
 
 
 def update_or_begin_item(key: KeyItem, changes: EncodedChanges, guard: Guard) -> Request:
     """UpdateItem: change the record, or start one with the changes alone. The answer tells what was there before."""
-    expression = _Expression()
-    clauses = expression.guard(guard)
     removes = [*changes.remove, *_NO_LONGER_DELETED]
-    return {"Key": key, "ReturnValues": "ALL_OLD", **_add_changes(expression, clauses, changes, guard, removes)}
+    return {"ReturnValues": "ALL_OLD", **_Expression(key, guard).update([], changes.set, removes, changes)}
 
 
 def keep_mark(key: KeyItem, guard: Guard) -> Request:
     """UpdateItem: store the mark of an entry that changes nothing, if there is only a tombstone or nothing."""
-    expression = _Expression()
-    clauses = [f"attribute_exists({expression.name(DELETED)})", *expression.guard(guard)]
-    return {"Key": key, **expression.request(clauses, expression.set(guard.attributes), ())}
+    expression = _Expression(key, guard)
+    return expression.update([f"attribute_exists({expression.name(DELETED)})"], {}, ())
 
 
 def tombstone_attributes(now: float, horizon: float | None) -> Item:
     """A tombstone's attributes; with a horizon, in seconds, DynamoDB removes it some time after that."""
     kept = {DELETED: {"N": str(int(now))}}
     return kept if horizon is None else kept | {EXPIRES: {"N": str(int(now + horizon) + 1)}}
-
-
-def _add_changes(
-    expression: _Expression,
-    clauses: list[str],
-    changes: EncodedChanges,
-    guard: Guard,
-    removes: Iterable[str],
-    merged: Mapping[str, AttributeValue] = NOTHING,
-) -> Request:
-    sets = expression.set({**changes.set, **guard.attributes})
-    sets += [f"{path} = {expression.value(value)}" for path, value in merged.items()]
-    if changes.append:
-        empty = expression.value({"L": []})
-        for name, values in changes.append.items():
-            short = expression.name(name)
-            sets.append(f"{short} = list_append(if_not_exists({short}, {empty}), {expression.value(values)})")
-    adds = [f"{expression.name(name)} {expression.value(number)}" for name, number in changes.add.items()]
-    clauses += expression.room(changes.limits)
-    return expression.request(clauses, sets, removes, adds)
 
 
 def _mark_attribute(source: str) -> str:
@@ -302,7 +282,6 @@ class TableRequests:
     consistent: bool
     horizon: float | None = None
     pause: Callable[[float], object] = time.sleep
-    clock: Callable[[], float] = time.time
 
     @property
     def label(self) -> str:
@@ -417,11 +396,11 @@ class TableRequests:
         if kind is OperationKind.PUT_IF_ABSENT:
             answer = self._send(begin_item(key, codec.columns_of(key, entry.value), guard))
             return False, Problem(State.SKIPPED) if answer.failed else None
-        left = tombstone_attributes(self.clock(), self.horizon) if kind is OperationKind.DELETE else {}
+        left = tombstone_attributes(time.time(), self.horizon) if kind is OperationKind.DELETE else {}
         columns = left or codec.columns_of(key, entry.value)
         if codec.is_open:
             # There are no marks of sources to keep: they need declared columns.
-            request = put_item({**columns, **key}, guard)
+            request = _Expression(key, guard).put({**columns, **key})
         else:
             request = put_columns(key, columns, codec.names, guard)
         return False, _skipped(self._send(request), guard)

@@ -30,8 +30,8 @@ from dagster_adjunct.resources.backends.write_plan import Key, Record
 from dagster_adjunct.resources.common import check_seconds, check_whole_number, import_package, utc_now
 from dagster_adjunct.resources.tables import functions
 from dagster_adjunct.resources.tables.functions import DeclaredFunction, TableReadFunction, TableWriteFunction
-from dagster_adjunct.resources.tables.layers import Capabilities
 from dagster_adjunct.resources.tables.operation import (
+    Capabilities,
     Operation,
     Outcomes,
     PerLoop,
@@ -248,10 +248,7 @@ class HttpTable(DeclaredFunction, TableReadFunction[Key, Record], TableWriteFunc
         ordered = key_reorderer(self._label, self.key, operation.key)
         if ordered is None:
             return await super().send(operation)
-        entries = operation.entries
-        mine = RowEntries(
-            list(map(ordered, entries.keys)), entries.values, entries.defaults, entries.marks, entries.newest
-        )
+        mine = RowEntries(list(map(ordered, operation.entries.keys)), operation.entries.values)
         return await super().send(replace(operation, entries=mine, key=self.key))
 
     # -- overridden for other services

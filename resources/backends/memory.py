@@ -18,8 +18,15 @@ from dagster_adjunct.resources.backends.write_plan import (
     plan_writes,
 )
 from dagster_adjunct.resources.tables.functions import DeclaredFunction, StoreFunction
-from dagster_adjunct.resources.tables.layers import STORE_CAPABILITIES, Capabilities
-from dagster_adjunct.resources.tables.operation import Changes, Operation, OperationKind, Outcomes, to_changes
+from dagster_adjunct.resources.tables.operation import (
+    STORE_CAPABILITIES,
+    Capabilities,
+    Changes,
+    Operation,
+    OperationKind,
+    Outcomes,
+    to_changes,
+)
 from dagster_adjunct.resources.validation import validated
 
 

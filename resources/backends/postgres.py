@@ -10,7 +10,6 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dagster_adjunct.resources.backends import postgres_connection, store, write_plan
@@ -66,20 +65,9 @@ class PostgresRequests:
     enough (two create the same record), the server resolves the deadlock and the request can be retried.
     """
 
-    def __init__(
-        self,
-        connection: AsyncConnection[Any],
-        statements: Statements,
-        codec_of_gets: RowCodec,
-        *,
-        create: bool,
-        place: str,
-        forget_after: float | None,
-    ) -> None:
+    def __init__(self, connection: AsyncConnection[Any], statements: Statements, table: PostgresTable) -> None:
         self.connection, self.codec, self._statements = connection, statements.codec, statements
-        self.codec_of_gets = codec_of_gets
-        self._create, self._has_idempotency_table = create, False
-        self._place, self._forget_after = place, forget_after
+        self._declared, self._has_idempotency_table = table, False
         self._staging: set[str] = set()
         self.committing = False
 
@@ -159,8 +147,9 @@ class PostgresRequests:
     async def _prepare_conditions(self) -> None:
         """Check the idempotency table, and purge it if that is due."""
         await self._open_idempotency_table()
-        if is_purge_due(place := f"{self.codec.table} {self._place}", self._forget_after):
-            continue_purge(place, await self.forget(self._forget_after or 0, store.PURGED_AT_ONCE))
+        place, forget_after = f"{self.codec.table} {self._declared.place}", self._declared.forget_after
+        if is_purge_due(place, forget_after):
+            continue_purge(place, await self.forget(forget_after or 0, store.PURGED_AT_ONCE))
 
     async def _open_idempotency_table(self) -> None:
         """Check the idempotency table once, after creating it if the table is declared with `create`.
@@ -175,7 +164,7 @@ class PostgresRequests:
 
         schema, casts, key = self._statements.schema, self._statements.casts, self.codec.key
         name = write_plan.idempotency_table_name(self._statements.table, key)
-        if self._create:
+        if self._declared.create:
             types = {part: casts[part] for part in key} | dict.fromkeys(COLUMNS, "text") | {"applied": "jsonb"}
             await create_table(self.connection, schema, name, {**types, "at": "timestamp with time zone NOT NULL"}, key)
         cursor = await self.connection.execute(
@@ -236,13 +225,13 @@ class PostgresRequests:
 
 
 class Pool:
-    """At most `size` connections, created by `connect` when none is idle.
+    """At most `size` connections, created by `connect` when none is idle, which may create the table.
 
     Unlike a library's pool, which only reports a timeout to waiting callers, it passes the error of a login, a missing
     table or a server that is down to the request that met it, at once.
     """
 
-    def __init__(self, size: int, connect: Callable[[], Awaitable[PostgresRequests]]) -> None:
+    def __init__(self, size: int, connect: Callable[[bool], Awaitable[PostgresRequests]]) -> None:
         self._size, self._connect = size, connect
         self._places = asyncio.Semaphore(size)
         self._closing = asyncio.Lock()
@@ -250,10 +239,10 @@ class Pool:
         self.is_connected = False  # whether a connection was made since the last one was lost
 
     @asynccontextmanager
-    async def one(self) -> AsyncIterator[PostgresRequests]:
+    async def one(self, *, create: bool = False) -> AsyncIterator[PostgresRequests]:
         """A context manager for a connection of the caller's own, left outside of any transaction, or closed."""
         async with self._places:
-            requests = self._idle.pop() if self._idle else await self._connect()
+            requests = self._idle.pop() if self._idle else await self._connect(create)
             self.is_connected = True
             try:
                 yield requests
@@ -324,7 +313,7 @@ class PostgresTable(StoreTable):
         what, whole = f"PostgreSQL table {table!r} has", "a whole number, at least 1"
         check_whole_number(connections, f"{what} connections={connections!r}", whole, argument="connections")
         check_seconds(forget_after, f"{what} forget_after={forget_after!r}", argument="forget_after", none=True)
-        self._place = ""
+        self.place = ""  # of the server, once connected
         self._open: PerLoop[Pool] = PerLoop(lambda: Pool(self.connections, self._connected), Pool.finish)
 
     def __repr__(self) -> str:
@@ -332,7 +321,6 @@ class PostgresTable(StoreTable):
         return f"PostgresTable({self.table!r}, key={self.key}, schema={self.schema!r}, {source})"
 
     async def stored_types(self) -> dict[str, str] | None:
-        postgres_connection.require_driver(self._label)
         try:
             async with self._open.here().one() as requests:
                 return requests.codec.types
@@ -343,7 +331,6 @@ class PostgresTable(StoreTable):
 
     async def open(self) -> None:
         """Connect; a table to be created is created by the first write."""
-        postgres_connection.require_driver(self._label)
         pool = self._open.here()
         if not pool.is_connected:
             try:
@@ -358,53 +345,29 @@ class PostgresTable(StoreTable):
         await self._open.here().close()
 
     async def send(self, operation: Operation[Any]) -> Outcomes:
-        postgres_connection.require_driver(self._label)
         reads, count = operation.kind is OperationKind.GET, len(operation)
         request = self._get if reads else self._write
-        for has_table in (False, True):
-            connected = False
-            try:
-                async with self._open.here().one() as requests:
-                    connected = True
-                    outcomes = await postgres_connection.run_cancellable(
-                        requests.connection, request(requests, operation)
-                    )
-                    if any(problem.of_request and not problem.may_pass for problem in outcomes.problems.values()):
-                        await requests.connection.close()  # it may know the table as it was before a change
-                    return outcomes
-            except AdjunctError as error:
-                if connected:
-                    raise
-                if has_table or not self.create or not isinstance(error, TableNotFoundError):
-                    return self._failed(count, error)
-            if reads:
-                break
-            try:
-                await self._create_table()
-            except AdjunctError as error:
-                return self._failed(count, error)
-        return Outcomes(count, [None] * count)
+        connected = False
+        try:
+            async with self._open.here().one(create=self.create and not reads) as requests:
+                connected = True
+                outcomes = await postgres_connection.run_cancellable(requests.connection, request(requests, operation))
+                if any(problem.of_request and not problem.may_pass for problem in outcomes.problems.values()):
+                    await requests.connection.close()  # it may know the table as it was before a change
+                return outcomes
+        except AdjunctError as error:
+            if connected:
+                raise
+            if reads and self.create and isinstance(error, TableNotFoundError):
+                return Outcomes(count, [None] * count)
+            return self._failed(count, error)
 
     def _failed(self, count: int, error: AdjunctError) -> Outcomes:
         """The outcomes of entries whose request had no effect, for a reason that says nothing about them."""
         return Outcomes.all(count, replace(self.problem_of(error, sent=False), of_request=True))
 
-    async def _create_table(self) -> None:
-        """Create the table unless it exists."""
-        from dagster_adjunct.resources.backends.postgres_statements import column_type, create_table
-
-        connection = await postgres_connection.connect_async(
-            self._label, postgres_connection.connection_settings(self._label, self.dsn_env, self.connect)
-        )
-        try:
-            with self._translated():
-                types = {column.name: column_type(column) for column in self._declared}
-                await create_table(connection, self.schema, self.table, types, self.key)
-        finally:
-            await connection.close()
-
     async def _get(self, requests: PostgresRequests, operation: Operation[Any]) -> Outcomes:
-        valid = write_plan.validate_entries(requests.codec_of_gets, operation)
+        valid = write_plan.validate_entries(requests.codec, operation)
         try:
             with self._translated():
                 stored = await requests.get([entry.key for entry in valid.entries])
@@ -418,7 +381,6 @@ class PostgresTable(StoreTable):
 
         A message that old is applied if it arrives again.
         """
-        postgres_connection.require_driver(self._label)
         try:
             with self._translated():
                 async with self._open.here().one() as requests:
@@ -481,31 +443,31 @@ class PostgresTable(StoreTable):
         try:
             yield
         except psycopg.Error as error:
-            raise postgres_connection.translate_error(error, self._label, self._place) from error
+            raise postgres_connection.translate_error(error, self._label, self.place) from error
 
-    async def _connected(self) -> PostgresRequests:
-        from dagster_adjunct.resources.backends.postgres_statements import Statements, read_postgres_columns
+    async def _connected(self, create: bool) -> PostgresRequests:
+        postgres_connection.require_driver(self._label)
+        from dagster_adjunct.resources.backends import postgres_statements
 
         settings = postgres_connection.connection_settings(self._label, self.dsn_env, self.connect)
-        self._place = postgres_connection.format_address(settings)
+        self.place = postgres_connection.format_address(settings)
         connection = await postgres_connection.connect_async(self._label, settings)
         try:
             with self._translated():
-                columns, casts = await read_postgres_columns(
-                    connection, self._label, self._place, self.schema, self.table, self.key, self._declared
-                )
-                codec_of = partial(
-                    RowCodec, self._label, self.key, columns, keep=postgres_encoder, decode=postgres_decoder
-                )
-                statements = Statements(self.schema, self.table, codec_of(check=postgres_checker), casts)
+                where = (connection, self._label, self.place, self.schema, self.table, self.key, self._declared)
+                try:
+                    columns, casts = await postgres_statements.read_postgres_columns(*where)
+                except TableNotFoundError:
+                    if not create:
+                        raise
+                    types = {column.name: postgres_statements.column_type(column) for column in self._declared}
+                    await postgres_statements.create_table(connection, self.schema, self.table, types, self.key)
+                    columns, casts = await postgres_statements.read_postgres_columns(*where)
+            codec = RowCodec(
+                self._label, self.key, columns, check=postgres_checker, keep=postgres_encoder, decode=postgres_decoder
+            )
+            statements = postgres_statements.Statements(self.schema, self.table, codec, casts)
         except BaseException:
             await connection.close()
             raise
-        return PostgresRequests(
-            connection,
-            statements,
-            codec_of(),  # a key that is too long to be in the table is no error
-            create=self.create,
-            place=self._place,
-            forget_after=self.forget_after,
-        )
+        return PostgresRequests(connection, statements, self)

@@ -34,7 +34,6 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from psycopg import sql
-from psycopg.sql import Composed
 
 from dagster_adjunct.resources.backends import postgres_values
 from dagster_adjunct.resources.backends.columns import (
@@ -44,6 +43,7 @@ from dagster_adjunct.resources.backends.columns import (
     loose_key_error,
     not_unique_error,
     parse_column,
+    to_spark_type,
 )
 from dagster_adjunct.resources.backends.postgres_values import AS_TEXT, POSITION, SOURCE, TIE, TIME, StagingShape
 from dagster_adjunct.resources.backends.write_plan import COLUMNS, RowCodec
@@ -53,17 +53,14 @@ if TYPE_CHECKING:
     from psycopg import AsyncConnection
 
 
-def compose_joined(between: str, parts: Iterable[sql.Composable]) -> Composed:
-    return sql.SQL(between).join(parts)
+def quote_names(names: Iterable[str], table: str = "") -> str:
+    """The names as SQL, with commas; columns of `table`, an alias."""
+    return ", ".join(f"{table}.{quote_name(name)}" if table else quote_name(name) for name in names)
 
 
-def compose_names(names: Sequence[str], table: str | None = None) -> Composed:
-    return sql.SQL(", ").join(compose_identifier(*((table,) if table else ()), name) for name in names)
-
-
-def compose_identifier(*names: str) -> sql.Identifier:
-    # In statements with parameters, a single % starts one.
-    return sql.Identifier(*(name.replace("%", "%%") for name in names))
+def quote_name(*names: str) -> str:
+    """The name, below the others, as SQL. In statements with parameters, a single % starts one."""
+    return sql.Identifier(*names).as_string(None).replace("%", "%%")
 
 
 # Settings of a connection that writes batches. A hash join would lock rows in no order, so that writers of the same
@@ -79,10 +76,10 @@ class StagingStatements(NamedTuple):
     """
 
     name: str
-    create: Composed
-    copy: Composed
-    write: Composed
-    lock: Composed
+    create: sql.SQL
+    copy: sql.SQL
+    write: sql.SQL
+    lock: sql.SQL
     settings: str = _SETTINGS
 
 
@@ -93,44 +90,44 @@ class Statements:
         self.schema, self.table, self.codec, self.casts = schema, table, codec, casts
         self._key, self._names = codec.key, codec.names
         self._texts = {name for name, column in codec.columns.items() if column.kind in AS_TEXT}
-        self._parts: dict[str, sql.Composable] = {
-            "table": compose_identifier(schema, table),
-            "idempotency": compose_identifier(schema, f"{table}__adjunct"),
-            "keys": compose_names(self._key),
-            "names": compose_names(self._names),
+        self._parts = {
+            "table": quote_name(schema, table),
+            "idempotency": quote_name(schema, f"{table}__adjunct"),
+            "keys": quote_names(self._key),
+            "names": quote_names(self._names),
             "given_keys": self._given(self._key),
             "given": self._given(self._names),
-            "typed": compose_joined(", ", map(self._typed, self._names)),
-            "of_b": compose_names(self._key, "b"),
-            "of_t": compose_names(self._key, "t"),
-            "of_s": compose_names(self._key, "s"),
-            "same": self._compose_equal_keys("t"),
-            "same_mark": self._compose_equal_keys("b"),
+            "typed": ", ".join(map(self._typed, self._names)),
+            "of_b": quote_names(self._key, "b"),
+            "of_t": quote_names(self._key, "t"),
+            "of_s": quote_names(self._key, "s"),
+            "same": self._equal_keys("t"),
+            "same_mark": self._equal_keys("b"),
         }
-        rest = [name for name in self._names if name not in self._key]
-        changes = compose_joined(", ", (sql.SQL("{0} = excluded.{0}").format(compose_identifier(n)) for n in rest))
-        action = sql.SQL("UPDATE SET {}").format(changes) if rest else sql.SQL("NOTHING")
+        rest = map(quote_name, (name for name in self._names if name not in self._key))
+        changes = ", ".join(f"{name} = excluded.{name}" for name in rest)
         begin = "INSERT INTO {table} AS t ({names}) SELECT {typed} FROM unnest({given}) AS s ({names}) ORDER BY {of_s} "
         find = "SELECT s.__place, {found} FROM unnest({given_keys}) WITH ORDINALITY AS s ({keys}, __place) "
         self.insert = self._compose(begin + "ON CONFLICT ({keys}) DO NOTHING")
-        self.upsert = self._compose(begin + "ON CONFLICT ({keys}) DO {action}", action=action)
+        self.upsert = self._compose(
+            begin + "ON CONFLICT ({keys}) DO {action}", action=f"UPDATE SET {changes}" if changes else "NOTHING"
+        )
         self.delete = self._compose("DELETE FROM {table} AS t USING unnest({given_keys}) AS s ({keys}) WHERE {same}")
-        self.select = self._compose(find + "JOIN {table} AS t ON {same}", found=compose_names(self._names, "t"))
+        self.select = self._compose(find + "JOIN {table} AS t ON {same}", found=quote_names(self._names, "t"))
         self.claim = self._compose(
             "INSERT INTO {idempotency} AS t ({keys}, at) SELECT {of_s}, now() FROM unnest({given_keys}) AS s ({keys}) "
             "ORDER BY {of_s} ON CONFLICT ({keys}) DO NOTHING"
         )
         self.applied = self._compose(
             find + "JOIN {idempotency} AS t ON {same} ORDER BY {of_s} FOR NO KEY UPDATE OF t",
-            found=compose_joined(", ", (sql.SQL("t.{}::text").format(compose_identifier(name)) for name in COLUMNS)),
+            found=", ".join(f"t.{name}::text" for name in COLUMNS),
         )
-        types = {name: sql.SQL("jsonb" if name == "applied" else "text") for name in COLUMNS}
-        marks = (sql.SQL("{0} = s.{0}::{1}").format(compose_identifier(name), type_) for name, type_ in types.items())
+        types = {name: "jsonb" if name == "applied" else "text" for name in COLUMNS}
         self.remember = self._compose(
             "UPDATE {idempotency} AS t SET {changes}, at = now() FROM unnest({all_given}) AS s ({all}) WHERE {same}",
-            changes=compose_joined(", ", marks),
-            all_given=compose_joined(", ", (self._given(self._key), *(sql.SQL("%s::text[]") for _ in COLUMNS))),
-            all=compose_names((*self._key, *COLUMNS)),
+            changes=", ".join(f"{name} = s.{name}::{type_}" for name, type_ in types.items()),
+            all_given=", ".join((self._given(self._key), *("%s::text[]" for _ in COLUMNS))),
+            all=quote_names((*self._key, *COLUMNS)),
         )
         self.forget = self._compose(
             "DELETE FROM {idempotency} AS t "
@@ -141,27 +138,26 @@ class Statements:
         self.update = cache(self._update)
         self.staging = cache(self._stage)
 
-    def _compose_equal_keys(self, table: str) -> Composed:
-        equal = (sql.SQL("{} = {}").format(compose_identifier(table, n), compose_identifier("s", n)) for n in self._key)
-        return compose_joined(" AND ", equal)
+    def _equal_keys(self, table: str) -> str:
+        return " AND ".join(f"{table}.{name} = s.{name}" for name in map(quote_name, self._key))
 
-    def _lock(self, read: tuple[str, ...]) -> Composed:
+    def _lock(self, read: tuple[str, ...]) -> sql.SQL:
         return self._compose(
             "SELECT {found} FROM unnest({given_keys}) WITH ORDINALITY AS s ({keys}, __place) "
             "JOIN {table} AS t ON {same} ORDER BY {of_s} FOR NO KEY UPDATE OF t",
-            found=compose_joined(", ", (sql.SQL("s.__place"), *(compose_identifier("t", name) for name in read))),
+            found=", ".join(("s.__place", *(f"t.{quote_name(name)}" for name in read))),
         )
 
-    def _update(self, sets: tuple[str, ...], append: tuple[str, ...]) -> Composed:
+    def _update(self, sets: tuple[str, ...], append: tuple[str, ...]) -> sql.SQL:
         names = (*sets, *append, *self._key)
-        changes = [sql.SQL("{} = {}").format(compose_identifier(name), self._typed(name)) for name in sets]
-        add = sql.SQL("{0} = coalesce(t.{0}, '{{}}') || {1}")
-        changes += [add.format(compose_identifier(name), self._typed(name)) for name in append]
+        changes = [f"{quote_name(name)} = {self._typed(name)}" for name in sets]
+        for name in append:
+            changes.append("{0} = coalesce(t.{0}, '{{}}') || {1}".format(quote_name(name), self._typed(name)))
         return self._compose(
             "UPDATE {table} AS t SET {changes} FROM unnest({all_given}) AS s ({all}) WHERE {same}",
-            changes=compose_joined(", ", changes),
+            changes=", ".join(changes),
             all_given=self._given(names),
-            all=compose_names(names),
+            all=quote_names(names),
         )
 
     def arrays(self, names: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[Any]:
@@ -169,64 +165,55 @@ class Statements:
         columns = self.codec.columns
         kept = zip(names, self.codec.kept(names, rows), strict=True)
         return [
-            postgres_values.format_array(values) if postgres_values.has_array_text(columns[name]) else values
+            values if columns[name].kind is Kind.OTHER else postgres_values.format_array(values)
             for name, values in kept
         ]
 
     def _stage(self, shape: StagingShape) -> StagingStatements:
-        stage = sql.Identifier("adjunct_" + sha256(repr(shape).encode()).hexdigest()[:16])
-        given = [name for name in (*shape.columns, *shape.constants) if name in self._names]
-        staged = [name for name in shape.columns if name in self._names]
+        name = "adjunct_" + sha256(repr(shape).encode()).hexdigest()[:16]
+        given = {*shape.columns, *shape.constants}
+        staged = [quote_name(column) for column in shape.columns if column in self._names]
         types = {POSITION: "text", SOURCE: "text", TIE: "text", TIME: self._cast(shape.conditions.newest_by)}
-        more = (
-            sql.SQL("NULL::{} AS {}").format(sql.SQL(cast), compose_identifier(name))
-            for name, cast in types.items()
-            if name in shape.columns
-        )
-        constants = (
-            sql.SQL(", %s::{} AS {}").format(sql.SQL(self.casts[name]), compose_identifier(name))
-            for name in shape.constants
-        )
+        staged += [f"NULL::{cast} AS {column}" for column, cast in types.items() if column in shape.columns]
+        constants = (f", %s::{self.casts[column]} AS {quote_name(column)}" for column in shape.constants)
         made = partial(
             self._compose,
-            stage=stage,
-            rows=sql.SQL("(SELECT r.*{} FROM {} AS r)").format(compose_joined("", constants), stage),
-            columns=compose_names(shape.columns),
-            stage_columns=compose_joined(", ", (sql.SQL("0 AS __place"), *map(compose_identifier, staged), *more)),
-            whole=compose_joined(
-                ", ", (compose_identifier("s", n) if n in given else sql.SQL("NULL") for n in self._names)
-            ),
+            stage=name,
+            rows=f"(SELECT r.*{''.join(constants)} FROM {name} AS r)",
+            columns=quote_names(shape.columns),
+            stage_columns=", ".join(("0 AS __place", *staged)),
+            whole=", ".join(f"s.{quote_name(column)}" if column in given else "NULL" for column in self._names),
         )
         return StagingStatements(
-            stage.as_string(None),
+            name,
             made(
                 "CREATE TEMPORARY TABLE IF NOT EXISTS {stage} ON COMMIT DELETE ROWS AS "
                 "SELECT {stage_columns} FROM {table} WITH NO DATA"
             ),
             made("COPY {stage} ({columns}) FROM STDIN (FORMAT csv)"),
-            made(*(self._conditional(shape) if shape.conditions else self._plain(shape))),
+            made(self._conditional(shape) if shape.conditions else self._plain(shape), **self._changes_of(shape)),
             made(
                 "SELECT s.__place FROM {stage} AS s JOIN {table} AS t ON {same} ORDER BY {of_s} FOR NO KEY UPDATE OF t"
             ),
         )
 
-    def _plain(self, shape: StagingShape) -> tuple[str, dict[str, sql.Composable]]:
-        """The statement for a batch without conditions, and its parts."""
+    def _plain(self, shape: StagingShape) -> str:
+        """The statement for a batch without conditions."""
         if not shape.inserts:
-            return "UPDATE {table} AS t SET {sets} FROM {rows} AS s WHERE {same}", {"sets": self._sets(shape, "s")}
+            return "UPDATE {table} AS t SET {sets} FROM {rows} AS s WHERE {same}"
         upsert = (
             "INSERT INTO {table} AS t ({names}) SELECT {whole} FROM {rows} AS s ORDER BY {of_s} "
             "ON CONFLICT ({keys}) DO {action}"
         )
-        if shape.begins:
-            upsert = (
-                f"WITH written AS ({upsert} RETURNING (xmax = 0)::int AS begun) "
-                "SELECT count(*), coalesce(sum(begun), 0), ARRAY[]::int[] FROM written"
-            )
-        return upsert, {"action": self._action(shape)}
+        if not shape.begins:
+            return upsert
+        return (
+            f"WITH written AS ({upsert} RETURNING (xmax = 0)::int AS begun) "
+            "SELECT count(*), coalesce(sum(begun), 0), ARRAY[]::int[] FROM written"
+        )
 
-    def _conditional(self, shape: StagingShape) -> tuple[str, dict[str, sql.Composable]]:
-        """The statement for a batch with conditions, and its parts."""
+    def _conditional(self, shape: StagingShape) -> str:
+        """The statement for a batch with conditions."""
         steps = ["staged AS NOT MATERIALIZED (SELECT * FROM {rows} AS s)", *self._marked(shape)]
         changes = bool(self._changed(shape) or shape.adds)
         if changes:
@@ -243,8 +230,7 @@ class Statements:
         done = [f"(SELECT count(*) FROM {step})" for step in ("changed", "begun") if f"{step} AS" in " ".join(steps)]
         begun = "(SELECT coalesce(sum(begun), 0) FROM begun)" if shape.inserts else "0"
         skipped = "ARRAY(SELECT __place FROM staged WHERE ({keys}) NOT IN (SELECT {keys} FROM passed))"
-        text = f"WITH {', '.join(steps)} SELECT {' + '.join(done)}, {begun}, {skipped}"
-        return text, {"sets": self._sets(shape, "s"), "action": self._action(shape), **self._of_conditions(shape)}
+        return f"WITH {', '.join(steps)} SELECT {' + '.join(done)}, {begun}, {skipped}"
 
     def _marked(self, shape: StagingShape) -> tuple[str, str, str]:
         """`known`, `fresh` and `passed`: which entries pass, as in `Applied.was_applied`, `is_late` and `remember`."""
@@ -300,60 +286,47 @@ class Statements:
         )
         return known, fresh, passed
 
-    def _of_conditions(self, shape: StagingShape) -> dict[str, sql.Composable]:
-        newest_by = shape.conditions.newest_by or ""
-        texts = bool(newest_by) and self.codec.column(newest_by).kind is Kind.STRING
+    def _changes_of(self, shape: StagingShape) -> dict[str, str]:
+        """The parts of the statements that depend on what a batch changes, and under which conditions."""
+        sets, newest_by = self._sets(shape, "s"), shape.conditions.newest_by or ""
+        collate = ' COLLATE "C"' if newest_by and self.codec.column(newest_by).kind is Kind.STRING else ""
         return {
-            "newest_by": compose_identifier(newest_by),
-            "newest_of": sql.Literal(newest_by.replace("%", "%%")),
-            "time": compose_identifier(TIME if TIME in shape.columns else newest_by),
-            "cast": sql.SQL(self._cast(newest_by) + (' COLLATE "C"' if texts else "")),
-            "collate": sql.SQL('COLLATE "C"' if texts else ""),
+            "sets": sets,
+            "action": f"UPDATE SET {self._sets(shape, 'excluded')}" if sets else "NOTHING",
+            "newest_by": quote_name(newest_by),
+            "newest_of": sql.Literal(newest_by).as_string(None).replace("%", "%%"),
+            "time": quote_name(TIME if TIME in shape.columns else newest_by),
+            "cast": self._cast(newest_by) + collate,
+            "collate": collate,
         }
 
     def _changed(self, shape: StagingShape) -> list[str]:
         return [name for name in self._names if name not in self._key] if shape.puts else list(shape.sets)
 
-    def _sets(self, shape: StagingShape, source: str) -> Composed:
+    def _sets(self, shape: StagingShape, source: str) -> str:
         """The assignments to the columns of an existing record."""
         given = {*shape.columns, *shape.constants}
-        changes = [
-            sql.SQL("{} = {}").format(
-                compose_identifier(name),
-                compose_identifier(source, name) if name in given or source != "s" else sql.SQL("NULL"),
-            )
-            for name in self._changed(shape)
-        ]
-        changes += [
-            sql.SQL("{0} = CASE WHEN {1} IS NULL THEN t.{0} ELSE coalesce(t.{0}, 0) + {1} END").format(
-                compose_identifier(name), compose_identifier(source, name)
-            )
-            for name in shape.adds
-        ]
-        return compose_joined(", ", changes)
-
-    def _action(self, shape: StagingShape) -> sql.Composable:
-        """The action on a conflict with an existing record."""
-        if not self._changed(shape) and not shape.adds:
-            return sql.SQL("NOTHING")
-        return sql.SQL("UPDATE SET {}").format(self._sets(shape, "excluded"))
+        changes = []
+        for column in self._changed(shape):
+            name = quote_name(column)
+            changes.append(f"{name} = {source}.{name}" if column in given or source != "s" else f"{name} = NULL")
+        for name in map(quote_name, shape.adds):
+            added = f"{source}.{name}"
+            changes.append(f"{name} = CASE WHEN {added} IS NULL THEN t.{name} ELSE coalesce(t.{name}, 0) + {added} END")
+        return ", ".join(changes)
 
     def _cast(self, name: str | None) -> str:
         return self.casts.get(name or "", "text")
 
-    def _compose(
-        self, text: str, more: Mapping[str, sql.Composable] | None = None, **parts: sql.Composable
-    ) -> Composed:
-        return sql.SQL(text).format(**{**self._parts, **parts, **(more or {})})
+    def _compose(self, text: str, **parts: str) -> sql.SQL:
+        return sql.SQL(text.format(**self._parts, **parts))
 
-    def _given(self, names: Sequence[str]) -> Composed:
+    def _given(self, names: Sequence[str]) -> str:
         # The casts come from the server's catalog, quoted as needed.
-        casts = ("text" if name in self._texts else self.casts[name] for name in names)
-        return compose_joined(", ", (sql.SQL("%s::{}[]").format(sql.SQL(cast)) for cast in casts))
+        return ", ".join(f"%s::{'text' if name in self._texts else self.casts[name]}[]" for name in names)
 
-    def _typed(self, name: str) -> Composed:
-        cast = sql.SQL("::" + self.casts[name]) if name in self._texts else sql.SQL("")
-        return sql.SQL("{}{}").format(compose_identifier("s", name), cast)
+    def _typed(self, name: str) -> str:
+        return f"s.{quote_name(name)}{'::' + self.casts[name] if name in self._texts else ''}"
 
 
 _TYPES = {
@@ -365,13 +338,8 @@ _TYPES = {
     Kind.BINARY: "bytea",
     Kind.JSON: "jsonb",
 }
-_WIDTHS = {
-    **dict.fromkeys(("tinyint", "byte", "smallint", "short", "int2"), "smallint"),
-    **dict.fromkeys(("int", "integer", "int4"), "integer"),
-    **dict.fromkeys(("bigint", "long", "int8"), "bigint"),
-    **dict.fromkeys(("float", "real", "float4"), "real"),
-    **dict.fromkeys(("double", "double precision", "float8"), "double precision"),
-}
+# By Spark's type; PostgreSQL has no 8-bit integers.
+_NUMBERS = {"tinyint": "smallint", "int": "integer", "float": "real", "double": "double precision"}
 
 
 async def create_table(
@@ -460,7 +428,8 @@ def column_type(column: Column) -> str:
     if column.kind is Kind.LIST:
         assert column.element is not None
         return column_type(column.element) + "[]"
-    base = _WIDTHS.get(column.type) or _TYPES[column.kind]
+    simple = str(to_spark_type(column))
+    base = _TYPES.get(column.kind) or _NUMBERS.get(simple, simple)
     sized = column.kind is Kind.DECIMAL or column.type in ("varchar", "character varying")
     if column.size and sized:
         return ("varchar" if column.kind is Kind.STRING else base) + column.size

@@ -320,11 +320,6 @@ def format_array(values: Iterable[Any]) -> str:
     return "{" + ",".join(["NULL" if value is None else _TEXTS[type(value)](value) for value in values]) + "}"
 
 
-def has_array_text(column: Column) -> bool:
-    """Whether `format_array` supports the types of the column's values."""
-    return column.kind is not Kind.OTHER
-
-
 def _quoted(text: str) -> str:
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 

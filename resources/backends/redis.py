@@ -366,7 +366,7 @@ class RedisRequests(RowCodec):
         count, more = 0, []
         for name, value in changes.add.items():
             column = self._stored[name]
-            if column.kind is Kind.JSON:
+            if self.columns[name].kind is Kind.JSON:
                 used.add("merge")
                 members = [part for item in value.items() for part in map(column.encode, item)]
                 count += 4 + len(members)
@@ -457,12 +457,9 @@ class RedisTable(StoreTable):
                 check_variable_name(name, getattr(self, name), label=self._label)
         check_url(self._label, url, url_env)
         check_seconds(timeout, f"{self._label} has timeout={timeout!r}", argument="timeout")
-        numbers = {"connections": connections, "largest_value": largest_value}
         forgets = f"{self._label} has forget_deleted_after={forget_deleted_after!r}"
         check_seconds(forget_deleted_after, forgets, argument="forget_deleted_after", none=True)
-        if forget_deleted_after is not None:
-            numbers["forget_deleted_after"] = forget_deleted_after
-        for name, number in numbers.items():
+        for name, number in (("connections", connections), ("largest_value", largest_value)):
             check_whole_number(number, f"{self._label} has {name}={number!r}", "a whole number above 0", argument=name)
         if largest_value > _LARGEST:
             problem = f"{self._label} has largest_value={largest_value!r}; expected at most 512 MB."

@@ -62,8 +62,6 @@ class RedisColumn:
     sums.
     """
 
-    name: str
-    kind: Kind
     encode: Callable[[Any], bytes]
     decode: Callable[[bytes], Any]
     compares: str
@@ -75,21 +73,18 @@ def to_redis_column(column: Column) -> RedisColumn:
     """Return how a declared column is stored."""
     if column.kind is Kind.INTEGER:
         most = 2 ** (integer_bits(column) - 1) - 1
-        return RedisColumn(column.name, column.kind, b"%d".__mod__, int, "n", b"%d" % (-most - 1), b"%d" % most)
+        return RedisColumn(b"%d".__mod__, int, "n", b"%d" % (-most - 1), b"%d" % most)
     if column.kind is Kind.DECIMAL:
         return _decimal_column(column)
     if column.kind is Kind.LIST:
         assert column.element is not None
         to_json, from_json = _items(column.element)
         return RedisColumn(
-            column.name,
-            column.kind,
             lambda values: _dump_json(values if to_json is None else [v if v is None else to_json(v) for v in values]),
             lambda text: [v if v is None else from_json(v) for v in json.loads(text)],
             "-",
         )
-    encode, decode = _TEXTS[column.kind]
-    return RedisColumn(column.name, column.kind, encode, decode, _COMPARES.get(column.kind, "-"))
+    return _COLUMNS[column.kind]
 
 
 def _items(element: Column) -> tuple[Callable[[Any], Any] | None, Callable[[Any], Any]]:
@@ -113,7 +108,7 @@ def _decimal_column(column: Column) -> RedisColumn:
                 raise ValueError(f"expected at most {_LONGEST_DECIMAL} digits before and behind the point")
             return _digits(number)
 
-        return RedisColumn(column.name, column.kind, any_scale, _decimal_of, "n")
+        return RedisColumn(any_scale, _decimal_of, "n")
     precision, scale = digits
     unit = Decimal(1).scaleb(-scale)
     limit = _digits(Decimal(10**precision - 1).scaleb(-scale, _EXACT))
@@ -121,7 +116,7 @@ def _decimal_column(column: Column) -> RedisColumn:
     def fixed_scale(number: Decimal) -> bytes:
         return _digits(number.quantize(unit, context=_EXACT))
 
-    return RedisColumn(column.name, column.kind, fixed_scale, _decimal_of, "n", b"-" + limit, limit)
+    return RedisColumn(fixed_scale, _decimal_of, "n", b"-" + limit, limit)
 
 
 def _digits(number: Decimal) -> bytes:
@@ -149,16 +144,15 @@ def _dump_json(value: Any) -> bytes:
     return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
 
 
-_TEXTS: dict[Kind, tuple[Callable[[Any], bytes], Callable[[bytes], Any]]] = {
-    Kind.STRING: (lambda value: _escaped(value.encode()), lambda text: _unescaped(text).decode()),
-    Kind.FLOAT: (lambda value: float.__repr__(value).encode(), float),
-    Kind.BOOLEAN: (lambda value: b"true" if value else b"false", lambda text: text == b"true"),
-    Kind.TIMESTAMP: (_moment, lambda text: datetime.fromisoformat(text.decode()).astimezone(UTC)),
-    Kind.DATE: (lambda day: day.isoformat().encode(), lambda text: date.fromisoformat(text.decode())),
-    Kind.BINARY: (_escaped, _unescaped),
-    Kind.JSON: (_dump_json, json.loads),
+_COLUMNS = {
+    Kind.STRING: RedisColumn(lambda value: _escaped(value.encode()), lambda text: _unescaped(text).decode(), "b"),
+    Kind.FLOAT: RedisColumn(lambda value: float.__repr__(value).encode(), float, "f"),
+    Kind.BOOLEAN: RedisColumn(lambda value: b"true" if value else b"false", lambda text: text == b"true", "-"),
+    Kind.TIMESTAMP: RedisColumn(_moment, lambda text: datetime.fromisoformat(text.decode()).astimezone(UTC), "b"),
+    Kind.DATE: RedisColumn(lambda day: day.isoformat().encode(), lambda text: date.fromisoformat(text.decode()), "b"),
+    Kind.BINARY: RedisColumn(_escaped, _unescaped, "-"),
+    Kind.JSON: RedisColumn(_dump_json, json.loads, "-"),
 }
-_COMPARES = {Kind.FLOAT: "f", Kind.STRING: "b", Kind.TIMESTAMP: "b", Kind.DATE: "b"}
 
 
 JSON = r"""

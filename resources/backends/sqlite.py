@@ -153,14 +153,11 @@ def _type_of(column: Column) -> str:
 
 
 class SqliteRequests:
-    """Requests over one connection; `create`: the idempotency table may be created."""
+    """Requests over one connection to a declared table."""
 
-    def __init__(
-        self, connection: sqlite3.Connection, codec: RowCodec, table: str, *, create: bool, forget_after: float | None
-    ) -> None:
-        self.connection, self.codec = connection, codec
-        self._name, self._create, self._forget_after = table, create, forget_after
-        self._table = quote_sqlite_name(table)
+    def __init__(self, connection: sqlite3.Connection, codec: RowCodec, declared: SqliteTable) -> None:
+        self.connection, self.codec, self._declared = connection, codec, declared
+        self._table = quote_sqlite_name(declared.table)
         self._is_key = " AND ".join(f"{quote_sqlite_name(name)} = ?" for name in codec.key)
         self._idempotency: str | None = None
 
@@ -174,8 +171,9 @@ class SqliteRequests:
         codec = self.codec
         if operation.conditions:
             self._open_idempotency_table()
-            if is_purge_due(codec.table, self._forget_after):
-                continue_purge(codec.table, self.forget(self._forget_after or 0, store.PURGED_AT_ONCE))
+            forget_after = self._declared.forget_after
+            if is_purge_due(codec.table, forget_after):
+                continue_purge(codec.table, self.forget(forget_after or 0, store.PURGED_AT_ONCE))
         with sqlite_transaction(self.connection, "IMMEDIATE"):
             # The write lock is held from here on, so what is read stays true until the commit.
             stored = self._read_state(operation, valid) if write_plan.needs_read(operation) else StoredState()
@@ -259,8 +257,8 @@ class SqliteRequests:
             return
         codec = self.codec
         key = [part.lower() for part in codec.key]  # as SQLite compares names
-        name = write_plan.idempotency_table_name(self._name, key)
-        if self._create:
+        name = write_plan.idempotency_table_name(self._declared.table, key)
+        if self._declared.create:
             with sqlite_transaction(self.connection, "IMMEDIATE"):
                 types = {part: f"{_type_of(codec.columns[part])} NOT NULL" for part in codec.key}
                 types |= dict.fromkeys(write_plan.COLUMNS, "TEXT") | {"at": "REAL NOT NULL"}
@@ -447,10 +445,7 @@ class SqliteTable(StoreTable):
     async def open(self) -> None:
         """Connect, unless the first write is to create the table."""
         if self._open.here().live is None:
-            try:
-                await self._in_thread(self._get_connection)
-            except sqlite3.Error as error:
-                raise self._translate_error(error) from error
+            await self._in_thread(self._get_connection)
 
     async def close(self) -> None:
         """Close the running event loop's connection after its requests."""
@@ -459,10 +454,16 @@ class SqliteTable(StoreTable):
             await asyncio.wrap_future(mine.end())
 
     async def send(self, operation: Operation[Any]) -> Outcomes:
-        request = self._get if operation.kind is OperationKind.GET else self._write
+        reads, count = operation.kind is OperationKind.GET, len(operation)
 
         def attempt(mine: _OpenConnection) -> Outcomes:
-            outcomes = request(mine, operation)
+            try:
+                requests = self._get_connection(mine, make=self.create and not reads)
+            except (sqlite3.Error, errors.AdjunctError) as error:
+                return Outcomes.all(count, self._problem(error))
+            if requests is None:
+                return Outcomes(count, [None] * count)
+            outcomes = (self._get if reads else self._write)(requests, operation)
             if any(problem.of_request and not problem.may_pass for problem in outcomes.problems.values()):
                 mine.close()  # it may know the table as it was before a change
             return outcomes
@@ -476,38 +477,26 @@ class SqliteTable(StoreTable):
         A message that old is applied if it arrives again.
         """
         await self.open()
-        try:
-            return await self._in_thread(lambda mine: mine.live.forget(older_than) if mine.live else 0)
-        except sqlite3.Error as error:
-            raise self._translate_error(error) from error
+        return await self._in_thread(lambda mine: mine.live.forget(older_than) if mine.live else 0)
 
     # The following methods run in the event loop's own thread, one request after another.
 
     async def _in_thread(self, request: Callable[[_OpenConnection], T]) -> T:
         mine = self._open.here()
-        return await asyncio.get_running_loop().run_in_executor(mine.thread, request, mine)
-
-    def _get(self, mine: _OpenConnection, operation: Operation[Any]) -> Outcomes:
-        count = len(operation)
         try:
-            requests = self._get_connection(mine)
-        except (sqlite3.Error, errors.AdjunctError) as error:
-            return Outcomes.all(count, self._problem(error))
-        if requests is None:
-            return Outcomes(count, [None] * count)
+            return await asyncio.get_running_loop().run_in_executor(mine.thread, request, mine)
+        except sqlite3.Error as error:
+            raise self._translate_error(error) from error
+
+    def _get(self, requests: SqliteRequests, operation: Operation[Any]) -> Outcomes:
+        count = len(operation)
         valid = write_plan.validate_entries(requests.codec, operation)
         try:
             return valid.outcomes(count, requests.get([entry.key for entry in valid.entries]))
         except sqlite3.Error as error:
             return Outcomes.all(count, self._problem(error))
 
-    def _write(self, mine: _OpenConnection, operation: Operation[Any]) -> Outcomes:
-        count = len(operation)
-        try:
-            requests = self._get_connection(mine, make=self.create)
-        except (sqlite3.Error, errors.AdjunctError) as error:
-            return Outcomes.all(count, self._problem(error))
-        assert requests is not None
+    def _write(self, requests: SqliteRequests, operation: Operation[Any]) -> Outcomes:
         bisect = BisectRejected(write_plan.validate_entries(requests.codec, operation))
         while (part := bisect.next()) is not None:
             try:
@@ -515,7 +504,7 @@ class SqliteTable(StoreTable):
             except (sqlite3.Error, errors.AdjunctError, CommitFailedError) as error:
                 by_data = isinstance(error, sqlite3.IntegrityError | sqlite3.DataError)
                 bisect.failed(replace(self._problem(error), of_request=not by_data), by_data=by_data)
-        return bisect.outcomes(count)
+        return bisect.outcomes(len(operation))
 
     def _problem(self, error: BaseException) -> Problem:
         """The problem of a failed request's entries; the transaction is rolled back, so they may be retried."""
@@ -581,7 +570,7 @@ class SqliteTable(StoreTable):
         except BaseException:
             connection.close()
             raise
-        return SqliteRequests(connection, codec, self.table, create=self.create, forget_after=self.forget_after)
+        return SqliteRequests(connection, codec, self)
 
     def _get_connection(self, mine: _OpenConnection, *, make: bool = False) -> SqliteRequests | None:
         """The requests of this thread; None for reading, if the first write is to create the table."""

@@ -12,8 +12,7 @@ from dagster_adjunct.resources.backends.columns import parse_known_column
 from dagster_adjunct.resources.backends.write_plan import Key, Record
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.tables.functions import DeclaredFunction, StoreFunction
-from dagster_adjunct.resources.tables.layers import STORE_CAPABILITIES, Capabilities
-from dagster_adjunct.resources.tables.operation import Changes, key_columns
+from dagster_adjunct.resources.tables.operation import STORE_CAPABILITIES, Capabilities, Changes, key_columns
 
 
 class StoreTable(DeclaredFunction, StoreFunction[Key, Record, Record | Changes]):

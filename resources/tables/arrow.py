@@ -16,7 +16,6 @@ from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchE
 from dagster_adjunct.resources.lazy_modules import np, pa, pc
 from dagster_adjunct.resources.schemas.schema import ArrowFrame, cast_column, repeated_names, to_arrow_table
 from dagster_adjunct.resources.schemas.values import first_unreadable
-from dagster_adjunct.resources.tables.key_lock import group_preserving_key_order
 from dagster_adjunct.resources.tables.operation import (
     Changes,
     Conditions,
@@ -24,6 +23,7 @@ from dagster_adjunct.resources.tables.operation import (
     Operation,
     OperationKind,
     UpdateContract,
+    group_preserving_key_order,
     key_columns,
 )
 

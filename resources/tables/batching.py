@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
 from typing import Any, NamedTuple
 
 from dagster_adjunct.resources.common import check_seconds, check_whole_number
-from dagster_adjunct.resources.errors import ConfigurationError
-from dagster_adjunct.resources.tables.key_lock import KeyLock, Ticket, group_preserving_key_order, send_unblocked
-from dagster_adjunct.resources.tables.layers import Layer, may_have_effect, may_send_separately
+from dagster_adjunct.resources.tables.functions import is_retryable
 from dagster_adjunct.resources.tables.operation import (
     Entries,
+    Layer,
     Operation,
     OperationKind,
     Outcomes,
@@ -27,6 +26,10 @@ from dagster_adjunct.resources.tables.operation import (
     RowEntries,
     are_same_args,
     estimate_bytes,
+    group_preserving_key_order,
+    may_have_effect,
+    may_send_separately,
+    send_without_problems,
 )
 from dagster_adjunct.resources.validation import validated
 
@@ -40,14 +43,11 @@ class BatchProvider:
     - `bytes`: roughly the greatest number of bytes (`estimate_bytes`); a larger entry is sent alone.
     - `delay`: how many seconds operations wait for others, unless the batch is full earlier. With 0, operations made in
       one turn of the event loop are batched, which costs an operation only that turn.
-    - `compact`: of a key's puts and deletes in a batch, only the last is sent, unless another operation on the key is
-      in between. Updates and conditions are rejected, since every one of them counts.
     """
 
     size: int = 1000
     bytes: int | None = None
     delay: float = 0.0
-    compact: bool = False
 
     def __post_init__(self) -> None:
         whole = "a whole number from 1 on"
@@ -65,7 +65,7 @@ class BatchProvider:
     def is_one_request(self, operation: Operation[Any]) -> bool:
         """Whether the operation can be sent as it is; most can."""
         count = operation.count
-        if count > self.size or (self.compact and count > 1):
+        if count > self.size:
             return False
         if self.bytes is not None and count > 1 and operation.entries.nbytes > self.bytes:
             return False
@@ -146,20 +146,15 @@ class _Span(NamedTuple):
 
 @dataclass(slots=True)
 class _Request:
-    """One operation for the layer below.
-
-    `followers` share the outcome of the entry that superseded them: (the entry's place in the request, call, place in
-    it).
-    """
+    """One operation for the layer below."""
 
     operation: Operation[Any]
     spans: list[_Span]
-    followers: list[tuple[int, _Call, int]] = field(default_factory=list)
 
     @property
     def members(self) -> list[_Call]:
-        """The calls whose entries it has or supersedes, each once."""
-        return list(dict.fromkeys([*(span.call for span in self.spans), *(call for _, call, _ in self.followers)]))
+        """The calls whose entries it has, each once."""
+        return list(dict.fromkeys(span.call for span in self.spans))
 
 
 def _split_into_requests(provider: BatchProvider, calls: Sequence[_Call]) -> Iterator[_Request]:
@@ -167,7 +162,7 @@ def _split_into_requests(provider: BatchProvider, calls: Sequence[_Call]) -> Ite
     operations = [call.operation for call in calls]
     first = operations[0]
     entries = first.entries if len(calls) == 1 else _concatenate_entries([each.entries for each in operations])
-    if not provider.compact and all(can_share_request(first, each) and not _has_deletes(each) for each in operations):
+    if all(can_share_request(first, each) and not _has_deletes(each) for each in operations):
         for start, end in provider.bounds(entries):
             yield _Request(first.with_entries(entries.part(start, end)), list(_spans_between(calls, start, end)))
         return
@@ -191,23 +186,16 @@ def _split_into_requests(provider: BatchProvider, calls: Sequence[_Call]) -> Ite
             lane_of.extend(deletes if value is None else lane for value in operation.entries.values or ())
         else:
             lane_of.extend([lane] * len(operation))
-    keys, superseded = entries.keys, dict[int, list[int]]()
-    kept: Sequence[int] = range(len(keys))
-    if provider.compact:
-        kept, superseded = _compact_entries([lanes[lane] for lane in lane_of], keys)
-    for lane, wave in group_preserving_key_order([lane_of[e] for e in kept], [keys[e] for e in kept]):
-        members = [kept[place] for place in wave]
+    for lane, members in group_preserving_key_order(lane_of, entries.keys):
         sent = _pick_entries(entries, members, lanes[lane].kind)
         for start, end in provider.bounds(sent):
             spans: list[_Span] = []
-            followers: list[tuple[int, _Call, int]] = []
             for at, member in enumerate(members[start:end]):
                 call, place = origins[member]
                 if not spans or spans[-1].call is not call:
                     spans.append(_Span(call, at, []))
                 spans[-1].places.append(place)  # type: ignore[attr-defined]
-                followers += [(at, *origins[earlier]) for earlier in superseded.get(member, ())]
-            yield _Request(lanes[lane].with_entries(sent.part(start, end)), spans, followers)
+            yield _Request(lanes[lane].with_entries(sent.part(start, end)), spans)
 
 
 def _spans_between(calls: Sequence[_Call], start: int, end: int) -> Iterator[_Span]:
@@ -218,25 +206,6 @@ def _spans_between(calls: Sequence[_Call], start: int, end: int) -> Iterator[_Sp
         if begin < end and over > start:
             yield _Span(call, max(begin - start, 0), range(max(start - begin, 0), min(end, over) - begin))
         begin = over
-
-
-def _compact_entries(
-    operations: Sequence[Operation[Any]], keys: Sequence[Hashable]
-) -> tuple[list[int], dict[int, list[int]]]:
-    """Return the entries to send, and for each of them the earlier entries that it supersedes."""
-    last: dict[Hashable, int] = {}
-    superseded: dict[int, list[int]] = {}
-    dropped: set[int] = set()
-    for entry, (operation, key) in enumerate(zip(operations, keys, strict=True)):
-        if operation.kind not in (OperationKind.PUT, OperationKind.DELETE):
-            last.pop(key, None)
-            continue
-        before = last.get(key)
-        if before is not None and are_same_args(operations[before].args, operation.args):
-            dropped.add(before)
-            superseded[entry] = [*superseded.pop(before, ()), before]
-        last[key] = entry
-    return [entry for entry in range(len(keys)) if entry not in dropped], superseded
 
 
 def can_share_request(one: Operation[Any], other: Operation[Any]) -> bool:
@@ -313,6 +282,149 @@ class _Gathering:
         if len(self.withdrawn) == len(self.calls):
             for task in self.tasks:
                 task.cancel()
+
+
+_Line = tuple[Hashable, str]  # a key and the source of its messages
+
+
+class KeyLock:
+    """Issues tickets: a request waits for all earlier requests that share one of its keys.
+
+    Tickets are issued without awaiting, so two can never wait for each other. For one event loop; not thread-safe.
+
+    A single open ticket is asked for its keys only when the next one is taken, so that sequential requests pay nothing
+    for their order.
+    """
+
+    def __init__(self) -> None:
+        self._last: dict[Hashable, Ticket] = {}  # the last open ticket of each key
+        self._alone: Ticket | None = None  # the only open ticket, if its keys are not in `_last`
+        self._open: set[Ticket] = set()
+        self.blocked: dict[_Line, Problem] = {}  # until their batch is sent again; see `send_unblocked`
+
+    def take(self, entries: Entries[Any]) -> Ticket:
+        """Return a ticket for a request on these keys."""
+        ticket = Ticket(self, entries)
+        self._open.add(ticket)
+        if len(self._open) == 1:
+            self._alone = ticket
+            return ticket
+        last = self._last
+        if self._alone is not None:
+            last.update(dict.fromkeys(self._alone.keys, self._alone))
+            self._alone = None
+        keys = ticket.keys
+        if not last.keys().isdisjoint(keys):
+            ticket.wait_for({last[key] for key in keys if key in last})
+        last.update(dict.fromkeys(keys, ticket))
+        return ticket
+
+    async def wait_for_open(self) -> None:
+        """Return when all tickets taken before are released."""
+        last = Ticket(self, RowEntries(()))
+        last.wait_for(self._open)
+        await last.acquire()
+
+    def _finish(self, ticket: Ticket) -> None:
+        over = [ticket]
+        while over:
+            ticket = over.pop()
+            self._open.discard(ticket)
+            if not self._open:
+                self._last.clear()
+                self._alone = None
+            elif ticket is not self._alone:
+                for key in ticket.keys:
+                    if self._last.get(key) is ticket:
+                        del self._last[key]
+            for other in ticket.behind:
+                other.ahead -= 1
+                if not other.ahead:
+                    if other.released:
+                        over.append(other)
+                    elif other.waiting is not None and not other.waiting.done():
+                        other.waiting.set_result(None)
+
+
+class Ticket:
+    """A request's place in the order of its keys; always `release` it, repeatedly if need be."""
+
+    __slots__ = ("_entries", "ahead", "behind", "blocked", "order", "released", "waiting")
+
+    def __init__(self, order: KeyLock, entries: Entries[Any]) -> None:
+        self.order = order
+        self._entries = entries
+        self.ahead = 0  # how many tickets it waits for
+        self.behind: list[Ticket] = []
+        self.released = False
+        self.waiting: asyncio.Future[None] | None = None
+        self.blocked: dict[_Line, Problem] = {}
+
+    @property
+    def keys(self) -> Sequence[Hashable]:
+        return self._entries.keys
+
+    def wait_for(self, others: set[Ticket]) -> None:
+        """Place it behind these tickets."""
+        self.ahead = len(others)
+        for other in others:
+            other.behind.append(self)
+
+    async def acquire(self) -> None:
+        """Return when all earlier requests on these keys are over."""
+        if self.ahead:
+            self.waiting = asyncio.get_running_loop().create_future()
+            await self.waiting
+
+    def release(self) -> None:
+        """Let later requests proceed; if this one was cancelled while waiting, they still wait for earlier ones."""
+        if not self.released:
+            self.released = True
+            if not self.ahead:
+                self.order._finish(self)
+
+
+async def send_unblocked(ticket: Ticket, operation: Operation[Any], below: Layer) -> Outcomes:
+    """Send the entries of an operation that are not blocked; the others are FAILED without being sent.
+
+    After a marked entry is given up, later entries of its key that already wait are blocked. The store skips messages
+    older than the last applied one: if a later message of the key were applied, the one given up would be skipped when
+    the batch is retried, and lost. Requests made after the caller got the error are sent, except those of a batch that
+    is retried as a whole (`Operation.rerun`), whose sender makes more requests before all are answered. Entries
+    rejected for their content block nothing.
+
+    The ticket must have been acquired.
+    """
+    if not operation.conditions.idempotent:
+        return await below.send(operation)
+    blocked = {**ticket.order.blocked, **ticket.blocked} if operation.rerun else ticket.blocked
+    held: dict[int, Problem] = {}
+    if blocked:
+        held = {place: blocked[line].unsent for place, line in enumerate(_lines(operation)) if line in blocked}
+    outcomes = await send_without_problems(operation, held, below.send)
+    if outcomes.problems and (ticket.behind or operation.rerun):
+        _block_followers(ticket, operation, outcomes)
+    return outcomes
+
+
+def _block_followers(ticket: Ticket, operation: Operation[Any], outcomes: Outcomes) -> None:
+    lines = _lines(operation)
+    given_up = {lines[place]: problem for place, problem in outcomes.problems.items() if is_retryable(problem)}
+    if operation.rerun:
+        ticket.order.blocked.update(given_up)
+    waiting, seen = list(ticket.behind) if given_up else [], set[Ticket]()
+    while waiting:
+        behind = waiting.pop()
+        if behind not in seen:
+            seen.add(behind)
+            waiting.extend(behind.behind)
+            behind.blocked.update(given_up)
+
+
+def _lines(operation: Operation[Any]) -> Sequence[_Line]:
+    """Each entry's line: its key and source."""
+    entries = operation.entries
+    return [(key, mark.source) for key, mark in zip(entries.keys, entries.marks or (), strict=True)]
 
 
 class _Batches:
@@ -416,32 +528,20 @@ class _Batches:
                 return
         for call, start, places in request.spans:
             call.record(places, outcomes, start)
-        for place, call, origin in request.followers:
-            if place in outcomes.problems:
-                call.problems[origin] = outcomes.problems[place]
         members[0].defaults_put += outcomes.defaults_put  # of an unknown entry
 
     async def _send_per_call(self, request: _Request) -> None:
         """Resend a rejected request caller by caller, so that one caller's bad entry does not affect the others."""
-        failures: dict[int, Problem | Exception] = {}
         for call, start, places in request.spans:
-            end = start + len(places)
-            part = request.operation.with_entries(request.operation.entries.part(start, end))
+            entries = request.operation.entries.part(start, start + len(places))
+            part = request.operation.with_entries(entries)
             try:
                 outcomes = await self._below.send(part)
             except Exception as error:  # noqa: BLE001 - it is the caller's
                 call.fail(error)
-                failures |= dict.fromkeys(range(start, end), error)
             else:
                 call.record(places, outcomes, 0)
                 call.defaults_put += outcomes.defaults_put
-                failures |= {start + place: problem for place, problem in outcomes.problems.items()}
-        for place, call, origin in request.followers:
-            failure = failures.get(place)
-            if isinstance(failure, Problem):
-                call.problems[origin] = failure
-            elif failure is not None:
-                call.fail(failure)
 
     def _finish_request(self, request: _Request, ticket: Ticket, task: asyncio.Task[None]) -> None:
         ticket.release()
@@ -489,15 +589,10 @@ class BatchLayer:
 
     def __init__(self, below: Layer, *, table: str, batches: BatchProvider | None = None, in_flight: int = 8) -> None:
         check_whole_number(in_flight, f"table {table}: in_flight={in_flight!r}", "1 or more", argument="in_flight")
-        self._below, self._table, self._provider = below, table, batches or BatchProvider()
+        self._below, self._provider = below, batches or BatchProvider()
         self._batches = PerLoop(lambda: _Batches(below, self._provider, in_flight))
 
     async def send(self, operation: Operation[Any]) -> Outcomes:
-        if self._provider.compact and (operation.kind is OperationKind.UPDATE or operation.conditions):
-            what = "updates" if operation.kind is OperationKind.UPDATE else "conditions"
-            problem = f"table {self._table}: its batches are compact, but {what} need every entry of a key."
-            step = "Declare the table with BatchProvider(compact=False), the default."
-            raise ConfigurationError(problem, step, argument="batches", table=self._table)
         return await self._batches.here().send(operation)
 
     async def flush(self) -> None:

@@ -14,9 +14,8 @@ from typing import Any, Literal
 from uuid import UUID
 
 from dagster_adjunct.resources.common import check_seconds, check_whole_number
-from dagster_adjunct.resources.tables.layers import Layer
 from dagster_adjunct.resources.tables.metrics import Meter
-from dagster_adjunct.resources.tables.operation import Clock, Operation, OperationKind, Outcomes, SystemClock
+from dagster_adjunct.resources.tables.operation import Clock, Layer, Operation, OperationKind, Outcomes, SystemClock
 from dagster_adjunct.resources.validation import validated
 
 

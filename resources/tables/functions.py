@@ -16,15 +16,17 @@ import asyncio
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence, Sized
+from contextlib import suppress
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import partial
 from inspect import signature
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from dagster_adjunct.resources import errors
-from dagster_adjunct.resources.tables import layers
-from dagster_adjunct.resources.tables.layers import Capabilities, Layer
 from dagster_adjunct.resources.tables.operation import (
+    Capabilities,
+    Layer,
     Operation,
     OperationKind,
     Outcomes,
@@ -363,6 +365,46 @@ def _rows(entries: Sequence[tuple[Any, Any]]) -> RowEntries[Any]:
     return RowEntries([key for key, _ in entries], [value for _, value in entries])
 
 
+def self_cancelled_error(error: asyncio.CancelledError) -> errors.TableUnavailableError:
+    """Return the error of a request that cancelled itself; raise `error` if its task is being cancelled.
+
+    Passing the cancellation on would end the caller's task as if it had been cancelled. A task group takes that for an
+    end without an error, so the missing answer would go unnoticed.
+    """
+    task = asyncio.current_task()
+    if task is None or task.cancelling():
+        raise error
+    failure = errors.TableUnavailableError(
+        "the function raised CancelledError although nobody had cancelled the request.",
+        "Find out what cancels its tasks or closes its client during requests.",
+    )
+    failure.__cause__ = error
+    return failure
+
+
+class TimedAttempt(NamedTuple):
+    """The attempt under way in a task. `late`: returns the problem of a key whose request timed out."""
+
+    limit: asyncio.Timeout
+    seconds: float
+    late: Callable[[Any], Problem]
+
+
+ATTEMPT: ContextVar[TimedAttempt | None] = ContextVar("ATTEMPT", default=None)
+
+
+def limit_each_request() -> TimedAttempt | None:
+    """Lift the attempt's time limit and return the attempt, to limit each of its requests instead; None if unlimited.
+
+    Under one limit for all, many healthy requests could time out together, or because one of them hangs.
+    """
+    attempt = ATTEMPT.get()
+    if attempt is not None:
+        with suppress(RuntimeError):  # it is over, in a task that outlives the attempt
+            attempt.limit.reschedule(None)
+    return attempt
+
+
 async def _send_one_by_one(
     function: TableFunction, operation: Operation[Any], request: Callable[[Any, Any], Awaitable[Any]]
 ) -> Outcomes:
@@ -378,7 +420,7 @@ async def _send_one_by_one(
     slots = asyncio.Semaphore(_MAX_IN_FLIGHT)
     answers: list[Any] = [None] * len(keys)
     problems: dict[int, Problem] = {}
-    attempt = layers.limit_each_request() if len(keys) > 1 else None
+    attempt = limit_each_request() if len(keys) > 1 else None
 
     async def in_sequence(places: list[int]) -> None:
         async with slots:
@@ -389,7 +431,7 @@ async def _send_one_by_one(
                         answers[place] = await request(keys[place], values[place])
                 except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - it becomes the outcome
                     if isinstance(error, asyncio.CancelledError):
-                        error = layers.self_cancelled_error(error)
+                        error = self_cancelled_error(error)
                     late = attempt is not None and limit.expired() and isinstance(error, TimeoutError)
                     problem = attempt.late(keys[place]) if late and attempt else problem_from_error(function, error)
                     problems[place] = problem
@@ -404,6 +446,24 @@ async def _send_one_by_one(
     if operation.kind is OperationKind.PUT_IF_ABSENT:
         problems |= {p: Problem(State.SKIPPED) for p, made in enumerate(answers) if not made and p not in problems}
     return Outcomes(len(keys), problems=problems)
+
+
+def check_conditions(table: str, function: str, capabilities: Capabilities, operation: Operation[Any]) -> None:
+    """Raise for conditions that the function can't check, or whose marks or times are missing."""
+    conditions, entries = operation.conditions, operation.entries
+    what = f"table {table}: a {operation.kind.value}"
+    for name, wanted in (("newest_by", conditions.newest_by is not None), ("idempotent", conditions.idempotent)):
+        if wanted and not getattr(capabilities, name):
+            problem = f"{what} has the condition {name}, which {function} can't check."
+            step = f"Remove the condition, or use a table whose store supports {name}."
+            raise errors.ConfigurationError(problem, step, argument=name, table=table)
+    if isinstance(entries, RowEntries):  # a stream's entries always have both
+        needed = ["marks"] if conditions.newest_by is None else ["marks", "newest"]
+        for name in needed:
+            if getattr(entries, name) is None:
+                problem = f"{what} has conditions, but its entries have no {name}."
+                step = f"Pass RowEntries(…, {name}=…), or declare the conditions on the table."
+                raise errors.TableError(problem, step, table=table)
 
 
 @dataclass(frozen=True, slots=True)
@@ -425,7 +485,7 @@ class FunctionLayer:
             sent = True
             outcomes = await function.send(operation)
         except asyncio.CancelledError as error:
-            return Outcomes.all(count, problem_from_error(function, layers.self_cancelled_error(error), sent=sent))
+            return Outcomes.all(count, problem_from_error(function, self_cancelled_error(error), sent=sent))
         except Exception as error:
             if not sent:
                 problem = problem_from_error(function, error, sent=False)
@@ -462,7 +522,7 @@ class FunctionLayer:
             raise errors.ConfigurationError(problem, f"Declare it with {missing}_function=….", table=self.table)
         check_args(function, operation, self.table)
         if operation.conditions:
-            layers.check_conditions(self.table, type(function).__name__, function.capabilities, operation)
+            check_conditions(self.table, type(function).__name__, function.capabilities, operation)
         return function
 
 

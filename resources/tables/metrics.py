@@ -134,24 +134,6 @@ class TableMetrics:
             numbers[f"{name}_max"] = value.greatest
         return numbers
 
-    def to_document(self) -> dict[str, Any]:
-        """Everything as plain values, to be added up elsewhere; read by `from_document`."""
-        return {
-            name: [sorted(value.buckets.items()), value.total, value.greatest] if type(value) is Histogram else value
-            for name, value in self._by_name().items()
-        }
-
-    @staticmethod
-    @validated
-    def from_document(document: Mapping[str, Any]) -> TableMetrics:
-        values: dict[str, Any] = {
-            name: Histogram({int(bucket): count for bucket, count in value[0]}, value[1], value[2])
-            if isinstance(value, list)
-            else value
-            for name, value in document.items()
-        }
-        return TableMetrics(**values)
-
     def _by_name(self) -> dict[str, Any]:
         return {f.name: getattr(self, f.name) for f in fields(self)}
 

@@ -14,14 +14,21 @@ import asyncio
 import re
 import threading
 import time
-from collections.abc import Callable, Coroutine, Hashable, Iterable, Iterator, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from enum import Enum
 from types import MappingProxyType, NoneType
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
-from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, SchemaMismatchError, TableError
+from dagster_adjunct.resources.errors import (
+    AdjunctError,
+    ConfigurationError,
+    SchemaMismatchError,
+    TableAccessError,
+    TableError,
+)
 from dagster_adjunct.resources.validation import validated
 
 
@@ -514,6 +521,117 @@ def concatenate_outcomes(parts: Iterable[Outcomes]) -> Outcomes:
         whole = whole.with_retried(range(start, start + part.count), part)
         start += part.count
     return whole
+
+
+L = TypeVar("L", bound=Hashable)
+
+
+def group_preserving_key_order(lanes: Sequence[L], keys: Sequence[Hashable]) -> list[tuple[L, Sequence[int]]]:
+    """Return the places of the entries by wave, in the order in which waves take effect; a wave has one lane.
+
+    An entry is in the wave of its key's previous entry, behind it, or in a later wave. So puts and deletes that
+    alternate between keys make two waves; one key's put, delete and put make three.
+    """
+    if not lanes:
+        return []
+    first = lanes[0]
+    if all(lane == first for lane in lanes):
+        return [(first, range(len(keys)))]
+    waves: list[tuple[L, list[int]]] = []
+    of_lane: dict[L, list[int]] = {}
+    last: dict[Hashable, int] = {}
+    for place, (lane, key) in enumerate(zip(lanes, keys, strict=True)):
+        before = last.get(key, -1)
+        if before >= 0 and waves[before][0] == lane:
+            waves[before][1].append(place)
+            continue
+        mine = of_lane.setdefault(lane, [])
+        later = bisect_right(mine, before)
+        if later == len(mine):
+            mine.append(len(waves))
+            waves.append((lane, []))
+        wave = mine[later]
+        waves[wave][1].append(place)
+        last[key] = wave
+    return list(waves)
+
+
+@validated
+class Layer(Protocol):
+    """Takes operations and returns each entry's outcome.
+
+    Problems of single entries are in the outcomes. A raised error concerns all of them, and nothing was sent (an
+    invalid declaration, a null key), or it is the caller's cancellation.
+    """
+
+    async def send(self, operation: Operation[Any]) -> Outcomes: ...
+
+    async def close(self) -> None:
+        """Release connections after the requests under way; the next operation opens them again."""
+        ...
+
+
+async def send_without_problems(
+    operation: Operation[Any], problems: Mapping[int, Problem], send: Callable[[Operation[Any]], Awaitable[Outcomes]]
+) -> Outcomes:
+    """Send the entries of an operation that have no problem in `problems`; return the outcomes of all."""
+    if not problems:
+        return await send(operation)
+    places = [place for place in range(len(operation)) if place not in problems]
+    outcomes = Outcomes(len(operation), problems=problems)
+    if not places:
+        return outcomes
+    return outcomes.with_retried(places, await send(operation.with_entries(operation.entries.take(places))))
+
+
+def may_have_effect(operation: Operation[Any], error: BaseException) -> bool:
+    """Whether sending again may repeat an effect: for updates, unless their declaration was rejected."""
+    return operation.kind is OperationKind.UPDATE and not isinstance(error, ConfigurationError | SchemaMismatchError)
+
+
+def may_send_separately(operation: Operation[Any], outcomes: Outcomes) -> bool:
+    """Whether the request was rejected as a whole, so that its parts can be sent alone.
+
+    False for an error about the table itself, which every part would get, and for an update that was partly sent,
+    because that part may have had its effect.
+    """
+    problem = outcomes.problems.get(0)
+    if problem is None or problem.state is not State.REFUSED or not problem.of_request or problem.error is None:
+        return False
+    if operation.kind is OperationKind.UPDATE and (
+        outcomes.done or not all(p.of_request and p.state is State.REFUSED for p in outcomes.problems.values())
+    ):
+        return False
+    of_table = isinstance(problem.error, ConfigurationError | TableAccessError)
+    return not of_table and not may_have_effect(operation, problem.error)
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a function can do beyond single puts, deletes and gets; planning rejects anything else.
+
+    `changes` are the parts of `Changes` that its updates take. `largest` is the greatest number of entries in a
+    request.
+    """
+
+    updates: bool = False
+    changes: frozenset[str] = frozenset()
+    puts_if_absent: bool = False
+    updates_with_defaults: bool = False  # update, or begin with the default, in one request
+    newest_by: bool = False
+    idempotent: bool = False
+    takes_args: bool = False
+    largest: int | None = None
+
+
+STORE_CAPABILITIES = Capabilities(
+    updates=True,
+    changes=frozenset({"set", "add", "append", "remove"}),
+    puts_if_absent=True,
+    updates_with_defaults=True,
+    newest_by=True,
+    idempotent=True,
+)
 
 
 T = TypeVar("T")

@@ -17,10 +17,10 @@ from weakref import WeakValueDictionary
 from dagster_adjunct.resources.common import argument_error, check_name
 from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, TransientError
 from dagster_adjunct.resources.tables.functions import is_retryable
-from dagster_adjunct.resources.tables.layers import Layer, send_without_problems
 from dagster_adjunct.resources.tables.metrics import Meter
 from dagster_adjunct.resources.tables.operation import (
     Clock,
+    Layer,
     Operation,
     OperationKind,
     Outcomes,
@@ -29,6 +29,7 @@ from dagster_adjunct.resources.tables.operation import (
     SystemClock,
     concatenate_outcomes,
     estimate_bytes,
+    send_without_problems,
 )
 from dagster_adjunct.resources.validation import validated
 
@@ -277,17 +278,15 @@ class RateLayer:
     source: CreditSource | None = None
     meter: Meter = field(default_factory=Meter)
     clock: Clock = field(default_factory=SystemClock)
-    _read: Budget | None = field(init=False)
-    _write: Budget | None = field(init=False)
+    _budgets: dict[str, Budget] = field(init=False)
     _credits: CreditSource = field(init=False)
 
     def __post_init__(self) -> None:
-        budgets = {budget.tag: budget for budget in self.limit.budgets(self.table)}
-        self._read, self._write = budgets.get(READ), budgets.get(WRITE)
+        self._budgets = {budget.tag: budget for budget in self.limit.budgets(self.table)}
         self._credits = self.source or LocalCredits(self.clock, shared=self.limit.budget is not None)
 
     async def send(self, operation: Operation[Any]) -> Outcomes:
-        budget = self._read if operation.kind is OperationKind.GET else self._write
+        budget = self._budgets.get(READ if operation.kind is OperationKind.GET else WRITE)
         if budget is None:
             return await self.inner.send(operation)
         cost = self._cost(operation)
@@ -299,7 +298,7 @@ class RateLayer:
         """The greatest request size that need not be split."""
         if self.limit.credits is not per_record:
             return wanted
-        return min([wanted, *(budget.largest for budget in (self._read, self._write) if budget is not None)])
+        return min([wanted, *(budget.largest for budget in self._budgets.values())])
 
     async def close(self) -> None:
         await self._credits.close()

@@ -15,11 +15,12 @@ from typing import Any, Literal
 
 from dagster_adjunct.resources.common import check_seconds
 from dagster_adjunct.resources.errors import ConfigurationError, TableError, TableUnavailableError
-from dagster_adjunct.resources.tables.layers import ATTEMPT, Layer, TimedAttempt
+from dagster_adjunct.resources.tables.functions import ATTEMPT, TimedAttempt
 from dagster_adjunct.resources.tables.metrics import Meter
 from dagster_adjunct.resources.tables.operation import (
     Changes,
     Clock,
+    Layer,
     Operation,
     OperationKind,
     Outcomes,

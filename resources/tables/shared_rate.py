@@ -1,40 +1,563 @@
-"""Credits of a rate limit in an application's run: `RunCredits` in the driver, `CreditClient` in its tasks.
+"""Credits of a rate limit in an application's run: `RunCredits` and its `CreditServer` in the driver, which leases
+credits from the lake for all runs, and `CreditClient` in its tasks.
 
-The server that divides the credits among tasks, and leases them from the lake for all runs, is in `rate_server.py`.
+Protocol between driver and tasks:
+
+    driver  {"nonce"}            task  {"proof", "nonce"}           driver  {"proof"}
+    task    {"budget", "tag", "credits"}      driver  {"wait"} now and then, then {"granted"} or {"error"}
+
+A message is JSON preceded by its length in four bytes. Proofs are HMACs of the other side's nonce: the run's secret is
+never sent, and a process that later gets the driver's port can't hand out anything.
+
+Runs of a lake share a budget's timeline. Credits arrive at the budget's rate, so a lease is an interval of time: a
+lease of 0.2 s allows spending what arrives meanwhile. No interval is leased twice, so all runs together never exceed
+the rate, whatever their clocks say: a run whose clock is behind the timeline follows it, and one whose clock is ahead
+advances it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hmac
+import json
+import logging
+import secrets
 import time
 import uuid
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
-from dagster_adjunct.resources.errors import TableError
+from pydantic import Field, ValidationError
+
+from dagster_adjunct.resources import errors
+from dagster_adjunct.resources.common import LoopThread, StoredDocument, first_validation_problem
+from dagster_adjunct.resources.metadata import SharedValue
 from dagster_adjunct.resources.objects.lake import Lake
-from dagster_adjunct.resources.spark.tasks import error_from_json
+from dagster_adjunct.resources.spark.tasks import error_from_json, error_to_json
 from dagster_adjunct.resources.tables.operation import PerLoop
-from dagster_adjunct.resources.tables.rate import Budget, unequal_rates_error
-from dagster_adjunct.resources.tables.rate_server import (
-    BudgetLeases,
-    CreditAddress,
-    CreditServer,
-    authenticate_driver,
-    receive_message,
-    send_message,
-)
+from dagster_adjunct.resources.tables.rate import KEPT_SECONDS, Budget, unequal_rates_error
 from dagster_adjunct.resources.tables.table import RemoteTable
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+_MAX_MESSAGE_BYTES = 64 * 1024
+
+_HANDSHAKE_SECONDS = 10.0
+
+
+class HandshakeError(ConnectionError):
+    """The other side doesn't know the run's secret, or doesn't speak the protocol."""
+
+
+@dataclass(frozen=True, slots=True)
+class CreditAddress:
+    """Where a run's driver hands out credits, and the run's secret. It is sent to tasks and never stored."""
+
+    host: str
+    port: int
+    secret: bytes = field(repr=False)
+
+
+async def send_message(writer: asyncio.StreamWriter, message: dict[str, Any]) -> None:
+    data = json.dumps(message).encode()
+    writer.write(len(data).to_bytes(4, "big") + data)
+    await writer.drain()
+
+
+async def receive_message(reader: asyncio.StreamReader) -> dict[str, Any]:
+    """Return the next message. Raises IncompleteReadError on a closed connection, and HandshakeError."""
+    length = int.from_bytes(await reader.readexactly(4), "big")
+    if length > _MAX_MESSAGE_BYTES:
+        raise HandshakeError(f"a message of {length} bytes")
+    with suppress(ValueError):
+        message = json.loads(await reader.readexactly(length))
+        if isinstance(message, dict):
+            return message
+    raise HandshakeError("a malformed message")
+
+
+async def authenticate_task(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: bytes) -> None:
+    """Authenticate a task that knows the secret, and prove that we know it. Raises HandshakeError."""
+    async with asyncio.timeout(_HANDSHAKE_SECONDS):
+        nonce = secrets.token_hex(16)
+        await send_message(writer, {"nonce": nonce})
+        answer = await receive_message(reader)
+        _check_proof(answer.get("proof"), secret, "task", nonce)
+        await send_message(writer, {"proof": _proof(secret, "driver", str(answer.get("nonce")))})
+
+
+async def authenticate_driver(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: bytes) -> None:
+    """Prove to a driver that we know the secret, and authenticate it. Raises HandshakeError."""
+    async with asyncio.timeout(_HANDSHAKE_SECONDS):
+        greeting = await receive_message(reader)
+        nonce = secrets.token_hex(16)
+        await send_message(writer, {"proof": _proof(secret, "task", str(greeting.get("nonce"))), "nonce": nonce})
+        _check_proof((await receive_message(reader)).get("proof"), secret, "driver", nonce)
+
+
+def _proof(secret: bytes, whose: str, nonce: str) -> str:
+    return hmac.new(secret, f"{whose} {nonce}".encode(), "sha256").hexdigest()
+
+
+def _check_proof(proof: object, secret: bytes, whose: str, nonce: str) -> None:
+    if not isinstance(proof, str) or not hmac.compare_digest(proof.encode(), _proof(secret, whose, nonce).encode()):
+        raise HandshakeError("a wrong proof")
+
+
+# How far ahead credits are leased at most, which a run that dies takes along. Two seconds are promised.
+MAX_AHEAD_SECONDS = 1.0
+# A run that has not leased for this long needs no credits, or is dead.
+_ACTIVE_SECONDS = 2.0
+# A shorter lease is not worth a request: smaller requests are raised to it if possible.
+_MIN_LEASE_SECONDS = 0.01
+
+
+class RunShare(StoredDocument):
+    """When a run last leased, the share of the rate it could use (0 to 1), and the rate it declares (credits per
+    second).
+    """
+
+    at: float
+    share: float
+    rate: float
+
+
+class SharedTimeline(StoredDocument):
+    """A budget as it is stored. `now` is the latest time of any run; credits up to `through` are leased."""
+
+    format: Literal[1] = 1
+    now: float = 0.0
+    through: float = 0.0
+    runs: dict[str, RunShare] = Field(default_factory=dict)
+    nonce: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseInterval:
+    """Leased time, in seconds relative to the decision; its start may be past."""
+
+    start: float
+    end: float
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseRequest:
+    """A run's request: this many seconds' credits now, and the share of the rate it expects to use."""
+
+    seconds: float
+    share: float
+
+
+def lease_credits(
+    timeline: SharedTimeline, run: str, now: float, request: LeaseRequest, rate: float
+) -> tuple[SharedTimeline, LeaseInterval | None]:
+    """Return the budget after a lease, and the leased interval; None if others hold everything that may be leased.
+
+    If not all requests can be met, a run gets its share of what may be leased.
+    """
+    now = max(now, timeline.now)
+    active = {name: other for name, other in timeline.runs.items() if other.at > now - _ACTIVE_SECONDS and name != run}
+    runs = {**active, run: RunShare(at=now, share=request.share, rate=rate)}
+    wanted = max(request.seconds, _MIN_LEASE_SECONDS)
+    # The latest of what has arrived: older credits expire before a small lease is used.
+    start = max(timeline.through, now - min(wanted, KEPT_SECONDS))
+    shares = divide_fairly({name: other.share for name, other in runs.items()})
+    part = shares[run] / total if (total := sum(shares.values())) else 0.0
+    seconds = min(wanted, (now + MAX_AHEAD_SECONDS - start) * part)
+    if seconds < _MIN_LEASE_SECONDS:
+        # A waiting run is recorded, or the others would never leave it anything.
+        return timeline.model_copy(update={"now": now, "runs": runs}), None
+    after = timeline.model_copy(update={"now": now, "through": start + seconds, "runs": runs})
+    return after, LeaseInterval(start - now, start + seconds - now)
+
+
+def divide_fairly(wanted: Mapping[str, float]) -> dict[str, float]:
+    """Divide 1 among names: none gets more than it wants, or more than others that want more."""
+    got: dict[str, float] = {}
+    left, waiting = 1.0, sorted(wanted, key=lambda name: wanted[name])
+    for place, name in enumerate(waiting):
+        got[name] = min(wanted[name], left / (len(waiting) - place))
+        left -= got[name]
+    return got
+
+
+# The least time between two leases, and over which the use is measured.
+PAUSE_SECONDS = 0.2
+# Request more than was used, or a growing demand would never catch up.
+_HEADROOM = 1.25
+_EPSILON = 1e-9
+
+
+@dataclass(slots=True)
+class _CreditInterval:
+    start: float
+    end: float
+    credits: float
+
+    def until(self, time: float) -> float:
+        """How many of its credits have arrived by then."""
+        if time >= self.end:
+            return self.credits
+        if time <= self.start:
+            return 0.0
+        return self.credits * (time - self.start) / (self.end - self.start)
+
+    def drop(self, credits: float) -> None:
+        """Remove its first credits."""
+        if self.credits - credits <= _EPSILON:
+            self.start, self.credits = self.end, 0.0
+        else:
+            self.start += (self.end - self.start) * credits / self.credits
+            self.credits -= credits
+
+
+class LeasedCredits:
+    """A run's leased credits of one budget, in the order in which they arrive."""
+
+    def __init__(self) -> None:
+        self._intervals: deque[_CreditInterval] = deque()
+
+    def add(self, start: float, end: float, credits: float) -> None:
+        self._intervals.append(_CreditInterval(start, end, credits))
+
+    def give_back(self, now: float, credits: float) -> None:
+        """Return unused credits, as if they arrived now."""
+        self._intervals.appendleft(_CreditInterval(now, now, credits))
+
+    def take(self, now: float, at_most: float) -> float:
+        """Take credits that have arrived and not expired, up to `at_most`; return how many."""
+        taken = 0.0
+        for interval in self._intervals:
+            interval.drop(interval.until(now - KEPT_SECONDS))
+            part = min(at_most - taken, interval.until(now))
+            if part > 0:
+                interval.drop(part)
+                taken += part
+        while self._intervals and self._intervals[0].credits <= _EPSILON:
+            self._intervals.popleft()
+        return taken
+
+    def unexpired(self, now: float) -> float:
+        """How many credits have not expired, including those yet to arrive."""
+        return sum(interval.credits - interval.until(now - KEPT_SECONDS) for interval in self._intervals)
+
+    def ready_at(self, now: float, credits: float) -> float | None:
+        """When this many credits will have arrived; None if fewer are leased."""
+        for interval in self._intervals:
+            if interval.credits >= credits:
+                length = interval.end - interval.start
+                return max(now, interval.start + length * credits / interval.credits)
+            credits -= interval.credits
+        return None
+
+
+@dataclass(slots=True, eq=False)
+class Demand:
+    """Credits that a caller waits for; `missing` are not paid yet."""
+
+    credits: float
+    missing: float
+
+
+class Demands:
+    """The demands for one budget's credits, in order, and how many credits to lease for them.
+
+    The first demand is paid in full before the next: several that fill together would be spent in one burst. Times are
+    the driver's, in seconds, and passed in: nothing here waits or reads a clock.
+    """
+
+    def __init__(self, rate: float) -> None:
+        self.rate = rate
+        self.leased = LeasedCredits()
+        self.lease_takes = 0.0  # seconds, of the last one
+        self._waiting: deque[Demand] = deque()
+        self._spent = 0.0
+        self._requested_at = float("-inf")
+        self._used_before = 0.0
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def add(self, credits: float) -> Demand:
+        demand = Demand(credits, credits)
+        self._waiting.append(demand)
+        return demand
+
+    def withdraw(self, demand: Demand, now: float) -> None:
+        """Remove a demand; what was paid for it goes to the waiting ones."""
+        if demand in self._waiting:
+            self._waiting.remove(demand)
+            if (paid := demand.credits - demand.missing) > 0:
+                self._spent -= paid
+                self.leased.give_back(now, paid)
+
+    def pay(self, now: float) -> list[Demand]:
+        """Pay with the arrived credits; return the demands that are paid in full."""
+        paid: list[Demand] = []
+        while self._waiting:
+            first = self._waiting[0]
+            part = self.leased.take(now, first.missing)
+            self._spent += part
+            first.missing -= part
+            if first.missing > _EPSILON * max(1.0, first.credits):
+                break
+            paid.append(self._waiting.popleft())
+        return paid
+
+    def next_lease(self, now: float) -> LeaseRequest | None:
+        """Return the lease to request now; None if none is needed, or the last one was just now."""
+        since = now - self._requested_at
+        waiting = sum(demand.missing for demand in self._waiting)
+        if since < PAUSE_SECONDS or (waiting <= 0 and self._spent <= _EPSILON):
+            return None
+        used = (self._spent + waiting) / (max(PAUSE_SECONDS, min(since, 1.0)) * self.rate)
+        share = min(1.0, _HEADROOM * max(used, self._used_before))
+        target = max(waiting, share * MAX_AHEAD_SECONDS * self.rate)
+        held = self.leased.unexpired(now + self.lease_takes)  # when the lease arrives
+        if held >= max(waiting, target * 2 / 3):
+            return None
+        self._requested_at, self._spent, self._used_before = now, 0.0, used
+        return LeaseRequest(min(MAX_AHEAD_SECONDS + KEPT_SECONDS, (target - held) / self.rate), share)
+
+    def next_event_at(self, now: float) -> float | None:
+        """When there will be something to do; None until there is a demand."""
+        if not self._waiting and self._spent <= _EPSILON:
+            return None
+        next_request = self._requested_at + PAUSE_SECONDS
+        if next_request <= now:  # nothing to request now: the leases suffice for a while
+            next_request = now + PAUSE_SECONDS
+        # When the first demand will be paid in full; None if a lease is needed first.
+        ready = self.leased.ready_at(now, self._waiting[0].missing) if self._waiting else None
+        return next_request if ready is None else min(ready, next_request)
+
+
+_log = logging.getLogger("adjunct.tables")
+# How often a waiting task receives a sign of life.
+HEARTBEAT_SECONDS = 3.0
+# After this long without a lease, waiting tasks get the store's error.
+_STORE_SECONDS = 60.0
+
+
+class CreditServer:
+    """A thread that leases credits while tasks demand them, and serves demands in order.
+
+    A task that ends closes its connection, which withdraws its demands. `stop` the server when the run ends.
+    """
+
+    def __init__(
+        self, leases: Callable[[Budget], BudgetLeases], *, host: str = "127.0.0.1", bind: str | None = None
+    ) -> None:
+        self._leases, self._host, self._bind = leases, host, bind or host
+        self._secret = secrets.token_bytes(32)
+        self._budgets: dict[tuple[str, str], _BudgetServer] = {}
+        self._thread = LoopThread("adjunct-credits")
+        self._server: asyncio.Server | None = None
+
+    def serve(self, budgets: Iterable[Budget]) -> CreditAddress:
+        """Return the address from which tasks get credits of these budgets."""
+        return self._thread.run(self._add(budgets))
+
+    def stop(self) -> None:
+        """Close all connections, which tells waiting tasks."""
+        self._thread.close(self._close)
+
+    async def _add(self, budgets: Iterable[Budget]) -> CreditAddress:
+        if self._server is None:
+            self._server = await asyncio.start_server(self._handle_connection, self._bind, 0)
+        for budget in budgets:
+            if (budget.name, budget.tag) not in self._budgets:
+                self._budgets[budget.name, budget.tag] = _BudgetServer(Demands(budget.rate), self._leases(budget))
+        return CreditAddress(self._host, self._server.sockets[0].getsockname()[1], self._secret)
+
+    async def _close(self) -> None:
+        server, self._server = self._server, None
+        if server is not None:
+            server.close()
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.get_running_loop().shutdown_default_executor()
+
+    async def _handle_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await authenticate_task(reader, writer, self._secret)
+            while True:
+                await self._serve(reader, writer, await receive_message(reader))
+        except HandshakeError as error:
+            _log.warning("credits: a connection from %s was refused: %s", writer.get_extra_info("peername"), error)
+        except (OSError, EOFError, TimeoutError):
+            pass  # the task has ended
+        except asyncio.CancelledError:
+            pass  # the server stops; asyncio's streams report a cancelled callback as a failure
+        finally:
+            writer.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, message: dict[str, Any]) -> None:
+        server = self._budgets.get((str(message.get("budget")), str(message.get("tag"))))
+        credits = message.get("credits")
+        if not isinstance(credits, int | float) or not 0 < credits < float("inf"):
+            raise HandshakeError(f"a demand of {credits!r} credits")
+        if server is None:
+            unknown = errors.TableError(
+                f"budget {message.get('budget')!r} ({message.get('tag')}) is not served by this run.",
+                "Declare the table, with its rate, in the application.",
+                budget=message.get("budget"),
+            )
+            await send_message(writer, {"error": error_to_json(unknown)})
+            return
+        demand, granted = server.add(credits)
+        # A waiting task sends nothing: whatever arrives ends its demand.
+        gone = asyncio.ensure_future(reader.read(1))
+        either: set[asyncio.Future[Any]] = {granted, gone}
+        try:
+            while True:
+                done, _ = await asyncio.wait(either, timeout=HEARTBEAT_SECONDS, return_when="FIRST_COMPLETED")
+                if granted in done:
+                    break
+                if gone in done:
+                    raise EOFError
+                await send_message(writer, {"wait": True})
+        finally:
+            gone.cancel()
+            with suppress(asyncio.CancelledError, OSError):
+                await gone
+            server.forget(demand)
+        await send_message(writer, granted.result())
+
+
+class _BudgetServer:
+    """One budget's demands and the leases made for them."""
+
+    def __init__(self, demands: Demands, leases: BudgetLeases) -> None:
+        self._demands, self._leases = demands, leases
+        self._waiting: dict[Demand, asyncio.Future[dict[str, Any]]] = {}
+        self._changed = asyncio.Event()
+        self._leasing: asyncio.Task[None] | None = None
+        self._leased_at = time.monotonic()
+        self._pump = asyncio.get_running_loop().create_task(self._pay_demands())
+
+    def add(self, credits: float) -> tuple[Demand, asyncio.Future[dict[str, Any]]]:
+        demand = self._demands.add(credits)
+        answer = self._waiting[demand] = asyncio.get_running_loop().create_future()
+        self._changed.set()
+        return demand, answer
+
+    def forget(self, demand: Demand) -> None:
+        """Remove a demand that was served or whose task has ended."""
+        if self._waiting.pop(demand, None) is not None:
+            self._demands.withdraw(demand, time.monotonic())
+            self._changed.set()
+
+    async def _pay_demands(self) -> None:
+        while True:
+            now = time.monotonic()
+            self._changed.clear()
+            for demand in self._demands.pay(now):
+                self._waiting.pop(demand).set_result({"granted": demand.credits})
+            if self._leasing is None and (request := self._demands.next_lease(now)) is not None:
+                self._leasing = asyncio.create_task(self._lease(request))
+            at = self._demands.next_event_at(now)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(None if at is None else max(0.001, at - now)):
+                    await self._changed.wait()
+
+    async def _lease(self, request: LeaseRequest) -> None:
+        began = time.monotonic()
+        try:
+            got = await asyncio.to_thread(self._leases.lease, request)
+        except (errors.TransientError, errors.CommitConflictError) as error:
+            _log.warning("credits: nothing could be leased: %s", error)
+            if began - self._leased_at > _STORE_SECONDS:
+                self._fail(error)
+        except Exception as error:  # noqa: BLE001 - who waits is told
+            self._fail(error)
+        else:
+            self._leased_at = time.monotonic()
+            self._demands.lease_takes = self._leased_at - began
+            if got is not None:
+                self._demands.leased.add(got.start, got.end, (got.end - got.start) * self._demands.rate)
+        finally:
+            self._leasing = None
+            self._changed.set()
+
+    def _fail(self, error: Exception) -> None:
+        if not isinstance(error, errors.AdjunctError):
+            _log.error("credits: nothing could be leased", exc_info=error)
+            error = errors.AdjunctError(f"leasing credits failed: {error!r}.", "See the driver's log.")
+        for demand, answer in list(self._waiting.items()):
+            del self._waiting[demand]
+            self._demands.withdraw(demand, time.monotonic())
+            answer.set_result({"error": error_to_json(error)})
+
+
+class BudgetLeases:
+    """Leases credits of a budget that all runs of a lake share. Not thread-safe.
+
+    `clock` is monotonic, in seconds; the wall clock is read only once.
+    """
+
+    def __init__(self, lake: Lake, budget: Budget, run: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._value = SharedValue(lake, "budgets", budget.name, budget.tag)
+        self._rate, self._logged_rates = budget.rate, set[float]()
+        self._where = f"the budget {budget.name!r} ({budget.tag}) in {lake.url}"
+        self._run, self._clock = run, clock
+        self._ahead = time.time() - clock()  # of the budget's timeline, by which its runs agree
+
+    def lease(self, request: LeaseRequest) -> LeaseInterval | None:
+        """Return the leased interval by `clock`; None if others hold everything that may be leased.
+
+        Raises StoreUnavailableError (what was leased then expires), CommitConflictError after many conflicts, and
+        MalformedDocumentError.
+        """
+        others, rates = False, set[float]()
+
+        def decide(data: bytes | None) -> tuple[bytes, LeaseInterval | None]:
+            nonlocal others, rates
+            timeline = SharedTimeline() if data is None else self._parse(data)
+            here = self._clock()
+            self._ahead = max(self._ahead, timeline.now - here)
+            after, got = lease_credits(timeline, self._run, here + self._ahead, request, self._rate)
+            others = len(after.runs) > 1
+            rates = {run.rate for run in after.runs.values()} - {self._rate}
+            document = after.model_copy(update={"nonce": uuid.uuid4().hex}).model_dump_json().encode()
+            return document, None if got is None else LeaseInterval(here + got.start, here + got.end)
+
+        got = self._value.transact(decide)
+        if others:
+            self._value.forget()
+        for rate in sorted(rates - self._logged_rates):
+            _log.warning(
+                "%s is declared with %g credits per second here, and with %g in another run: together they spend "
+                "more than the lower. Give all tables that share it one RateLimit, or budgets of their own.",
+                self._where,
+                self._rate,
+                rate,
+            )
+        self._logged_rates |= rates
+        return got
+
+    def _parse(self, data: bytes) -> SharedTimeline:
+        try:
+            return SharedTimeline.model_validate_json(data)
+        except ValidationError as error:
+            raise errors.MalformedDocumentError(
+                f"{self._where} can't be read: {first_validation_problem(error)}.",
+                "If a newer release wrote it, upgrade dagster-adjunct; else delete the object: it is created again, "
+                "and its content expires after two seconds.",
+                document=self._where,
+            ) from error
+
 
 # A driver unreachable for _RECONNECT_SECONDS is gone; a live one sends several signs of life in _SILENT_SECONDS.
 _RECONNECT_SECONDS = 5.0
 _SILENT_SECONDS = 15.0
-_PAUSE_SECONDS = 0.2
+_RETRY_SECONDS = 0.2
 # Small requests that wait together are one demand, of at most this many seconds' credits: each takes a round trip.
 _TOGETHER_SECONDS = 0.05
 
@@ -87,7 +610,7 @@ class _BudgetConnection:
                         for one in together:
                             self._waiting.pop(one, None)
                     else:
-                        await asyncio.sleep(_PAUSE_SECONDS)
+                        await asyncio.sleep(_RETRY_SECONDS)
         finally:
             self._waiting.pop(mine, None)
             if not self._waiting:
@@ -127,7 +650,7 @@ class _BudgetConnection:
             now = time.monotonic()
             self._lost_at = self._lost_at or now
             if now - self._lost_at > _RECONNECT_SECONDS:
-                raise TableError(
+                raise errors.TableError(
                     f"budget {self._budget.name!r} ({self._budget.tag}): the run's driver, which hands out its "
                     f"credits at {self._address.host}:{self._address.port}, is gone.",
                     "If the run has ended, end this task too. Otherwise make sure that tasks can reach the "

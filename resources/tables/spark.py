@@ -9,7 +9,7 @@ import functools
 import json
 import pickle
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from dagster_adjunct.resources import errors
@@ -111,19 +111,17 @@ class BulkReader:
         numbered = list(enumerate(parts))
         frame = self._spark().createDataFrame(numbered, "part int, keys binary").repartitionById(len(parts), "part")
         ask = _reading_task(self._table, gets.args, self._key)
-        reports = frame.mapInArrow(ask, "keys binary, records binary, report string").collect()
         answered: dict[Any, Any] = {}
         metrics, failed = TableMetrics(), None
-        for row in reports:
-            report = json.loads(row.report)
-            metrics += TableMetrics.from_document(report["metrics"]) if "metrics" in report else TableMetrics()
-            failed = failed or report["error"]
-            if row.records is not None:
-                answered.update(zip(pickle.loads(row.keys), pickle.loads(row.records), strict=True))
+        for row in frame.mapInArrow(ask, "answer binary").collect():
+            records, counted, error = pickle.loads(row.answer)
+            answered |= records
+            metrics += counted
+            failed = failed or error
         self._in_tasks += metrics
         metrics_hooks.report_metrics(self._table.name, metrics)
         if failed is not None:
-            raise error_from_json(failed)
+            raise failed
         return Outcomes(len(keys), [answered[key] for key in keys])
 
 
@@ -143,29 +141,32 @@ class _UncachedTable:
 def _reading_task(
     table: RemoteTable[Any, Any, Any], args: tuple[object, ...], key: tuple[str, ...]
 ) -> Callable[[Iterator[Any]], Iterator[Any]]:
-    async def ask(keys: Sequence[Hashable]) -> tuple[bytes | None, dict[str, Any]]:
+    async def ask(keys: Sequence[Hashable]) -> tuple[dict[Any, Any], TableMetrics, errors.AdjunctError | None]:
         # Errors are reported, not raised, since the table's retries are over.
-        before, records, error = table.metrics, None, None
+        before, records, error = table.metrics, dict[Any, Any](), None
         gets = Operation(OperationKind.GET, RowEntries(keys), args, key=key)
         try:
             async with table:
                 outcomes = await table.send(gets)
             error = error_from_outcomes(table.name, gets, outcomes) if outcomes.problems else None
-            records = pickle.dumps(list(outcomes.records or ())) if error is None else None
+            if error is None:
+                records = dict(zip(keys, outcomes.records or (), strict=True))
         except errors.AdjunctError as raised:
             error = raised
-        metrics = (table.metrics - before).to_document()
-        return records, {"metrics": metrics, "error": None if error is None else error_to_json(error)}
+        return records, table.metrics - before, _plain_error(error)
 
     def read(batches: Iterator[Any]) -> Iterator[Any]:
         for batch in batches:
             for part in batch.column("keys").to_pylist():
-                records, report = asyncio.run(ask(pickle.loads(part)))
-                columns = [pa.array([part], pa.binary()), pa.array([records], pa.binary())]
-                columns.append(pa.array([json.dumps(report)], pa.string()))
-                yield pa.RecordBatch.from_arrays(columns, ["keys", "records", "report"])
+                answer = pickle.dumps(asyncio.run(ask(pickle.loads(part))))
+                yield pa.RecordBatch.from_pydict({"answer": pa.array([answer], pa.binary())})
 
     return read
+
+
+def _plain_error(error: errors.AdjunctError | None) -> errors.AdjunctError | None:
+    """Return the error without what a driver may lack: classes and values of the user's own."""
+    return None if error is None else error_from_json(error_to_json(error))
 
 
 MAX_BATCHES_IN_FLIGHT = 4
@@ -186,10 +187,8 @@ class TaskReport:
     null_keys: int = 0
     metrics: TableMetrics = field(default_factory=TableMetrics)
 
-    def to_json(self) -> str:
-        report = {part.name: getattr(self, part.name) for part in fields(self)}
-        error = None if self.error is None else error_to_json(self.error)
-        return json.dumps({**report, "error": error, "metrics": self.metrics.to_document()})
+    def to_bytes(self) -> bytes:
+        return pickle.dumps(replace(self, error=_plain_error(self.error)))
 
     def add(self, part: Part, outcomes: Outcomes, at_most: int | None) -> None:
         """Add a part's outcomes; up to `at_most` entries rejected for good, and one more, are kept as dead letters."""
@@ -319,9 +318,9 @@ def write_table(df: DataFrame, write: TableWrite, *, exchange: bool, what: str) 
         df = df.repartition(write.tasks, *map(named_column, write.table.key))
     df, write = _sort_records(df, write)
     rows = map_in_arrow(
-        df.drop(*_unsent_columns(df.columns, write)), _sending_task(write, what), "report string"
+        df.drop(*_unsent_columns(df.columns, write)), _sending_task(write, what), "report binary"
     ).collect()
-    return _sum_reports([json.loads(row.report) for row in rows], write, what)
+    return _sum_reports([pickle.loads(row.report) for row in rows], write, what)
 
 
 def write_rows(rows: pa.Table, write: TableWrite, *, what: str) -> WriteResult:
@@ -340,7 +339,7 @@ def write_rows(rows: pa.Table, write: TableWrite, *, what: str) -> WriteResult:
     own = copy.copy(write.table)  # as a task has it: with connections and metrics of its own
     own.__setstate__(own.__getstate__())
     (report,) = _sending_task(replace(write, table=own), what)(iter(batches))
-    return _sum_reports([json.loads(report.column(0)[0].as_py())], write, what)
+    return _sum_reports([pickle.loads(report.column(0)[0].as_py())], write, what)
 
 
 def _unsent_columns(names: Sequence[str], write: TableWrite) -> list[str]:
@@ -349,15 +348,15 @@ def _unsent_columns(names: Sequence[str], write: TableWrite) -> list[str]:
     return [name for name in names if name.startswith("__") and name not in kept]
 
 
-def _sum_reports(reports: Sequence[dict[str, Any]], write: TableWrite, what: str) -> WriteResult:
+def _sum_reports(reports: Sequence[TaskReport], write: TableWrite, what: str) -> WriteResult:
     """Return the result of all tasks. Raises the first error, with the number of failed records in all of them."""
-    total = sum((TableMetrics.from_document(report["metrics"]) for report in reports), TableMetrics())
+    total = sum((report.metrics for report in reports), TableMetrics())
     at_most = write.dead_letters
     metrics_hooks.report_metrics(write.table.name, total)
-    failed = [report for report in reports if report["error"] is not None]
+    failed = [report for report in reports if report.error is not None]
     if failed:
-        raise _failure_error(failed, sum(min(len(report["letters"]), at_most or 0) for report in reports), write)
-    letters = tuple(letter for report in reports for letter in report["letters"])
+        raise _failure_error(failed, sum(min(len(report.letters), at_most or 0) for report in reports), write)
+    letters = tuple(letter for report in reports for letter in report.letters)
     if at_most is not None and len(letters) > at_most:
         raise errors.TableError(
             f"{what}: table {write.table.name} rejects more than {at_most} records of this batch, the limit of its "
@@ -365,25 +364,25 @@ def _sum_reports(reports: Sequence[dict[str, Any]], write: TableWrite, what: str
             "Correct the records or the table, then run the batch again; or raise the limit with at_most=….",
             table=write.table.name,
         )
-    counters = {"null_keys": sum(report["null_keys"] for report in reports), "dead_letters": len(letters)}
+    counters = {"null_keys": sum(report.null_keys for report in reports), "dead_letters": len(letters)}
     return WriteResult({**total.counts(), **counters}, letters, total)
 
 
-def _failure_error(failed: Sequence[dict[str, Any]], letters: int, write: TableWrite) -> errors.AdjunctError:
+def _failure_error(failed: Sequence[TaskReport], letters: int, write: TableWrite) -> errors.AdjunctError:
     """Return the first task's error, with the number of failed records in all tasks and their first keys.
 
     `letters` are rejected records that would have become dead letters.
     """
-    error = error_from_json(failed[0]["error"])
-    count = sum(report["failed"] for report in failed)
+    error, count = failed[0].error, sum(report.failed for report in failed)
+    assert error is not None
     if not count:
         return error
     count += letters
-    keys = list(dict.fromkeys(key for report in failed for key in report["keys"]))[:KEYS_SHOWN]
+    keys = list(dict.fromkeys(key for report in failed for key in report.keys))[:KEYS_SHOWN]
     shown = ", ".join(keys) + (", …" if count > len(keys) else "")
     problem = f"table {write.table.name} rejected {count} records, the first with the keys {shown}"
     next_step, bound = error.next_step, write.dead_letters
-    if bound is not None and count > bound and failed[0]["unfit"]:
+    if bound is not None and count > bound and failed[0].unfit:
         problem += f", more than the {bound} dead letters that a batch may have"
         next_step = f"{next_step} Or raise the limit with at_most=…."
     return error.reworded(f"{problem}: {error.problem}", next_step)
@@ -433,7 +432,7 @@ def _sending_task(write: TableWrite, what: str) -> Callable[[Iterator[Any]], Ite
         if report.error is not None:
             for _ in batches:  # a worker whose input is not consumed is not reused
                 pass
-        yield pa.RecordBatch.from_pydict({"report": pa.array([report.to_json()], pa.string())})
+        yield pa.RecordBatch.from_pydict({"report": pa.array([report.to_bytes()], pa.binary())})
 
     return send
 

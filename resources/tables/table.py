@@ -20,11 +20,14 @@ from dagster_adjunct.resources.tables.arrow import ArrowEntries
 from dagster_adjunct.resources.tables.batching import BatchLayer, BatchProvider
 from dagster_adjunct.resources.tables.cache import Cache, CacheLayer
 from dagster_adjunct.resources.tables.functions import FunctionLayer, TableReadFunction, TableWriteFunction
-from dagster_adjunct.resources.tables.layers import DeclaredConditions, Layer
 from dagster_adjunct.resources.tables.metrics import Meter, TableMetrics, has_metrics_hooks, report_metrics
 from dagster_adjunct.resources.tables.operation import (
+    DIRECT,
+    Changes,
     Clock,
+    Conditions,
     Entries,
+    Layer,
     Operation,
     OperationKind,
     Outcomes,
@@ -269,7 +272,7 @@ class RemoteTable(Generic[K, V, U]):
             raise argument_error(found, "one of them", argument="batches", table=name)
         self.batches = batches or (BatchProvider() if batch_size is None else BatchProvider(size=batch_size))
         self.in_flight = in_flight
-        self.conditions = DeclaredConditions(name, newest_by, idempotent, on_replay)
+        self.newest_by, self.idempotent, self.on_replay = newest_by, idempotent, on_replay
         self.defaults_may_overwrite = defaults_may_overwrite
         self.cache = cache
         self.clock = SystemClock() if clock is None else clock
@@ -280,22 +283,34 @@ class RemoteTable(Generic[K, V, U]):
             problem = f"table {name} has neither a read nor a write function."
             step = "Pass read_function=…, write_function=… or both (often the same object)."
             raise errors.ConfigurationError(problem, step, table=name)
-        self.conditions.check(None if write_function is None else write_function.capabilities)
-        if self.batches.compact and (newest_by is not None or idempotent):
-            raise errors.ConfigurationError(
-                f"table {name}: compact batches send only the last write of a key. If newest_by or idempotent skips "
-                "that one, the earlier writes are lost.",
-                "Leave out compact=True, or declare the table without newest_by and idempotent.",
-                argument="batches",
-                table=name,
-            )
-        if cache is not None and (newest_by is not None or idempotent):
-            problem = f"table {name}: a cache can't know which writes the store skips under newest_by or idempotent."
-            step = "Remove the cache, or declare a second table for reading that has the cache and no conditions."
-            raise errors.ConfigurationError(problem, step, argument="cache", table=name)
+        self._check_conditions()
         self.credit_source: CreditSource | None = None
         self._meter, self._reported = Meter(), TableMetrics()
         assert self._layers  # raises if the layers can't be composed
+
+    def _check_conditions(self) -> None:
+        """Raise ConfigurationError if they are invalid, or the write function or the cache can't have them."""
+        table, function = f"table {self.name}", self.write_function
+        for name, wanted in (("newest_by", self.newest_by is not None), ("idempotent", self.idempotent)):
+            if wanted and (function is None or not getattr(function.capabilities, name)):
+                raise errors.ConfigurationError(
+                    f"{table} declares {name}, but "
+                    + ("it has no write function." if function is None else "its write function can't check it."),
+                    f"Use a write function whose store supports it, or remove {name}.",
+                    argument=name,
+                    table=self.name,
+                )
+        if self.newest_by == "":
+            expected = "the name of the column with each record's time"
+            raise argument_error(f"{table}: newest_by=''", expected, argument="newest_by", table=self.name)
+        if self.on_replay == "skip" and not self.idempotent:
+            found = f"{table}: on_replay='skip' with idempotent=False"
+            expected = '"apply", or "skip" together with idempotent=True'
+            raise argument_error(found, expected, argument="on_replay", table=self.name)
+        if self.cache is not None and (self.newest_by is not None or self.idempotent):
+            problem = f"{table}: a cache can't know which writes the store skips under newest_by or idempotent."
+            step = "Remove the cache, or declare a second table for reading that has the cache and no conditions."
+            raise errors.ConfigurationError(problem, step, argument="cache", table=self.name)
 
     @cached_property
     def _layers(self) -> _Layers:
@@ -341,18 +356,6 @@ class RemoteTable(Generic[K, V, U]):
         return self.batches.size
 
     @property
-    def newest_by(self) -> str | None:
-        return self.conditions.newest_by
-
-    @property
-    def idempotent(self) -> bool:
-        return self.conditions.idempotent
-
-    @property
-    def on_replay(self) -> Literal["apply", "skip"]:
-        return self.conditions.on_replay
-
-    @property
     def metrics(self) -> TableMetrics:
         """The metrics of this table so far."""
         return self._meter.metrics()
@@ -396,7 +399,7 @@ class RemoteTable(Generic[K, V, U]):
         check_request(self.name, self.key, operation)
         if len(self.key) > 1 and not operation.key:
             operation = replace(operation, key=self.key)
-        operation = self.conditions.on(operation)
+        operation = self._with_conditions(operation)
         outcomes = await self._layers.top.send(operation)
         if outcomes.problems and operation.kind is UPDATE:
             outcomes = explain_missing_records(self.name, operation, outcomes)
@@ -438,11 +441,11 @@ class RemoteTable(Generic[K, V, U]):
 
         A table with `newest_by` requires `newest`, and keeps a record that is newer.
         """
-        await self._send_or_raise(Operation(DELETE, self.conditions.deleted((key,), newest), args))
+        await self._send_or_raise(Operation(DELETE, self._deletes((key,), newest), args))
 
     async def delete_all(self, keys: Iterable[K], *args: object, newest: object = None) -> None:
         """`delete` for each key."""
-        await self._send_or_raise(Operation(DELETE, self.conditions.deleted(list(keys), newest), args))
+        await self._send_or_raise(Operation(DELETE, self._deletes(list(keys), newest), args))
 
     async def update(self, key: K, update: U, *args: object) -> None:
         """Apply `update` to the record of `key`; RecordNotFoundError if there is none."""
@@ -457,6 +460,16 @@ class RemoteTable(Generic[K, V, U]):
         """
         rows = self._entries_of(entries, updates=True)
         await self._send_or_raise(Operation(UPDATE, rows, args, contract=UpdateContract.UPDATE_ONLY))
+
+    def _deletes(self, keys: Sequence[Any], newest: Any) -> RowEntries[Any]:
+        """The entries of a delete, with the time `newest` if it is given."""
+        if newest is None:
+            return RowEntries(keys)
+        if self.newest_by is None:
+            problem = f"table {self.name} got a delete with newest={newest!r}, but is declared without newest_by."
+            step = "Omit newest, or declare the table with newest_by."
+            raise errors.ConfigurationError(problem, step, argument="newest", table=self.name)
+        return RowEntries(keys, newest=[newest] * len(keys))
 
     def _entries_of(self, entries: Iterable[tuple[Any, Any]] | ArrowFrame, *, updates: bool = False) -> Entries[Any]:
         if isinstance(entries, ArrowFrame):
@@ -491,6 +504,56 @@ class RemoteTable(Generic[K, V, U]):
             raise error
         return outcomes
 
+    def _with_conditions(self, operation: Operation[Any]) -> Operation[Any]:
+        """Return the operation with the declared conditions and each entry's time and mark; raise before anything is
+        sent.
+
+        `newest_by` applies to every write; the time comes with the entries or is read from records and updates.
+        `idempotent` applies to messages, which carry marks; a direct call has none, and is applied each time.
+        """
+        if (self.newest_by is None and not self.idempotent) or not operation.kind.writes or operation.conditions:
+            return operation
+        entries = operation.entries
+        idempotent = self.idempotent and entries.marks is not None
+        if self.newest_by is None:
+            return replace(operation, conditions=_ONCE if idempotent else _MARKED)
+        if not idempotent and operation.kind is UPDATE:
+            self._check_repeatable(entries)
+        if entries.newest is None or entries.marks is None:
+            times = entries.newest if entries.newest is not None else self._read_times(operation, self.newest_by)
+            marks = entries.marks if entries.marks is not None else [DIRECT] * len(entries)
+            entries = RowEntries(entries.keys, entries.values, entries.defaults, marks, times)
+        return replace(operation, entries=entries, conditions=Conditions(self.newest_by, idempotent, self.idempotent))
+
+    def _read_times(self, operation: Operation[Any], column: str) -> list[Any]:
+        values: Sequence[Any] = operation.entries.values or [None] * len(operation)
+        times = [_read_time(value, column) for value in values]
+        for place, time in enumerate(times):
+            if time is None:
+                key = operation.entries.keys[place]
+                gone = operation.kind is DELETE or values[place] is None
+                thing = "update" if operation.kind is UPDATE else "record"
+                raise errors.TableError(
+                    f"table {self.name}: {operation.kind.value} of key {key!r} has no {column}, which newest_by needs.",
+                    f"Pass the {column} of the delete: delete({key!r}, newest=…)."
+                    if gone
+                    else f"Set {column} in the {thing}.",
+                    table=self.name,
+                )
+        return times
+
+    def _check_repeatable(self, entries: Entries[Any]) -> None:
+        if not isinstance(entries, RowEntries):
+            return  # from a stream: its expressions are checked when the application is planned
+        for place, value in enumerate(entries.values or ()):
+            if isinstance(value, Changes) and not value.repeatable:
+                raise errors.TableError(
+                    f"table {self.name}: the update of {entries.keys[place]!r} adds or appends: with "
+                    "newest_by alone, a repeated update would do so twice.",
+                    "Only set values; or declare the table with idempotent=True, and send entries with marks.",
+                    table=self.name,
+                )
+
     def _count_entries(self, operation: Operation[Any], outcomes: Outcomes) -> None:
         count, records = self._meter.add, outcomes.records
         present = len(records) - records.count(None) if records else 0
@@ -499,3 +562,12 @@ class RemoteTable(Generic[K, V, U]):
             count("defaults_put", outcomes.defaults_put)
         if outcomes.problems and (skipped := len(outcomes.places(State.SKIPPED))):
             count("skipped", skipped)
+
+
+_ONCE, _MARKED = Conditions(None, True), Conditions(keeps_marks=True)
+
+
+def _read_time(value: Any, column: str) -> Any:
+    if isinstance(value, Changes):
+        return value.set.get(column)
+    return value.get(column) if isinstance(value, Mapping) else getattr(value, column, None)

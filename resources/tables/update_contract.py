@@ -17,9 +17,10 @@ from typing import Any
 
 from dagster_adjunct.resources.errors import ConfigurationError, RecordNotFoundError, TransientError
 from dagster_adjunct.resources.tables.functions import outcomes_from_missing
-from dagster_adjunct.resources.tables.layers import Capabilities, Layer, may_have_effect, may_send_separately
 from dagster_adjunct.resources.tables.operation import (
+    Capabilities,
     Conditions,
+    Layer,
     Operation,
     OperationKind,
     Outcomes,
@@ -28,6 +29,8 @@ from dagster_adjunct.resources.tables.operation import (
     State,
     UpdateContract,
     concatenate_outcomes,
+    may_have_effect,
+    may_send_separately,
 )
 from dagster_adjunct.resources.validation import validated
 

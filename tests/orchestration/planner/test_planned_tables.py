@@ -430,12 +430,6 @@ def test_defaults_may_overwrite_where_the_declaration_says_so() -> None:
     planned(app)
 
 
-def test_compact_batches_take_no_updates() -> None:
-    from dagster_adjunct.resources.tables.batching import BatchProvider
-
-    refused(tags(batches=BatchProvider(compact=True)), "a batch that compacts", update={"set": ["place"]})
-
-
 @pytest.mark.parametrize(
     ("update", "says"),
     [

@@ -12,7 +12,7 @@ from tests.spawned import call_all, spawned
 WRITERS, ROUNDS, KEYS = 8, 4, 61  # a prime, so that every stride visits every key
 
 
-def hammer(declaration: bytes, writer: int) -> dict:
+def hammer(declaration: bytes, writer: int) -> TableMetrics:
     """Update every key in each round, in an order of one's own, beginning those that aren't there."""
     table: RemoteTable = pickle.loads(declaration)
     with BlockingTable(table) as blocking:
@@ -24,7 +24,7 @@ def hammer(declaration: bytes, writer: int) -> dict:
                 (f"k{n}", UpdateMessage({f"w{writer}": turn}, {"id": f"k{n}", "begun_by": writer})) for n in numbers
             ]
             blocking.update_messages(messages, UpdateContract.UPDATE_WITH_DEFAULTS)
-        return blocking.metrics.to_document()
+        return blocking.metrics
 
 
 def columns() -> dict[str, str]:
@@ -36,7 +36,7 @@ def run_all(store) -> tuple[TableMetrics, dict]:
     table = RemoteTable("hammered", key="id", read_function=store, write_function=store, batch_size=7)
     with spawned(WRITERS) as pool:
         counts = call_all(pool, hammer, [(pickle.dumps(table), writer) for writer in range(WRITERS)])
-    total = sum((TableMetrics.from_document(count) for count in counts), TableMetrics())
+    total = sum(counts, TableMetrics())
     with BlockingTable(table) as blocking:
         return total, blocking.get_all([f"k{n}" for n in range(KEYS)])
 

@@ -459,7 +459,7 @@ def test_the_statement_for_a_batch_takes_one_key_after_the_other_and_is_not_comp
     execute, plans = psycopg.AsyncCursor.execute, []
 
     async def explained(cursor, query, *args, **more):
-        if isinstance(query, psycopg.sql.Composed) and query.as_string(None).startswith("WITH staged"):
+        if isinstance(query, psycopg.sql.Composable) and query.as_string(None).startswith("WITH staged"):
             await execute(cursor, psycopg.sql.SQL("EXPLAIN ") + query, *args)
             plans.append("\n".join(line for (line,) in await cursor.fetchall()))
         return await execute(cursor, query, *args, **more)

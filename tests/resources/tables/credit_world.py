@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from dagster_adjunct.resources.tables.rate import Budget
-from dagster_adjunct.resources.tables.rate_server import Demand, Demands, SharedTimeline, lease_credits
+from dagster_adjunct.resources.tables.shared_rate import Demand, Demands, SharedTimeline, lease_credits
 
 STEP = 0.01
 
@@ -92,7 +92,7 @@ class World:
 
             def decide() -> None:
                 run.demands.lease_takes = run.delay
-                self.timeline, got = lease_credits(self.timeline, run.name, self.now + run.ahead, asked)
+                self.timeline, got = lease_credits(self.timeline, run.name, self.now + run.ahead, asked, self.rate)
                 if got is not None:
                     credits = (got.end - got.start) * self.rate
                     run.demands.leased.add(self.now + got.start, self.now + got.end, credits)

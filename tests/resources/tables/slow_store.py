@@ -9,8 +9,7 @@ from typing import Any
 
 from dagster_adjunct.resources.errors import TableError
 from dagster_adjunct.resources.tables.functions import StoreFunction, record_not_found_error
-from dagster_adjunct.resources.tables.layers import Capabilities
-from dagster_adjunct.resources.tables.operation import Operation, OperationKind, Outcomes, Problem, State
+from dagster_adjunct.resources.tables.operation import Capabilities, Operation, OperationKind, Outcomes, Problem, State
 
 BAD = {"bad": True}
 

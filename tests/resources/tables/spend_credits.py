@@ -10,8 +10,7 @@ import sys
 import time
 
 from dagster_adjunct.resources.tables.rate import Budget
-from dagster_adjunct.resources.tables.rate_server import CreditAddress
-from dagster_adjunct.resources.tables.shared_rate import CreditClient
+from dagster_adjunct.resources.tables.shared_rate import CreditAddress, CreditClient
 
 
 async def main() -> None:

@@ -156,31 +156,6 @@ def test_calls_made_at_the_same_time_answer_as_on_a_dictionary(
     assert all(0 < len(keys) <= size for _, keys in store.requests)
 
 
-@pytest.mark.rounds
-@settings(max_examples=rounds(60, 150))
-@given(
-    asked=st.lists(calls(updates=False) | PAUSES, max_size=14),
-    size=st.integers(1, 6),
-    delay=st.sampled_from([0.0, 0.0, 0.001]),
-    seed=st.integers(0, 99),
-)
-def test_compact_batches_leave_the_same_records_and_gets_see_the_same(asked, size, delay, seed):
-    turns = random.Random(seed)
-    store = SlowStore(lambda: turns.randrange(4))
-    batches = BatchProvider(size=size, delay=delay, compact=True)
-    table = RemoteTable("t", key="id", read_function=store, write_function=store, batches=batches)
-    asked = [  # a bad value that a later one replaces is not sent, so nobody can say that it is bad
-        Call(call.kind, tuple(entry for entry in call.entries if entry[1] != BAD), call.arg)
-        if call.kind == "put"
-        else call
-        for call in asked
-    ]
-    records: dict[str, dict[str, Any]] = {}
-    expected = [plainly(records, call) for call in asked if call.kind not in ("turn", "flush", "close")]
-    assert asyncio.run(at_the_same_time(table, store, asked)) == expected
-    assert store.records == records
-
-
 @pytest.mark.lengthy
 @pytest.mark.rounds
 @settings(max_examples=rounds(60, 150))

@@ -8,16 +8,13 @@ import pickle
 import pytest
 
 from dagster_adjunct.resources.errors import ConfigurationError, TableError
-from dagster_adjunct.resources.tables.batching import BatchLayer, BatchProvider
+from dagster_adjunct.resources.tables.batching import BatchProvider
 from dagster_adjunct.resources.tables.functions import TableWriteFunction
-from dagster_adjunct.resources.tables.key_lock import group_preserving_key_order
 from dagster_adjunct.resources.tables.operation import (
-    DIRECT,
-    Conditions,
     Operation,
     OperationKind,
-    RowEntries,
     estimate_bytes,
+    group_preserving_key_order,
 )
 from dagster_adjunct.resources.tables.table import RemoteTable
 from tests.resources.tables.slow_store import BAD, SlowStore
@@ -333,46 +330,6 @@ def test_requests_under_way_are_bounded_and_other_keys_overtake():
     assert Slow.done == ["b", "a", "a"]
 
 
-def test_compact_batches_send_the_last_entry_of_a_key_and_answer_all():
-    store = SlowStore()
-    table = table_over(store, batches=BatchProvider(compact=True))
-
-    async def scenario():
-        await asyncio.gather(*(table.put("a", {"n": n}) for n in range(9)), table.put("b", {}), table.delete("b"))
-        await table.put_all([("c", {"n": n}) for n in range(9)])
-        return await asyncio.gather(table.put("c", {"n": 1}), table.put("c", BAD), return_exceptions=True)
-
-    answers = run(scenario)
-    assert store.records == {"a": {"n": 8}, "c": {"n": 8}}
-    assert [(kind, keys) for kind, keys in store.requests[:3]] == [("put", ["a"]), ("delete", ["b"]), ("put", ["c"])]
-    assert [type(answer) for answer in answers] == [TableError, TableError]  # the second took the place of the first
-
-
-def test_a_get_between_two_puts_of_a_compact_batch_sees_the_first():
-    store = SlowStore()
-    table = table_over(store, batches=BatchProvider(compact=True))
-
-    async def scenario():
-        return await asyncio.gather(table.put("a", {"n": 1}), table.get("a"), table.put("a", {"n": 2}))
-
-    assert run(scenario) == [None, {"n": 1}, None]
-    assert store.records == {"a": {"n": 2}}
-
-
-def test_compact_batches_refuse_updates_and_conditions():
-    store = SlowStore()
-    compact = BatchProvider(compact=True)
-    with pytest.raises(ConfigurationError) as caught:
-        run(lambda: table_over(store, batches=compact).update("a", {}))
-    assert caught.value.argument == "batches"
-    entries = RowEntries(["a"], [{"at": 1}], None, [DIRECT], [1])
-    layer = BatchLayer(store, table="t", batches=compact)
-    with pytest.raises(ConfigurationError) as caught:
-        run(lambda: layer.send(Operation(OperationKind.PUT, entries, (), Conditions("at"))))
-    assert caught.value.argument == "batches"
-    assert store.requests == []
-
-
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -384,7 +341,6 @@ def test_compact_batches_refuse_updates_and_conditions():
         {"delay": float("nan")},
         {"delay": float("inf")},
         {"delay": True},
-        {"compact": 1},
     ],
 )
 def test_batches_that_cannot_be_are_refused(wrong):
@@ -403,7 +359,7 @@ def test_a_bound_that_is_no_number_of_requests_is_refused(wrong):
 def test_what_is_said_of_batches_travels_with_the_table():
     from dagster_adjunct.resources.backends.memory import MemoryTable
 
-    batches = BatchProvider(size=7, bytes=10_000, delay=0.5, compact=True)
+    batches = BatchProvider(size=7, bytes=10_000, delay=0.5)
     table = table_over(MemoryTable("travels"), batches=batches, in_flight=3)
     copy = pickle.loads(pickle.dumps(table))
     assert (copy.batches, copy.in_flight) == (batches, 3)

@@ -19,17 +19,16 @@ import pytest
 
 from dagster_adjunct.resources.errors import MalformedDocumentError, StoreUnavailableError, TableError
 from dagster_adjunct.resources.objects.lake import open_lake
-from dagster_adjunct.resources.tables import rate_server as credit_server
-from dagster_adjunct.resources.tables import shared_rate as credit_client
+from dagster_adjunct.resources.tables import shared_rate
 from dagster_adjunct.resources.tables.rate import Budget
-from dagster_adjunct.resources.tables.rate_server import (
+from dagster_adjunct.resources.tables.shared_rate import (
     BudgetLeases,
     CreditAddress,
+    CreditClient,
     CreditServer,
     LeaseInterval,
     LeaseRequest,
 )
-from dagster_adjunct.resources.tables.shared_rate import CreditClient
 from tests.resources.tables.credit_world import of_the_rate
 
 BUDGET = Budget("orders", "write", 400.0)
@@ -155,13 +154,14 @@ def test_a_demand_whose_task_is_gone_is_not_served(serve: Callable[..., CreditSe
 def test_requests_of_one_task_are_served_in_their_order_and_small_ones_together(
     serve: Callable[..., CreditServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    demands, send = list[float](), credit_client.send_message
+    demands, send = list[float](), shared_rate.send_message
 
     async def counted(writer: asyncio.StreamWriter, message: dict[str, object]) -> None:
-        demands.append(float(str(message["credits"])))
+        if "credits" in message:
+            demands.append(float(str(message["credits"])))
         await send(writer, message)
 
-    monkeypatch.setattr(credit_client, "send_message", counted)
+    monkeypatch.setattr(shared_rate, "send_message", counted)
     budget = Budget("quick", "write", 10_000.0)
     address = serve(Plenty()).serve([budget])
 
@@ -184,7 +184,7 @@ def test_requests_of_one_task_are_served_in_their_order_and_small_ones_together(
 def test_who_does_not_know_the_secret_gets_nothing_and_none_is_told_it(
     serve: Callable[..., CreditServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(credit_client, "_RECONNECT_SECONDS", 0.3)
+    monkeypatch.setattr(shared_rate, "_RECONNECT_SECONDS", 0.3)
     address = serve(Plenty()).serve([BUDGET])
     assert address.secret.hex() not in repr(address)
     assert repr(address.secret) not in repr(address)
@@ -202,7 +202,7 @@ def test_who_does_not_know_the_secret_gets_nothing_and_none_is_told_it(
 
 
 def test_a_driver_that_is_gone_is_told(serve: Callable[..., CreditServer], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(credit_client, "_RECONNECT_SECONDS", 0.3)
+    monkeypatch.setattr(shared_rate, "_RECONNECT_SECONDS", 0.3)
     server = serve(Plenty())
     address = server.serve([BUDGET])
 
@@ -225,7 +225,7 @@ def test_what_keeps_the_driver_from_leasing_reaches_the_task(
     with pytest.raises(MalformedDocumentError) as caught:
         asyncio.run(CreditClient(damaged.serve([BUDGET])).acquire(BUDGET, 1))
     assert caught.value.document == "d"
-    monkeypatch.setattr(credit_server, "_STORE_SECONDS", 0.3)
+    monkeypatch.setattr(shared_rate, "_STORE_SECONDS", 0.3)
     away = serve(Fails(StoreUnavailableError("the store does not answer.", "Wait.")))
     with pytest.raises(StoreUnavailableError, match="does not answer"):
         asyncio.run(CreditClient(away.serve([BUDGET])).acquire(BUDGET, 1))

@@ -9,7 +9,7 @@ import pytest
 
 from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.tables.rate import Budget
-from dagster_adjunct.resources.tables.rate_server import (
+from dagster_adjunct.resources.tables.shared_rate import (
     BudgetLeases,
     LeaseRequest,
     SharedTimeline,
@@ -103,7 +103,7 @@ def test_stretches_of_time_are_never_leased_twice_whatever_clocks_say() -> None:
             now = 1000 + seed.random() * 10
             before = timeline
             timeline, got = lease_credits(
-                timeline, seed.choice("abc"), now, LeaseRequest(seed.random() * 2, seed.random())
+                timeline, seed.choice("abc"), now, LeaseRequest(seed.random() * 2, seed.random()), 100.0
             )
             assert timeline.now >= before.now
             if got is not None:

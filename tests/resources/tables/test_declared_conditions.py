@@ -9,7 +9,6 @@ import pytest
 
 from dagster_adjunct.resources.backends.memory import MemoryTable
 from dagster_adjunct.resources.errors import ConfigurationError, TableError
-from dagster_adjunct.resources.tables.batching import BatchProvider
 from dagster_adjunct.resources.tables.operation import (
     Changes,
     Conditions,
@@ -138,9 +137,6 @@ def test_a_store_that_cannot_check_it_is_refused_when_the_table_is_declared(want
     with pytest.raises(ConfigurationError, match="has no write function") as caught:
         RemoteTable("t", key="id", read_function=store, **wanted)
     assert caught.value.argument == next(iter(wanted))
-    with pytest.raises(ConfigurationError) as caught:
-        table_over(store, batches=BatchProvider(compact=True), **wanted)
-    assert caught.value.argument == "batches"
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,7 @@ from typing import Any
 
 from dagster_adjunct.resources.errors import TransientError
 from dagster_adjunct.resources.tables.functions import StoreFunction
-from dagster_adjunct.resources.tables.layers import Capabilities
-from dagster_adjunct.resources.tables.operation import Operation, OperationKind, Outcomes, Problem, State
+from dagster_adjunct.resources.tables.operation import Capabilities, Operation, OperationKind, Outcomes, Problem, State
 
 
 class Lost(TransientError):
