@@ -199,6 +199,11 @@ class Spec(ABC):
     """Whether records that leave have new positions instead of those of an input (`make_records`)."""
 
     @property
+    def needs_tasks(self) -> bool:
+        """Whether it is computed in tasks however few its records: one may become many, or a function is called by task."""
+        return False
+
+    @property
     def moves(self) -> int:
         """The maximum number of exchanges of its own rows in a batch, which a plan does not list."""
         return 0

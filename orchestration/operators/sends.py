@@ -319,6 +319,10 @@ class Sink(Spec):
     def target(self, app: Application) -> LineageNode:
         return LineageNode("sink", f"{app.name}/{self.writes.removesuffix('()')}")
 
+    @property
+    def needs_tasks(self) -> bool:
+        return True
+
     def summary(self) -> str:
         return self.writes if self.returns is None else f"the results of {self.writes}"
 

@@ -19,7 +19,7 @@ from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, BatchLog, Intent
 from dagster_adjunct.orchestration.planner.planner import plan_application
 from dagster_adjunct.orchestration.startpoints.coordinator import fan_out_for_run
-from dagster_adjunct.orchestration.step.batch import run_batch
+from dagster_adjunct.orchestration.step.batch import BatchContext, run_batch
 from dagster_adjunct.orchestration.step.context import BatchInputs, StepContext
 from dagster_adjunct.orchestration.step.progress import StepEvent, StepReport
 from dagster_adjunct.orchestration.step.step import run_step
@@ -156,7 +156,7 @@ class StepWorld:
         context = self.context(app)
         views = {name: context.versions.view(name, version, state) for name, version in intent.versions.items()}
         inputs = BatchInputs(intent, views, state.offsets.streams)
-        run_batch(context, inputs, lambda output: None)
+        run_batch(BatchContext(context, inputs, lambda output: None))
 
     def rows(self, stream: str) -> list[dict[str, Any]]:
         """Return the records of a stream, by partition and offset, without their position."""
