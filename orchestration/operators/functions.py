@@ -314,10 +314,6 @@ class Explode(Spec):
         return f"each of {self.expression} as {self.name}" + (", or null" if self.keep_empty else "")
 
     @property
-    def needs_tasks(self) -> bool:
-        return True
-
-    @property
     def sql(self) -> Sequence[str]:
         return (self.expression,)
 
@@ -373,10 +369,6 @@ class FlatMap(Spec):
 
     def summary(self) -> str:
         return function_label(self.function)
-
-    @property
-    def needs_tasks(self) -> bool:
-        return True
 
     def derive_columns(self, context: PlanContext, arriving: Sequence[Columns]) -> Columns:
         return Columns.of_schema(self.schema)

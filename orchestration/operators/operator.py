@@ -200,8 +200,10 @@ class Spec(ABC):
 
     @property
     def needs_tasks(self) -> bool:
-        """Whether it is computed in tasks however few its records: one may become many, or a function is called by task."""
-        return False
+        """Whether it is computed in tasks however few its records are, because one may become several, or a function is
+        called by task.
+        """
+        return True
 
     @property
     def moves(self) -> int:
@@ -302,6 +304,10 @@ class PassThroughSpec(Spec):
     """An operator whose records keep their columns and their partitions."""
 
     __slots__ = ()
+
+    @property
+    def needs_tasks(self) -> bool:
+        return False
 
     def derive_columns(self, context: PlanContext, arriving: Sequence[Columns]) -> Columns:
         return arriving[0]

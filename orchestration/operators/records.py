@@ -385,6 +385,10 @@ class Merge(Spec):
     kind: ClassVar[str] = "merge"
     inputs: tuple[str, ...]
 
+    @property
+    def needs_tasks(self) -> bool:
+        return False
+
     def summary(self) -> str:
         return f"of {', '.join(self.inputs)}"
 
@@ -541,6 +545,10 @@ class WithColumns(Spec):
 
     kind: ClassVar[str] = "with-columns"
     columns: tuple[tuple[str, str], ...]
+
+    @property
+    def needs_tasks(self) -> bool:
+        return False
 
     def summary(self) -> str:
         return ", ".join(f"{expression} as {name}" for name, expression in self.columns)

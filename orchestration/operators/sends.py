@@ -94,6 +94,10 @@ class OutputStreamSpec(Spec):
     role: ClassVar[Role] = "output"
 
     @property
+    def needs_tasks(self) -> bool:
+        return False
+
+    @property
     def writes(self) -> str:
         return self.stream
 
@@ -318,10 +322,6 @@ class Sink(Spec):
 
     def target(self, app: Application) -> LineageNode:
         return LineageNode("sink", f"{app.name}/{self.writes.removesuffix('()')}")
-
-    @property
-    def needs_tasks(self) -> bool:
-        return True
 
     def summary(self) -> str:
         return self.writes if self.returns is None else f"the results of {self.writes}"

@@ -24,7 +24,7 @@ from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.lazy_modules import F
 from dagster_adjunct.resources.spark.tasks import fetch_small, small_frame
 from dagster_adjunct.resources.spark.tuning import FEW_ROWS
-from dagster_adjunct.resources.streams.system import AppendResult
+from dagster_adjunct.resources.streams.system import LAKE, AppendResult
 from dagster_adjunct.resources.tables.spark import TableWrite, WriteResult, write_rows
 
 if TYPE_CHECKING:
@@ -116,9 +116,13 @@ class SmallBatch(BatchContext):
         return self.context.versions.persisted(rows, versions, lambda: frame().coalesce(1))
 
     def _append(self, operator: str, frame: DataFrame, stream: str) -> AppendResult:
+        if split_stream_name(stream)[0] != LAKE:  # tasks write to other systems, with marks of their own
+            return super()._append(operator, frame, stream)
         return self._append_rows(operator, fetch_small(frame), stream)
 
     def read_appended(self, stream: str, result: AppendResult) -> DataFrame:
+        if split_stream_name(stream)[0] != LAKE:
+            return super().read_appended(stream, result)
         return small_frame(self.spark, self.system_of(stream).read_arrow(**self._appended(stream, result)))
 
     def _with_credits(self, table: AnyTable) -> AnyTable:
