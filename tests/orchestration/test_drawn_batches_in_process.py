@@ -25,7 +25,7 @@ from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from tests.orchestration.drawn_batches import KEYS, Left, Node, Record, Source
 from tests.orchestration.drawn_columns import COLUMNS
 from tests.orchestration.drawn_story import Story
-from tests.orchestration.step_world import StepWorld
+from tests.orchestration.step_world import ByTasks, StepWorld
 from tests.rounds import rounds
 
 IN_A_TEST = rounds(12, 100)
@@ -194,12 +194,12 @@ def alternating(*engines: type[BatchEngine]) -> Callable[[int], BatchEngine]:
 @pytest.mark.rounds
 @pytest.mark.parametrize("seed", seeds(0, rounds(1, 60)))
 def test_both_engines_leave_the_same_of_drawn_applications(step_world: StepWorld, seed: int, tmp_path: Path) -> None:
-    first = Story(step_world, seed, alternating(BatchEngine, SmallBatchesInProcess))
+    first = Story(step_world, seed, alternating(BatchEngine, SmallBatchesInProcess, ByTasks))
     first.begin()
     folder = tmp_path / "twin"
     shutil.copytree(step_world.folder, folder, ignore=shutil.ignore_patterns("twin"))
     twin = replace(step_world, lake=open_lake(folder / "lake"), folder=folder, sequences=dict(step_world.sequences))
-    second = first.on_a_copy(twin, alternating(SmallBatchesInProcess, BatchEngine))
+    second = first.on_a_copy(twin, alternating(SmallBatchesInProcess, ByTasks, BatchEngine))
     left: list[Any] = []
     for story in (first, second):
         with named(seed):
