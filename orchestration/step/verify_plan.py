@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
@@ -214,6 +215,7 @@ def inspect_spark_plan(
         top = frame._jdf.queryExecution().executedPlan()
     found: dict[str, SparkJoin] = {}
     exchanges: dict[str, list[tuple[str, Side | None]]] = {operator: []}
+    moving: dict[str, list[Any]] = defaultdict(list)
     waiting: list[tuple[Any, str, Side | None]] = [(top, operator, None)]
     while waiting:
         node, owner, side = waiting.pop()
@@ -224,12 +226,14 @@ def inspect_spark_plan(
             if node.name().startswith(_MARK):
                 owner, sides = node.name().removeprefix(_MARK), (None,)
                 exchanges.setdefault(owner, [])
-        elif name.startswith(("BroadcastExchange", "ReusedExchange")):  # which moves nothing again
+        elif name.startswith(("BroadcastExchange", "ReusedExchange")):
             if join is not None and (name[0] == "B" or node.child().nodeName().startswith("Broadcast")):
                 join.broadcast = True
             continue
         elif name.startswith(("Exchange", "ShuffleExchange")):
-            exchanges[owner].append((_partitioning_text(node.outputPartitioning()), side))
+            if not any(node.sameResult(other) for other in moving[owner]):  # which Spark does once, and reuses
+                moving[owner].append(node)
+                exchanges[owner].append((_partitioning_text(node.outputPartitioning()), side))
         elif "Join" in name and owner in joins and owner not in found:
             found[owner] = SparkJoin(name.partition("(")[0])
             sides = ("stream", "dataset")

@@ -141,7 +141,7 @@ def stored(story: Story) -> dict[str, dict[Any, dict[str, Any]]]:
 
 
 def left_by(story: Story) -> dict[str, Any]:
-    """Return all that is compared of two engines, in which the time of an append, and the number of requests, differ."""
+    """Return all that is compared of engines, which differ in the time of an append and the number of requests."""
     totals = {
         name: {it: n for it, n in its.items() if it not in ("requests", "successes")}
         for name, its in story.state.totals.items()
