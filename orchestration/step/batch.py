@@ -138,7 +138,7 @@ class BatchContext:
         self.producers = batch_outputs.name_producers(self.app, context.writer)
         self.writers = name_writers(self.app, context.writer)
         self.arrived: dict[str, list[DataFrame]] = {}
-        self._consumers = Counter(source for operator in operators for source in set(operator.inputs))
+        self._consumers = Counter(source for operator in operators for source in operator.inputs)
         self._late_consumed = {
             source for operator in operators if operator.spec.reads_late_records for source in operator.inputs
         }

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
@@ -215,7 +214,6 @@ def inspect_spark_plan(
         top = frame._jdf.queryExecution().executedPlan()
     found: dict[str, SparkJoin] = {}
     exchanges: dict[str, list[tuple[str, Side | None]]] = {operator: []}
-    moving: dict[str, list[Any]] = defaultdict(list)
     waiting: list[tuple[Any, str, Side | None]] = [(top, operator, None)]
     while waiting:
         node, owner, side = waiting.pop()
@@ -231,9 +229,7 @@ def inspect_spark_plan(
                 join.broadcast = True
             continue
         elif name.startswith(("Exchange", "ShuffleExchange")):
-            if not any(node.sameResult(other) for other in moving[owner]):  # which Spark does once, and reuses
-                moving[owner].append(node)
-                exchanges[owner].append((_partitioning_text(node.outputPartitioning()), side))
+            exchanges[owner].append((_partitioning_text(node.outputPartitioning()), side))
         elif "Join" in name and owner in joins and owner not in found:
             found[owner] = SparkJoin(name.partition("(")[0])
             sides = ("stream", "dataset")

@@ -88,7 +88,7 @@ def test_records_are_looked_up_after_they_were_inspected_at_an_output(world: Ste
     assert len(world.rows("left")) == len(world.rows("right")) == 3
 
 
-def test_an_exchange_that_two_inputs_of_a_merge_share_counts_once(world: StepWorld) -> None:
+def test_records_that_a_merge_takes_twice_are_computed_once(world: StepWorld) -> None:
     app = Application("app")
     moved = app.input_stream("lake.trips").partition_by("v", partitions=1)
     moved.merge(moved).send_to(app.output_stream("lake.out", partitions=1, key="v"))
