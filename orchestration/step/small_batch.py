@@ -63,8 +63,8 @@ def is_small_batch(
 def read_small_batch(context: StepContext, inputs: BatchInputs) -> BatchInputs | None:
     """Return the inputs of a batch with the records of its input streams, read here; None for what is left to tasks.
 
-    That is a batch that is not small; one whose operators keep state or need tasks; and one whose records, with entries
-    of an average size, are too large for memory.
+    That is a batch that is not small; one whose operators keep state or need tasks; one whose datasets have more than
+    FEW_ROWS; and one whose records, with entries of an average size, are too large for memory.
     """
     operators = [operator.spec for operator in context.app.operators]
     if not inputs.few or inputs.intent.cut or any(spec.needs_tasks or spec.states for spec in operators):
@@ -74,6 +74,11 @@ def read_small_batch(context: StepContext, inputs: BatchInputs) -> BatchInputs |
     if not all(system.implements("read_arrow") for system in systems.values()):
         return None
     sizes = [_measure_version(view) for view in inputs.views.values()]
+    over_time = sum(map(count_stored_rows, inputs.over_time.values()))
+    if (
+        sum(rows for rows, _ in sizes) + over_time > FEW_ROWS
+    ):  # the first batch of a run would take longer than by tasks
+        return None
     room = _MAX_BYTES - sum(inputs.records * size // rows for rows, size in sizes if rows)
     arrived = {}
     for stream, system in systems.items() if room > 0 else ():
@@ -109,9 +114,7 @@ class SmallBatch(BatchContext):
         return self._persisted(f"{reader.dataset} over time", reader, lambda: reader.history_frame(self.spark))
 
     def _persisted(self, rows: str, reader: Reader, frame: Callable[[], DataFrame]) -> DataFrame:
-        """Return rows of a dataset that Spark keeps for later batches, unless they are many, as a broadcast one's."""
-        if count_stored_rows(reader) > MAX_ROWS:
-            return frame()
+        """Return rows of a dataset, which Spark keeps for later batches."""
         versions = reader.version if isinstance(reader, VersionReader) else reader.versions
         return self.context.versions.persisted(rows, versions, lambda: frame().coalesce(1))
 

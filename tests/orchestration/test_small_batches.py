@@ -159,18 +159,6 @@ def test_batches_read_the_versions_that_are_served_by_then(world: StepWorld) -> 
     assert cached(world.spark()) == before
 
 
-def test_a_dataset_of_many_rows_is_not_kept(world: StepWorld, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(small_batch, "MAX_ROWS", 1)
-    world.send("planes", ("a", 1), ("b", 2), version="1")
-    world.send("trips", ("a", 0))
-    everywhere = bounded_dataset("planes", input="lake.planes", key="k", broadcast=True)
-    world.advance(everywhere)
-    before, kept = cached(world.spark()), Kept()
-    run_step(world.context(joined(everywhere)), kept)
-    assert kept.frames == [before]
-    assert [row["seats"] for row in world.rows("out")] == [1]
-
-
 def counting(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return the applications of the small batches that are made, as they are made."""
     made: list[str] = []
@@ -210,14 +198,18 @@ def test_what_may_become_many_is_left_to_tasks(
     assert len(world.rows("out")) == (4 if declare is exploding else 2)
 
 
-@pytest.mark.parametrize("large", ["records", "entries"])
-def test_what_takes_much_memory_is_left_to_tasks(world: StepWorld, large: str, monkeypatch: pytest.MonkeyPatch) -> None:
+LIMITS = {"records": {"_MAX_BYTES": 60}, "entries": {"_MAX_BYTES": 400}, "rows": {"FEW_ROWS": 1}}
+
+
+@pytest.mark.parametrize("large", ["records", "entries", "rows"])
+def test_what_is_large_is_left_to_tasks(world: StepWorld, large: str, monkeypatch: pytest.MonkeyPatch) -> None:
     world.send("planes", ("a", 1), ("b", 2), version="1")
     world.advance(PLANES)
     app = joined(PLANES)
     made = counting(monkeypatch)
-    for limit in (10**6, 60 if large == "records" else 400):
-        monkeypatch.setattr(small_batch, "_MAX_BYTES", limit)
+    for limits in ({}, LIMITS[large]):
+        for name, limit in limits.items():
+            monkeypatch.setattr(small_batch, name, limit)
         world.send("trips", ("a", 1), ("b", 2))
         run_step(world.context(app))
     assert len(made) == 1
