@@ -74,10 +74,8 @@ def read_small_batch(context: StepContext, inputs: BatchInputs) -> BatchInputs |
     if not all(system.implements("read_arrow") for system in systems.values()):
         return None
     sizes = [_measure_version(view) for view in inputs.views.values()]
-    over_time = sum(map(count_stored_rows, inputs.over_time.values()))
-    if (
-        sum(rows for rows, _ in sizes) + over_time > FEW_ROWS
-    ):  # the first batch of a run would take longer than by tasks
+    rows = sum(rows for rows, _ in sizes) + sum(map(count_stored_rows, inputs.over_time.values()))
+    if rows > FEW_ROWS:  # the first batch of a run would take longer than by tasks
         return None
     room = _MAX_BYTES - sum(inputs.records * size // rows for rows, size in sizes if rows)
     arrived = {}
