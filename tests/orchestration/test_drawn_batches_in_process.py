@@ -28,7 +28,7 @@ from tests.orchestration.drawn_story import Story
 from tests.orchestration.step_world import ByTasks, StepWorld
 from tests.rounds import rounds
 
-IN_A_TEST = rounds(12, 100)
+IN_A_TEST = 100
 
 Seen = tuple[tuple[Any, ...], bool, int, Source | None]
 
@@ -174,7 +174,7 @@ def named(seed: int) -> Iterator[None]:
 
 @pytest.mark.lengthy
 @pytest.mark.rounds
-@pytest.mark.parametrize("part", range(rounds(1, 100)))
+@pytest.mark.parametrize("part", range(rounds(3, 100)))
 def test_drawn_applications_leave_what_python_makes_of_their_records(part: int, tmp_path: Path) -> None:
     for seed in seeds(part * IN_A_TEST, IN_A_TEST):
         folder = tmp_path / str(seed)
