@@ -15,6 +15,11 @@ _SUBREAPER = 36
 
 def tree_seconds(root: int | None = None) -> float:
     """Return the user and system seconds of a process (default: this one) and of its descendants, ended ones too."""
+    return sum(seconds_by_process(root).values())
+
+
+def seconds_by_process(root: int | None = None) -> dict[int, float]:
+    """Return the seconds of a process and of its descendants by their ids, each with those that it has waited for."""
     stats: dict[int, tuple[int, float]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
@@ -26,12 +31,12 @@ def tree_seconds(root: int | None = None) -> float:
     children: dict[int, list[int]] = {}
     for pid, (parent, _) in stats.items():
         children.setdefault(parent, []).append(pid)
-    waiting, total = [root or os.getpid()], 0.0
+    waiting, found = [root or os.getpid()], dict[int, float]()
     while waiting:
         pid = waiting.pop()
-        total += stats.get(pid, (0, 0.0))[1]
+        found[pid] = stats.get(pid, (0, 0.0))[1]
         waiting += children.get(pid, [])
-    return total
+    return found
 
 
 def timed_process(command: Sequence[str], environment: Mapping[str, str]) -> tuple[float, float]:

@@ -62,7 +62,8 @@ class Application:
     `intermediate_partitions` is the default partition count of intermediate streams; -1 means None.
     `tasks` limits the number of tasks, so that a task owns several partitions; by default each partition has its own.
     `max_batch_records` limits how many input records one batch reads, over all inputs. A batch of at most
-    `few_records` over small datasets uses one Spark task per stage; its result is the same. With the `engine` "auto",
+    `few_records` over small datasets uses one Spark task per stage, and is read and written by the run's process; its
+    result is the same. With the `engine` "auto",
     such a batch is computed in the run's process, without Spark, if the plan says that nothing of the application needs
     Spark; with "spark", none is. By default it is ADJUNCT_ENGINE, else "spark".
     Startpoint requests that no run has applied within `startpoints_expire_after` are ignored. With

@@ -245,7 +245,7 @@ class Join(PassThroughSpec):
             F.lit(True).alias("__matched"),
         )
         equal = [frame[quote_name(stream)] == side[key] for (stream, _), key in zip(self.on, keys, strict=True)]
-        side = F.broadcast(side) if batch.app.dataset(self.dataset).broadcast else side.hint("merge")
+        side = batch.hint_join(self.dataset, side)
         # An inner join is a left join whose unmatched records are counted and then dropped.
         counted = batch.count_matches(operator, self.dataset, frame.join(side, reduce(and_, equal), "left"))
         kept = counted.filter("__matched") if self.how == "inner" else counted
@@ -407,7 +407,7 @@ class AsOfJoin(Join):
         over = batch.over_time(self.dataset)
         self._check(operator, Columns.of_frame(frame), over.schema, batch)
         keys = [f"__key_{index}" for index in range(len(self.on))]
-        matched = self._match(frame, keys, over, batch.app.dataset(self.dataset))
+        matched = self._match(frame, keys, over, batch)
         if self._failing:
             matched = batch.materialize(operator, matched)
             self._check_times(operator, matched, batch)
@@ -415,14 +415,14 @@ class AsOfJoin(Join):
         kept = counted.filter(MATCHED) if self.how == "inner" else counted
         return kept.drop(*keys, _FROM, _TO, _BEGINS, _ROW_ENTRY, BEFORE_HISTORY, NO_TIME, MATCHED)
 
-    def _match(self, frame: DataFrame, keys: Sequence[str], over: TimedRows, dataset: AdjunctDataset) -> DataFrame:
+    def _match(self, frame: DataFrame, keys: Sequence[str], over: TimedRows, batch: BatchContext) -> DataFrame:
         """Return the records with their matching rows and the columns MATCHED, BEFORE_HISTORY and NO_TIME.
 
         `__matched` is null where the record has no entry.
         """
         added = self.selection(over.schema.names)
-        side = self._side(over, keys, scattered=not dataset.partition_by)
-        side = F.broadcast(side) if dataset.broadcast else side.hint("merge")
+        side = self._side(over, keys, scattered=not batch.app.dataset(self.dataset).partition_by)
+        side = batch.hint_join(self.dataset, side)
         stream = [frame[quote_name(name)] for name, _ in self.on]
         same = reduce(and_, [mine == side[key] for mine, key in zip(stream, keys, strict=True)])
         at = frame[quote_name(self.as_of.column)].cast("timestamp")

@@ -199,6 +199,13 @@ class Spec(ABC):
     """Whether records that leave have new positions instead of those of an input (`make_records`)."""
 
     @property
+    def needs_tasks(self) -> bool:
+        """Whether it is computed in tasks however few its records are, because one may become several, or a function is
+        called by task.
+        """
+        return True
+
+    @property
     def moves(self) -> int:
         """The maximum number of exchanges of its own rows in a batch, which a plan does not list."""
         return 0
@@ -297,6 +304,10 @@ class PassThroughSpec(Spec):
     """An operator whose records keep their columns and their partitions."""
 
     __slots__ = ()
+
+    @property
+    def needs_tasks(self) -> bool:
+        return False
 
     def derive_columns(self, context: PlanContext, arriving: Sequence[Columns]) -> Columns:
         return arriving[0]

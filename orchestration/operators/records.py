@@ -124,6 +124,10 @@ class Input(Spec):
             return f"reading stream {self.stream}"
         return "event_time=" if self.event_time is not None else "broadcast=" if self.broadcast is not None else ""
 
+    @property
+    def needs_tasks(self) -> bool:
+        return self.broadcast is not None
+
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
         records = batch.read(self.stream)
         return records if self.broadcast is None else copy_for_each_task(records, self.broadcast, batch.tasks)
@@ -148,6 +152,10 @@ class Broadcast(PassThroughSpec):
 
     def declared_count(self, context: PlanContext) -> tuple[int | None, str]:
         return None, "one for each task"
+
+    @property
+    def needs_tasks(self) -> bool:
+        return True
 
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
         return copy_for_each_task(frames[0], self.task, batch.tasks)
@@ -265,6 +273,10 @@ class Map(Spec):
         return function_label(self.function) if self.function else ", ".join(self.expressions)
 
     @property
+    def needs_tasks(self) -> bool:
+        return self.function is not None
+
+    @property
     def sql(self) -> Sequence[str]:
         return self.expressions
 
@@ -371,6 +383,10 @@ class Merge(Spec):
 
     kind: ClassVar[str] = "merge"
     inputs: tuple[str, ...]
+
+    @property
+    def needs_tasks(self) -> bool:
+        return False
 
     def summary(self) -> str:
         return f"of {', '.join(self.inputs)}"
@@ -527,6 +543,10 @@ class WithColumns(Spec):
 
     kind: ClassVar[str] = "with-columns"
     columns: tuple[tuple[str, str], ...]
+
+    @property
+    def needs_tasks(self) -> bool:
+        return False
 
     def summary(self) -> str:
         return ", ".join(f"{expression} as {name}" for name, expression in self.columns)

@@ -96,6 +96,10 @@ class OutputStreamSpec(Spec):
     stream: str
 
     @property
+    def needs_tasks(self) -> bool:
+        return False
+
+    @property
     def writes(self) -> str:
         return self.stream
 

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.assets.reading.history import Reader
 from dagster_adjunct.assets.reading.version_reader import VersionReader
-from dagster_adjunct.orchestration.operators.columns import BATCH_ONLY, BRANCH, ORIGIN, first_duplicate, tie_breakers
+from dagster_adjunct.orchestration.operators.columns import BRANCH, ORIGIN, first_duplicate
 from dagster_adjunct.orchestration.operators.functions import RecordCall, call_in_process
 from dagster_adjunct.orchestration.operators.joins import BEFORE_HISTORY, MATCHED, NO_TIME, SelectedColumn
 from dagster_adjunct.orchestration.operators.operator import AsOf, Exchange, Operator
 from dagster_adjunct.orchestration.operators.remote_tables import AnyTable, TableLookup, TableSend
 from dagster_adjunct.orchestration.step import recorded_answers
 from dagster_adjunct.orchestration.step.batch import BatchContext, BatchMetrics
-from dagster_adjunct.orchestration.step.batch_outputs import Letters, table_of_letters
+from dagster_adjunct.orchestration.step.batch_outputs import Letters, arrow_by_partition, table_of_letters
 from dagster_adjunct.orchestration.step.context import BatchInputs, StepContext, View
 from dagster_adjunct.orchestration.step.event_times import ranges_to_read
 from dagster_adjunct.orchestration.step.kept_entries import (
@@ -33,26 +33,12 @@ from dagster_adjunct.orchestration.step.kept_entries import (
 )
 from dagster_adjunct.orchestration.step.verify_plan import DryRun, inputs_of_dry_run
 from dagster_adjunct.resources.backends.columns import to_arrow_type
-from dagster_adjunct.resources.common import split_stream_name
-from dagster_adjunct.resources.lazy_modules import np, pa, pc
+from dagster_adjunct.resources.lazy_modules import pa, pc
 from dagster_adjunct.resources.schemas.schema import Schema, arrow_type, type_from_arrow
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from dagster_adjunct.resources.sql.arrow_evaluation import ArrowExpression, NeedsSpark, compile_expression
 from dagster_adjunct.resources.sql.expression import parse_expression
-from dagster_adjunct.resources.streams.system import (
-    EPOCH,
-    OFFSET,
-    PARTITION,
-    POSITION,
-    READER,
-    SOURCE,
-    SOURCE_EPOCH,
-    SOURCE_OFFSET,
-    AppendResult,
-    Sources,
-    SystemStreamPartition,
-    require_writer,
-)
+from dagster_adjunct.resources.streams.system import EPOCH, PARTITION, POSITION, AppendResult, SystemStreamPartition
 from dagster_adjunct.resources.tables.arrow import DEFAULT, UPDATE, to_struct_array
 from dagster_adjunct.resources.tables.metrics import TableMetrics
 from dagster_adjunct.resources.tables.spark import TableWrite, WriteResult, write_rows
@@ -131,7 +117,7 @@ class ArrowBatch(BatchContext):
         for number, source in enumerate(operator.inputs if len(tables) > 1 else ()):
             table = tables[number]
             if len(self.origins[operator.id].streams) > 1:
-                table = add_arrow_positions(table, None)
+                table = table.drop_columns([name for name in POSITION if name in table.column_names])
                 if ORIGIN not in table.column_names:
                     table = _set_column(table, ORIGIN, _repeat(self.stream_of(source) or "", table))
             branch = _repeat(str(number), table)
@@ -159,7 +145,7 @@ class ArrowBatch(BatchContext):
         records = system.read_arrow(ranges)
         if not epochs:
             return records
-        added = _by_partition(epochs, records.column(PARTITION))
+        added = arrow_by_partition(epochs, records.column(PARTITION))
         return _set_column(records, EPOCH, pc.add(records.column(EPOCH), added).cast(pa.int32()))
 
     def count(self, frame: Any) -> int:
@@ -329,11 +315,7 @@ class ArrowBatch(BatchContext):
         return Schema.from_arrow(frame.select([name for name in frame.column_names if name[:2] != "__"]).schema)
 
     def _append(self, operator: str, frame: Any, stream: str) -> AppendResult:
-        options = self._append_options(operator, stream)
-        rows = add_arrow_positions(_in_order(frame), options.get("sources"))
-        unsent = {PARTITION, OFFSET, *tie_breakers(rows.column_names), *BATCH_ONLY}
-        rows = rows.drop_columns([name for name in rows.column_names if name in unsent])
-        return require_writer(self.system_of(stream)).append(split_stream_name(stream)[1], rows, **options)
+        return self._append_rows(operator, frame, stream)
 
     def refused_records(self, operator: str) -> Any:
         (before,) = self.app.operator(operator).inputs
@@ -347,8 +329,7 @@ class ArrowBatch(BatchContext):
         return self.system_of(stream).read_arrow(**self._appended(stream, result))
 
     def _with_credits(self, table: AnyTable) -> AnyTable:
-        credits = self.context.credits
-        return table if credits is None else credits.with_credits(table, None)
+        return self._with_own_credits(table)
 
     def _send_rows(self, operator: str, frame: Any, write: TableWrite) -> WriteResult:
         return write_rows(frame, write, what=operator)
@@ -401,37 +382,8 @@ class ArrowDryRun(DryRun, ArrowBatch):
         return TimedEntries.empty(self.schema_of(dataset), key)
 
 
-def add_arrow_positions(records: pa.Table, sources: Sources | None) -> pa.Table:
-    """Return the records with the columns of their positions if their output keeps these, as from Spark."""
-    if sources is None:
-        return records.drop_columns([name for name in POSITION if name in records.column_names])
-    if SOURCE in records.column_names:
-        return records
-    numbers = {SystemStreamPartition.parse(span.source).partition: span.epoch for span in sources.ranges}
-    partitions = records.column(PARTITION)
-    names = pc.binary_join_element_wise(sources.stream, partitions.cast(pa.string()), ".")
-    return (
-        records.append_column(SOURCE, names)
-        .append_column(SOURCE_OFFSET, records.column(OFFSET))
-        .append_column(SOURCE_EPOCH, _by_partition(numbers, partitions))
-        .append_column(READER, _repeat(sources.reader, records))
-    )
-
-
-def _in_order(records: pa.Table) -> pa.Table:
-    names = (PARTITION, OFFSET, *tie_breakers(records.column_names))
-    return records.sort_by([(name, "ascending") for name in names])
-
-
 def _repeat(text: str, records: pa.Table) -> pa.Array:
     return pa.repeat(pa.scalar(text), records.num_rows)
-
-
-def _by_partition(numbers: Mapping[int, int], partitions: pa.ChunkedArray) -> pa.Array:
-    """Return the number of each record's partition as int; 0 for partitions without one."""
-    known = np.zeros(max([*numbers, *pc.unique(partitions).to_pylist(), 0]) + 1, np.int32)
-    known[list(numbers)] = list(numbers.values())
-    return pa.array(known[partitions.to_numpy()])
 
 
 def _set_column(records: pa.Table, name: str, values: Any, replaced: str | None = None) -> pa.Table:

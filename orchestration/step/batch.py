@@ -75,8 +75,10 @@ from dagster_adjunct.resources.tables.metrics import TableMetrics
 from dagster_adjunct.resources.tables.spark import TableWrite, WriteResult, write_table
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import Column, DataFrame, Observation, Row, SparkSession
 
+    from dagster_adjunct.assets.unbounded.transient import TransientVersion
     from dagster_adjunct.orchestration.operators.table_updates import Update
 
 _TIME_COUNTS = {BEFORE_HISTORY: "before_history", NO_TIME: "null_times"}
@@ -95,15 +97,13 @@ class BatchMetrics:
     in_process: bool = False
 
 
-def run_batch(context: StepContext, inputs: BatchInputs, before_output: Callable[[str], None]) -> BatchMetrics:
+def run_batch(batch: BatchContext) -> BatchMetrics:
     """Write every output of the application once, in order of definition; return the metrics of the batch.
 
     (application, batch) is the producer and sequence of every append, so repeating a batch adds nothing to streams.
-    `before_output` is called with the output's name before anything is written to it, and raises if the run may not
-    continue.
     """
-    plans = use_interpreted_plans(context.spark()) if inputs.interpreted else nullcontext()
-    with plans, closing(BatchContext(context, inputs, before_output)) as batch:
+    plans = use_interpreted_plans(batch.spark) if batch.inputs.interpreted else nullcontext()
+    with plans, closing(batch):
         batch.run()
         return batch.commit()
 
@@ -118,7 +118,7 @@ class BatchContext:
     `operators` are those whose records reach an output, in order; the others need not run. `origins` say where records
     have their positions from; `producers` and `writers` are the names under which operators write to streams and
     tables. `arrived` has the records of each input of an operator that is compiled, for errors. `before_output` is
-    called with the name of an output before anything is written to it.
+    called with the name of an output before anything is written to it, and raises if the run may not continue.
     """
 
     def __init__(self, context: StepContext, inputs: BatchInputs, before_output: Callable[[str], None]) -> None:
@@ -138,7 +138,7 @@ class BatchContext:
         self.producers = batch_outputs.name_producers(self.app, context.writer)
         self.writers = name_writers(self.app, context.writer)
         self.arrived: dict[str, list[DataFrame]] = {}
-        self._consumers = Counter(source for operator in operators for source in set(operator.inputs))
+        self._consumers = Counter(source for operator in operators for source in operator.inputs)
         self._late_consumed = {
             source for operator in operators if operator.spec.reads_late_records for source in operator.inputs
         }
@@ -287,6 +287,10 @@ class BatchContext:
         """Return the plan's auto_repartition exchanges before an operator."""
         return [move for move in self.exchanges.get(operator, ()) if move.reason == "auto_repartition"]
 
+    def is_partitioned(self, operator: str) -> bool:
+        """Whether an operator's records arrive as what it writes is partitioned."""
+        return operator not in self.exchanges
+
     def sensitive(self, operator: str) -> frozenset[str]:
         """Return the columns of an operator's input whose values must not appear in errors."""
         compiled = self.app.operator(operator)
@@ -392,7 +396,14 @@ class BatchContext:
         if view is None:
             schema = self._declared_schema(declared)
             return self._no_entries(declared, schema), schema
-        return view.frame(self.spark), view.schema
+        return self._frame_of(view), view.schema
+
+    def _frame_of(self, view: VersionReader | TransientVersion) -> DataFrame:
+        return view.frame(self.spark)
+
+    def hint_join(self, dataset: str, side: DataFrame) -> DataFrame:
+        """Return a dataset's side of a join: every task reads all of it, or the part in its bucket."""
+        return F.broadcast(side) if self.app.dataset(dataset).broadcast else side.hint("merge")
 
     def _no_entries(self, dataset: AdjunctDataset, schema: Schema) -> DataFrame:
         return self.spark.createDataFrame([], schema.ddl())
@@ -420,11 +431,14 @@ class BatchContext:
         """Return the rows over time of a dataset, of the versions that the batch started with."""
         reader, known_from = self.reader_over_time(dataset)
         if reader is not None:
-            return TimedRows(reader.history_frame(self.spark), reader.schema, _to_time(known_from))
+            return TimedRows(self._history_of(reader), reader.schema, _to_time(known_from))
         declared = self.app.dataset(dataset)
         schema = self._declared_schema(declared)  # no version yet: no rows, in its buckets
         layout = build_layout(schema, declared.key, declared.partition_by, declared.partitions, True, over_time=True)
         return TimedRows(bucketed_frame(self.spark, self.context.lake.store, dataset, layout, []), schema, None)
+
+    def _history_of(self, reader: Reader) -> DataFrame:
+        return reader.history_frame(self.spark)
 
     def watermarks(self, name: str) -> Watermarks:
         """Return the watermarks of the stateful operator of this name, before and after this batch."""
@@ -463,7 +477,7 @@ class BatchContext:
         names = (*columns_of_local_table(dataset).names, TOMBSTONE, *order)
         try:
             done = self._open_local(dataset).send(
-                rows.select(*map(named_column, names)), order_by=order, partitioned=operator not in self.exchanges
+                rows.select(*map(named_column, names)), order_by=order, partitioned=self.is_partitioned(operator)
             )
         except NullKeyError as error:
             raise batch_outputs.locate_null_key(error, operator, rows, dataset.key, self.stream_of(operator)) from error
@@ -523,9 +537,15 @@ class BatchContext:
             split_stream_name(stream)[1],
             batch_outputs.add_positions(frame, options.get("sources")).drop(*BATCH_ONLY),
             order_by=(PARTITION, OFFSET, *tie_breakers(frame.columns)),
-            partitioned=operator not in self.exchanges,
+            partitioned=self.is_partitioned(operator),
             **options,
         )
+
+    def _append_rows(self, operator: str, rows: pa.Table, stream: str) -> AppendResult:
+        """Append records that are in memory, from this process."""
+        options = self._append_options(operator, stream)
+        rows = batch_outputs.prepare_arrow_append(rows, options.get("sources"))
+        return require_writer(self.system_of(stream)).append(split_stream_name(stream)[1], rows, **options)
 
     def _append_options(self, operator: str, stream: str) -> dict[str, Any]:
         """Return who appends to a stream which batch, made of what."""
@@ -617,6 +637,11 @@ class BatchContext:
         """Return the table as this session's tasks may use it: within the part of its rate that the run has."""
         credits = self.context.credits
         return table if credits is None else credits.with_credits(table, self.spark)
+
+    def _with_own_credits(self, table: AnyTable) -> AnyTable:
+        """Return the table as this process may use it."""
+        credits = self.context.credits
+        return table if credits is None else credits.with_credits(table, None)
 
     def _send_rows(self, operator: str, frame: DataFrame, write: TableWrite) -> WriteResult:
         exchange = operator in self.exchanges and not self.inputs.few

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.assets.unbounded.local_table import LocalTableWriter, StateSpec
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.operators.columns import ORIGIN, OnNullKey
+from dagster_adjunct.orchestration.operators.columns import BATCH_ONLY, ORIGIN, OnNullKey, tie_breakers
 from dagster_adjunct.orchestration.operators.event_time import Watermarks
 from dagster_adjunct.orchestration.operators.operator import Operator
 from dagster_adjunct.orchestration.operators.sends import DEAD_LETTER_COLUMNS
@@ -20,7 +20,7 @@ from dagster_adjunct.orchestration.step.event_times import number_by_partition
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.bucketing.files import GENERATION_COLUMN, bucketed_frame
 from dagster_adjunct.resources.common import sum_counters
-from dagster_adjunct.resources.lazy_modules import F, pa
+from dagster_adjunct.resources.lazy_modules import F, np, pa, pc
 from dagster_adjunct.resources.schemas.schema import Schema, arrow_type, named_column
 from dagster_adjunct.resources.streams.system import (
     EPOCH,
@@ -130,6 +130,32 @@ def add_positions(records: DataFrame, sources: Sources | None) -> DataFrame:
             READER: F.lit(sources.reader),
         }
     )
+
+
+def prepare_arrow_append(records: pa.Table, sources: Sources | None) -> pa.Table:
+    """Return records in memory as an output stream gets them: in order, with the columns of POSITION if it keeps these
+    (`add_positions`)."""
+    order = (PARTITION, OFFSET, *tie_breakers(records.column_names))
+    rows = records.sort_by([(name, "ascending") for name in order])
+    unsent = {*order, *BATCH_ONLY, *(POSITION if sources is None else ())}
+    if sources is not None and SOURCE not in rows.column_names:
+        numbers = {SystemStreamPartition.parse(span.source).partition: span.epoch for span in sources.ranges}
+        partitions = rows.column(PARTITION)
+        names = pc.binary_join_element_wise(sources.stream, partitions.cast(pa.string()), ".")
+        rows = (
+            rows.append_column(SOURCE, names)
+            .append_column(SOURCE_OFFSET, rows.column(OFFSET))
+            .append_column(SOURCE_EPOCH, arrow_by_partition(numbers, partitions))
+            .append_column(READER, pa.repeat(pa.scalar(sources.reader), rows.num_rows))
+        )
+    return rows.drop_columns([name for name in rows.column_names if name in unsent])
+
+
+def arrow_by_partition(numbers: Mapping[int, int], partitions: pa.ChunkedArray) -> pa.Array:
+    """Return the number of each record's partition as int; 0 for partitions without one."""
+    known = np.zeros(max([*numbers, *pc.unique(partitions).to_pylist(), 0]) + 1, np.int32)
+    known[list(numbers)] = list(numbers.values())
+    return pa.array(known[partitions.to_numpy()])
 
 
 def table_of_letters(table: str, letters: Letters) -> pa.Table:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -47,7 +48,8 @@ from dagster_adjunct.resources.tables.metrics import TableMetrics
 from dagster_adjunct.resources.tables.shared_rate import RunCredits
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
 
     from dagster_adjunct.orchestration.step.batch import BatchMetrics
 
@@ -63,7 +65,7 @@ class BatchInputs:
     those of the input streams that have one. `records` is the number of records, or of offsets. `few`: run one task a
     stage; `interpreted`: have Spark interpret plans instead of compiling them. `over_time` has all versions of bounded
     datasets that joins by time read. `states` are the state tables at the start of the batch, by dataset, `times` the
-    event times of its inputs by then.
+    event times of its inputs by then. `arrived` has the records of each input that this process has read.
     """
 
     intent: Intent
@@ -75,6 +77,7 @@ class BatchInputs:
     over_time: Mapping[str, VersionsOverTime] = field(default_factory=dict)
     states: Mapping[str, VersionReader | None] = field(default_factory=dict)
     times: TimeState = field(default_factory=TimeState)
+    arrived: Mapping[str, pa.Table] = field(default_factory=dict)
 
     @property
     def consumed(self) -> dict[SystemStreamPartition, str] | None:
@@ -112,6 +115,7 @@ class BatchVersions:
         self._tables: dict[str, TransientTable] = {}
         self._plans: dict[str, RecordedPlan] = {}
         self._leases: dict[str, Lease] = {}
+        self._frames: dict[str, tuple[object, DataFrame]] = {}
 
     def stored(self, name: str) -> StoredVersions:
         """Return the stored versions of a dataset or state table."""
@@ -148,6 +152,17 @@ class BatchVersions:
         """Return these versions of a bounded dataset as joins by time read them."""
         sealed = [self._reader(name, version).sealed for version in versions]
         return VersionsOverTime(self._runtime.lake.store, name, sealed)
+
+    def persisted(self, rows: str, versions: object, frame: Callable[[], DataFrame]) -> DataFrame:
+        """Return these rows of a dataset, which Spark keeps until the rows of other versions are wanted, or the run
+        ends.
+        """
+        kept = self._frames.get(rows)
+        if kept is None or kept[0] != versions:
+            if kept is not None:
+                kept[1].unpersist()
+            self._frames[rows] = versions, frame().persist()
+        return self._frames[rows][1]
 
     def plan_of(self, replay: Replay) -> RecordedPlan:
         """Return the plan of a recorded replay. Raises ConfigurationError if it is gone."""
@@ -204,10 +219,13 @@ class BatchVersions:
             self._leases[name].check()
 
     def close(self) -> None:
-        """Release the leases, and the tables that live for one run."""
+        """Release the leases, what Spark keeps, and the tables that live for one run."""
         try:
             map_in_threads(Lease.release, self._leases.values())
         finally:
+            for _, frame in self._frames.values():
+                with suppress(Exception):  # its session has ended
+                    frame.unpersist()
             for table in self._tables.values():
                 table.release()
 

@@ -9,10 +9,11 @@ from dagster_adjunct.assets.writing.generation import Runtime
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
 from dagster_adjunct.orchestration.step.arrow_batch import check_in_process, find_spark_need, run_in_process
-from dagster_adjunct.orchestration.step.batch import BatchMetrics, run_batch
+from dagster_adjunct.orchestration.step.batch import BatchContext, BatchMetrics, run_batch
 from dagster_adjunct.orchestration.step.context import BatchInputs, StepContext, View
 from dagster_adjunct.orchestration.step.kept_entries import EntryCache
 from dagster_adjunct.orchestration.step.progress import StepEvent
+from dagster_adjunct.orchestration.step.small_batch import SmallBatch, read_small_batch
 from dagster_adjunct.orchestration.step.verify_plan import PhysicalProof, analyze_batch
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS, is_remote, resolve_session
@@ -42,7 +43,10 @@ class BatchEngine:
 
     def run(self, context: StepContext, inputs: BatchInputs, before_output: Callable[[str], None]) -> BatchMetrics:
         """Write every output of the batch once; return its metrics."""
-        return run_batch(context, inputs, before_output)
+        small = read_small_batch(context, inputs)
+        if small is not None:
+            return run_batch(SmallBatch(context, small, before_output))
+        return run_batch(BatchContext(context, inputs, before_output))
 
 
 class SmallBatchesInProcess(BatchEngine):

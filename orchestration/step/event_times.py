@@ -26,6 +26,7 @@ from dagster_adjunct.orchestration.step.context import BatchInputs, StepContext
 from dagster_adjunct.orchestration.step.progress import Measured, declared_event_times, times_after_batch
 from dagster_adjunct.resources.common import split_stream_name, to_microseconds
 from dagster_adjunct.resources.lazy_modules import F, np, pa, pc
+from dagster_adjunct.resources.spark.tasks import small_frame
 from dagster_adjunct.resources.spark.tuning import PersistedFrames, bigint_array
 from dagster_adjunct.resources.streams.system import (
     EPOCH,
@@ -368,7 +369,10 @@ class BatchTimes:
             return self._read[stream]
         streams = self._context.systems[split_stream_name(stream)[0]]
         ranges, epochs = ranges_to_read(streams, stream, self._inputs.intent)
-        records = streams.read(self._context.spark(), ranges)
+        if stream in self._inputs.arrived:
+            records = small_frame(self._context.spark(), self._inputs.arrived[stream])
+        else:
+            records = streams.read(self._context.spark(), ranges)
         if epochs:  # the sum also tells readers of an output that an application made from a replayed output
             records = records.withColumn(EPOCH, (F.col(EPOCH) + number_by_partition(epochs)).cast("int"))
         if (

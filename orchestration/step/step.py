@@ -19,7 +19,7 @@ removal, the log still records that they were applied.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from typing import Any
@@ -29,7 +29,7 @@ from dagster_adjunct.assets.unbounded.local_table import create_state
 from dagster_adjunct.assets.unbounded.transient import TransientVersion
 from dagster_adjunct.orchestration.batch_log.batch_log import ClosedBatch, Counters, add_counters
 from dagster_adjunct.orchestration.step.batch import BatchMetrics
-from dagster_adjunct.orchestration.step.context import BatchInputs, StepContext, StepState, View
+from dagster_adjunct.orchestration.step.context import BatchInputs, StepContext, StepState
 from dagster_adjunct.orchestration.step.engines import BatchEngine, choose_engine
 from dagster_adjunct.orchestration.step.plan_batch import (
     NothingToRead,
@@ -45,9 +45,9 @@ from dagster_adjunct.orchestration.step.plan_batch import (
 )
 from dagster_adjunct.orchestration.step.progress import StepEvent, StepReport, measure_input_times, times_at_batch_start
 from dagster_adjunct.orchestration.step.recorded_answers import OpenTables, purge_answers
+from dagster_adjunct.orchestration.step.small_batch import is_small_batch
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.spark.tasks import find_adjunct_error
-from dagster_adjunct.resources.spark.tuning import FEW_ROWS
 from dagster_adjunct.resources.tables.shared_rate import RunCredits
 
 # How often a run begins: the run that it took over from may commit once more.
@@ -205,34 +205,6 @@ def _commit_intent(
         times=times_at_batch_start(app, state, intent),
     )
     return run, inputs
-
-
-MAX_ROWS = 300_000
-"""The rows of all partitioned datasets that one task reads, at most: some tenths of a second."""
-_MAX_BYTES = 64 * 1024 * 1024
-
-
-def _measure_version(view: View) -> tuple[int, int]:
-    """Return the rows of a version, and the bytes that are read for them (0 for a table in memory); by its manifest."""
-    sealed = getattr(view, "sealed", None)
-    if sealed is None:
-        return 0 if view is None else view.rows or 0, 0
-    return sum(part.rows for part in sealed.generations), sum(part.size for part in sealed.generations)
-
-
-def is_small_batch(
-    records: int, tasks: int | None, limit: int, views: Mapping[str, View], broadcast: Collection[str]
-) -> tuple[bool, bool]:
-    """Return whether a batch of `records` runs best in one task per stage, and with plans that Spark interprets.
-
-    `limit` is the largest number of records of a small batch. `tasks` is how many tasks read each record of a broadcast
-    input; None if there is none. The datasets in `broadcast` are read whole by every task, however many there are.
-    """
-    sizes = {name: _measure_version(view) for name, view in views.items()}
-    read = [size for name, size in sizes.items() if name not in broadcast]
-    rows, size = map(sum, zip((0, 0), *read, strict=True))
-    few = records * (tasks or 1) <= limit and rows <= MAX_ROWS and size <= _MAX_BYTES
-    return few, few and sum(rows for rows, _ in sizes.values()) <= FEW_ROWS
 
 
 def _write_outputs(

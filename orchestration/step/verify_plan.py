@@ -207,8 +207,11 @@ def inspect_spark_plan(
     `joins` are the operators that join a dataset; the topmost join of each is recorded. For a frame that was just
     `persisted`, it is the plan that Spark has made to compute its rows.
     """
-    execution = frame._jdf.queryExecution()
-    top = execution.withCachedData().cacheBuilder().cachedPlan() if persisted else execution.executedPlan()
+    if persisted:  # the frame's own execution may be of before
+        manager = frame._jdf.sparkSession().sharedState().cacheManager()
+        top = manager.lookupCachedData(frame._jdf).get().cachedRepresentation().cacheBuilder().cachedPlan()
+    else:
+        top = frame._jdf.queryExecution().executedPlan()
     found: dict[str, SparkJoin] = {}
     exchanges: dict[str, list[tuple[str, Side | None]]] = {operator: []}
     waiting: list[tuple[Any, str, Side | None]] = [(top, operator, None)]
@@ -221,13 +224,11 @@ def inspect_spark_plan(
             if node.name().startswith(_MARK):
                 owner, sides = node.name().removeprefix(_MARK), (None,)
                 exchanges.setdefault(owner, [])
-        elif name.startswith("BroadcastExchange") or (
-            name.startswith("ReusedExchange") and node.child().nodeName().startswith("Broadcast")
-        ):
-            if join is not None:
+        elif name.startswith(("BroadcastExchange", "ReusedExchange")):
+            if join is not None and (name[0] == "B" or node.child().nodeName().startswith("Broadcast")):
                 join.broadcast = True
             continue
-        elif name.startswith(("Exchange", "ShuffleExchange", "ReusedExchange")):
+        elif name.startswith(("Exchange", "ShuffleExchange")):
             exchanges[owner].append((_partitioning_text(node.outputPartitioning()), side))
         elif "Join" in name and owner in joins and owner not in found:
             found[owner] = SparkJoin(name.partition("(")[0])

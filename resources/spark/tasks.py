@@ -27,6 +27,7 @@ from dagster_adjunct.resources.errors import (
     file_error,
 )
 from dagster_adjunct.resources.lazy_modules import F, pa
+from dagster_adjunct.resources.schemas.schema import named_column
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -301,3 +302,27 @@ def _needs_other_names(names: Sequence[str]) -> bool:
 
 def _by_position(names: Sequence[object]) -> list[str]:
     return [f"c{index}" for index in range(len(names))]
+
+
+# Few rows, between this process and Spark.
+
+
+def small_frame(session: SparkSession, rows: pa.Table) -> DataFrame:
+    """Return few rows that are in memory as a frame of one partition."""
+    return session.createDataFrame(rows).coalesce(1)
+
+
+_NOT_NULL = re.compile(r'(?<!\\)"(nullable|containsNull|valueContainsNull)":false')
+
+
+@translate_spark_errors()
+def fetch_small(frame: DataFrame) -> pa.Table:
+    """Return the rows of a frame of few, in memory."""
+    from pyspark.sql.types import StructType
+
+    # `toArrow` fails where a member of a struct is never null, but the struct is.
+    loose = StructType.fromJson(json.loads(_NOT_NULL.sub(r'"\1":true', frame.schema.json())))
+    changed = [field.name for field in frame.schema.fields if field.dataType != loose[field.name].dataType]
+    if changed:
+        frame = frame.withColumns({name: named_column(name).cast(loose[name].dataType) for name in changed})
+    return frame.toArrow()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,13 +20,14 @@ from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, BatchLog, Intent
 from dagster_adjunct.orchestration.planner.planner import plan_application
 from dagster_adjunct.orchestration.startpoints.coordinator import fan_out_for_run
-from dagster_adjunct.orchestration.step.batch import run_batch
+from dagster_adjunct.orchestration.step.batch import BatchContext, BatchMetrics, run_batch
 from dagster_adjunct.orchestration.step.context import BatchInputs, StepContext
+from dagster_adjunct.orchestration.step.engines import BatchEngine
 from dagster_adjunct.orchestration.step.progress import StepEvent, StepReport
 from dagster_adjunct.orchestration.step.step import run_step
 from dagster_adjunct.resources.backends.sqlite import SqliteTable
 from dagster_adjunct.resources.errors import ConfigurationError
-from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.objects.lake import Lake, open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams
@@ -61,6 +63,13 @@ def batch_inputs(
         replays=replays,
     )
     return BatchInputs(intent, views)
+
+
+class ByTasks(BatchEngine):
+    """Spark, with a task for each partition, however few the records are."""
+
+    def run(self, context: StepContext, inputs: BatchInputs, before_output: Callable[[str], None]) -> BatchMetrics:
+        return run_batch(BatchContext(context, replace(inputs, few=False, interpreted=False), before_output))
 
 
 @dataclass
@@ -156,7 +165,7 @@ class StepWorld:
         context = self.context(app)
         views = {name: context.versions.view(name, version, state) for name, version in intent.versions.items()}
         inputs = BatchInputs(intent, views, state.offsets.streams)
-        run_batch(context, inputs, lambda output: None)
+        run_batch(BatchContext(context, inputs, lambda output: None))
 
     def rows(self, stream: str) -> list[dict[str, Any]]:
         """Return the records of a stream, by partition and offset, without their position."""
@@ -181,3 +190,10 @@ class StepWorld:
         with sqlite3.connect(self.folder / f"{name}.sqlite") as connection:
             rows = connection.execute(f"SELECT k, v, w FROM {name}").fetchall()
         return {row[0]: row[1:] for row in rows}
+
+
+def twin_of(world: StepWorld, name: str = "twin") -> StepWorld:
+    """Return a copy of the lake, with its tables."""
+    copied = world.folder.parent / f"{world.folder.name}-{name}"
+    shutil.copytree(world.folder, copied)
+    return replace(world, lake=open_lake(copied / "lake"), folder=copied, sequences=dict(world.sequences))

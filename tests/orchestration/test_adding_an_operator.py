@@ -384,7 +384,7 @@ def test_only_the_input_that_has_to_is_moved(step_world: StepWorld) -> None:
     step_world.stream("new", "tailnum", 3, tailnum="string", miles="int")
     step_world.send("old", *miles(0, 20))
     step_world.send("new", *miles(50, 15))
-    app = Application("app", auto_repartition=True)
+    app = Application("app", auto_repartition=True, few_records=0)
     alike = Alike()
     both = app.input_stream("lake.old").apply(alike, app.input_stream("lake.new"))
     both.send_to(app.output_stream("lake.out", partitions=2, key="tailnum"))

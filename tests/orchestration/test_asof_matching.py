@@ -46,6 +46,7 @@ class FakeBatch:
     reading: str = "as-of"
     _observed: list[tuple[str, Observation]] = field(default_factory=list)
 
+    hint_join: ClassVar = BatchContext.hint_join
     count_matches: ClassVar = BatchContext.count_matches
     count_records: ClassVar = BatchContext.count_records
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import sqlite3
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -19,14 +18,13 @@ from dagster_adjunct.orchestration.step.run import run_application
 from dagster_adjunct.orchestration.step.step import run_step
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.backends.sqlite import SqliteTable
-from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from dagster_adjunct.resources.streams.system import RECORD_META
 from dagster_adjunct.resources.tables.table import BlockingTable, RemoteTable
 from dagster_adjunct.startpoints import StartpointOldest, Startpoints, StartpointUpcoming
 from tests.faulty_store import Crash
-from tests.orchestration.step_world import StepWorld
+from tests.orchestration.step_world import ByTasks, StepWorld, twin_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -34,7 +32,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 
 Engine = Callable[[], BatchEngine]
-ENGINES: dict[str, Engine] = {"spark": BatchEngine, "auto": SmallBatchesInProcess}
+ENGINES: dict[str, Engine] = {"tasks": ByTasks, "spark": BatchEngine, "auto": SmallBatchesInProcess}
 
 
 @pytest.fixture
@@ -102,14 +100,7 @@ def twins(world: StepWorld) -> dict[str, StepWorld]:
     world.send(
         "orders", (1, "a", 1, None), (2, "b", 2, None), (3, None, 0, None), (4, "x", -1, None), (5, "ß", 3, None)
     )
-    return {"spark": world, "auto": twin_of(world)}
-
-
-def twin_of(world: StepWorld) -> StepWorld:
-    """Return a copy of the lake, with its tables."""
-    copied = world.folder / "twin"
-    shutil.copytree(world.folder, copied)
-    return replace(world, lake=open_lake(copied / "lake"), folder=copied, sequences=dict(world.sequences))
+    return {"spark": world, "auto": twin_of(world, "auto"), "tasks": twin_of(world, "tasks")}
 
 
 @pytest.mark.spark
@@ -120,12 +111,14 @@ def test_both_engines_leave_the_same_records_digests_counters_and_table(twins: d
         assert report.in_process_batches == (name == "auto")
         counters[name], left[name] = report.counters, left_by(world)
     assert len(left["spark"]["enriched"]) == 4
-    assert left["auto"] == left["spark"]
-    assert counters["auto"] == counters["spark"]
+    assert left["auto"] == left["spark"] == left["tasks"]
+    assert counters["auto"] == counters["spark"]  # tasks write to the table in more requests
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize(("first", "second"), [("spark", "auto"), ("auto", "spark")])
+@pytest.mark.parametrize(
+    ("first", "second"), [("spark", "auto"), ("auto", "spark"), ("tasks", "spark"), ("spark", "tasks")]
+)
 @pytest.mark.parametrize(
     "output", [*(pytest.param(name, marks=pytest.mark.long) for name in ("lake.enriched", "things")), "lake.priced"]
 )

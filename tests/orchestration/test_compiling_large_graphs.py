@@ -16,7 +16,7 @@ from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.planner.planner import plan_application
 from dagster_adjunct.orchestration.startpoints.fan_out import FanOut
 from dagster_adjunct.orchestration.step import verify_plan as rehearsing
-from dagster_adjunct.orchestration.step.batch import run_batch
+from dagster_adjunct.orchestration.step.batch import BatchContext, run_batch
 from dagster_adjunct.orchestration.step.context import BatchInputs, StepContext
 from dagster_adjunct.orchestration.step.verify_plan import DryRun
 from dagster_adjunct.resources.backends.sqlite import SqliteTable
@@ -68,7 +68,7 @@ def without_marks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(context: StepContext, inputs: BatchInputs) -> None:
-    run_batch(context, inputs, lambda name: None)
+    run_batch(BatchContext(context, inputs, lambda name: None))
 
 
 def rehearsed(context: StepContext, inputs: BatchInputs) -> None:

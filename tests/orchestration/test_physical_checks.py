@@ -78,6 +78,24 @@ def test_records_that_several_read_are_looked_at_where_they_are_kept(world: Step
     assert len(world.rows("right")) == 2
 
 
+def test_records_are_looked_up_after_they_were_inspected_at_an_output(world: StepWorld) -> None:
+    app = Application("app")
+    trips, table = app.input_stream("lake.trips"), app.table(world.table())
+    trips.send_to(app.output_stream("lake.left", partitions=2, key="tailnum"))
+    found = trips.join(table, on={"tailnum": "k"}, select={"v": "int"}, how="left", prefix="of_")
+    found.send_to(app.output_stream("lake.right", partitions=2, key="tailnum"))
+    world.run(app)
+    assert len(world.rows("left")) == len(world.rows("right")) == 3
+
+
+def test_records_that_a_merge_takes_twice_are_computed_once(world: StepWorld) -> None:
+    app = Application("app")
+    moved = app.input_stream("lake.trips").partition_by("v", partitions=1)
+    moved.merge(moved).send_to(app.output_stream("lake.out", partitions=1, key="v"))
+    world.run(app)
+    assert len(world.rows("out")) == 6
+
+
 def moved(frame: DataFrame) -> DataFrame:
     return frame.repartition(3)
 

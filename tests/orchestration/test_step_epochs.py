@@ -10,7 +10,7 @@ import pytest
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset, unbounded_dataset
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.step.batch import run_batch
+from dagster_adjunct.orchestration.step.batch import BatchContext, run_batch
 from dagster_adjunct.resources.errors import PlanningError
 from dagster_adjunct.resources.streams.system import META, SystemStreamPartition
 from tests.orchestration.step_world import StepWorld, batch_inputs
@@ -28,7 +28,7 @@ def replay(world: StepWorld, app: Application, batch: int, epochs: dict[int, int
     given = {ssp: epochs[ssp.partition] for ssp in ssps if ssp.partition in epochs}
     views = {dataset.name: StoredVersions(world.lake, dataset).require_current() for dataset in app.datasets}
     ranges = world.streams.all_ranges(stream.partition(".")[2])
-    run_batch(world.context(app), batch_inputs(batch, ranges, views, given), lambda output: None)
+    run_batch(BatchContext(world.context(app), batch_inputs(batch, ranges, views, given), lambda output: None))
 
 
 def values_and_epochs(world: StepWorld, stream: str) -> list[tuple[int, int]]:
@@ -112,5 +112,5 @@ def test_an_epoch_of_a_partition_that_the_batch_does_not_read_adds_nothing(step_
     app.input_stream("lake.numbers").send_to(app.output_stream("lake.out", partitions=2, key="k"))
     other = {SystemStreamPartition("lake", "other", 0): 4}
     ranges = step_world.streams.all_ranges("numbers")
-    run_batch(step_world.context(app), batch_inputs(1, ranges, {}, other), lambda output: None)
+    run_batch(BatchContext(step_world.context(app), batch_inputs(1, ranges, {}, other), lambda output: None))
     assert {epoch for _, epoch in values_and_epochs(step_world, "out")} == {0}
