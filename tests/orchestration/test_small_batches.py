@@ -14,6 +14,8 @@ from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.step import small_batch
 from dagster_adjunct.orchestration.step.engines import BatchEngine
 from dagster_adjunct.orchestration.step.step import run_step
+from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
+from dagster_adjunct.resources.tables.table import RemoteTable
 from tests.orchestration.step_world import ByTasks, StepWorld, twin_of
 
 if TYPE_CHECKING:
@@ -214,3 +216,29 @@ def test_what_is_large_is_left_to_tasks(world: StepWorld, large: str, monkeypatc
         run_step(world.context(app))
     assert len(made) == 1
     assert len(world.rows("out")) == 4
+
+
+@pytest.mark.parametrize("engine", [BatchEngine, ByTasks])
+def test_records_that_change_when_they_are_computed_again_are_refused_where_marks_count_them(
+    world: StepWorld, engine: type[BatchEngine]
+) -> None:
+    """Two records of one message and key, of which a repeat could not tell which is which."""
+    world.send("trips", ("a", 1))
+    app = Application("app")
+    trips = app.input_stream("lake.trips").with_columns(other="rand()")
+    table = RemoteTable("things", key="k", write_function=world.table().write_function, idempotent=True)
+    trips.merge(trips).update(app.table(table), add={"v": "1"}, if_missing=[])
+    with pytest.raises(ConfigurationError, match="not deterministic") as refused:
+        run_step(world.context(app), engine())
+    assert refused.value.operator == "send-to-table-4-things"
+
+
+@pytest.mark.parametrize("engine", [BatchEngine, ByTasks])
+def test_the_record_with_a_value_that_nobody_could_read_is_named(world: StepWorld, engine: type[BatchEngine]) -> None:
+    world.send("trips", ("a", 1), ("b", 20))
+    app = Application("app")
+    made = app.input_stream("lake.trips").with_columns(day="make_date(9990 + v, 1, 1)")
+    made.send_to(app.output_stream("lake.out", partitions=1))
+    with pytest.raises(SchemaMismatchError, match=r"\{k: 'b', v: 20, day: .*10010-01-01'\}") as failed:
+        run_step(world.context(app), engine())
+    assert failed.value.column == "day"
