@@ -17,7 +17,7 @@ from dagster_adjunct.resources.common import to_json_value
 from dagster_adjunct.resources.lazy_modules import np, pa, pc
 from dagster_adjunct.resources.schemas.schema import named_column
 from dagster_adjunct.resources.schemas.values import first_unreadable, readable_value, unreadable_values
-from dagster_adjunct.resources.spark.tasks import error_from_json, error_to_json, fetch_small, map_in_arrow
+from dagster_adjunct.resources.spark.tasks import error_from_json, error_to_json, map_in_arrow
 from dagster_adjunct.resources.tables import metrics as metrics_hooks
 from dagster_adjunct.resources.tables.arrow import TOMBSTONE, UPDATE, Marking, Marks, Part, Shape, split_batch
 from dagster_adjunct.resources.tables.cache import CacheLayer
@@ -323,13 +323,6 @@ def write_table(df: DataFrame, write: TableWrite, *, exchange: bool, what: str) 
     return _sum_reports([pickle.loads(row.report) for row in rows], write, what)
 
 
-def write_small(df: DataFrame, write: TableWrite, *, what: str) -> WriteResult:
-    """Send every record of a frame of few as `write_table` does, from this process."""
-    check_record_columns(df.columns, write.table.name, write.table.key, updates=write.contract is not None, what=what)
-    df, write = _sort_records(df.coalesce(1), write)
-    return _send_here(fetch_small(df.drop(*_unsent_columns(df.columns, write))), write, what)
-
-
 def write_rows(rows: pa.Table, write: TableWrite, *, what: str) -> WriteResult:
     """Send every record of a table in memory as `write_table` does, from this process.
 
@@ -342,14 +335,10 @@ def write_rows(rows: pa.Table, write: TableWrite, *, what: str) -> WriteResult:
     first = () if marking is None else (*marking.order, *write.table.key)
     names = [*dict.fromkeys((*first, *(name for name in _POSITION if name in rows.column_names)))]
     sent = rows.sort_by([(name, "ascending") for name in names])
-    return _send_here(sent.drop_columns(_unsent_columns(sent.column_names, write)), write, what)
-
-
-def _send_here(rows: pa.Table, write: TableWrite, what: str) -> WriteResult:
-    """Send rows in their order, from this process."""
+    batches = sent.drop_columns(_unsent_columns(sent.column_names, write)).combine_chunks().to_batches()
     own = copy.copy(write.table)  # as a task has it: with connections and metrics of its own
     own.__setstate__(own.__getstate__())
-    (report,) = _sending_task(replace(write, table=own), what)(iter(rows.combine_chunks().to_batches()))
+    (report,) = _sending_task(replace(write, table=own), what)(iter(batches))
     return _sum_reports([pickle.loads(report.column(0)[0].as_py())], write, what)
 
 
