@@ -25,7 +25,7 @@ from dagster_adjunct.resources.lazy_modules import F
 from dagster_adjunct.resources.spark.tasks import fetch_small, small_frame
 from dagster_adjunct.resources.spark.tuning import FEW_ROWS
 from dagster_adjunct.resources.streams.system import LAKE, AppendResult
-from dagster_adjunct.resources.tables.spark import TableWrite, WriteResult, write_rows
+from dagster_adjunct.resources.tables.spark import TableWrite, WriteResult, note_exactness, write_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -130,4 +130,4 @@ class SmallBatch(BatchContext):
         return self._with_own_credits(table)
 
     def _send_rows(self, operator: str, frame: DataFrame, write: TableWrite) -> WriteResult:
-        return write_rows(fetch_small(frame), write, what=operator)
+        return write_rows(fetch_small(frame), note_exactness(frame, write), what=operator)

@@ -394,14 +394,25 @@ def _sort_records(df: DataFrame, write: TableWrite) -> tuple[DataFrame, TableWri
     if marking is None:
         return df.sortWithinPartitions(*position), write
     names = dict.fromkeys([*marking.order, *write.table.key, *position])
-    kinds = {field.name: field.dataType.simpleString() for field in df.schema.fields if field.name[:2] != "__"}
-    orderable = [name for name, kind in kinds.items() if "map<" not in kind and "variant" not in kind]
+    others = [name for name in _orderable_columns(df) if name not in names]
+    return df.sortWithinPartitions(*map(named_column, (*names, *others))), note_exactness(df, write)
+
+
+def note_exactness(df: DataFrame, write: TableWrite) -> TableWrite:
+    """Return how to write these records, with whether Spark computes the same ones in the same order each time."""
+    if write.marking is None:
+        return write
     plan = getattr(df, "_jdf", None)
-    # Whether Spark computes the same rows each time; a Connect client can't tell, and assumes so.
+    # A Connect client can't tell, and assumes so.
     deterministic = plan is None or bool(plan.queryExecution().analyzed().deterministic())
-    exact = deterministic and len(orderable) == len(kinds)
-    columns = [named_column(name) for name in (*names, *(name for name in orderable if name not in names))]
-    return df.sortWithinPartitions(*columns), replace(write, marking=replace(marking, exact=exact))
+    shown = [name for name in df.columns if name[:2] != "__"]
+    exact = deterministic and len(_orderable_columns(df)) == len(shown)
+    return replace(write, marking=replace(write.marking, exact=exact))
+
+
+def _orderable_columns(df: DataFrame) -> list[str]:
+    kinds = {field.name: field.dataType.simpleString() for field in df.schema.fields if field.name[:2] != "__"}
+    return [name for name, kind in kinds.items() if "map<" not in kind and "variant" not in kind]
 
 
 def check_record_columns(columns: Sequence[str], table: str, key: Sequence[str], *, updates: bool, what: str) -> None:

@@ -14,7 +14,8 @@ from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.step import small_batch
 from dagster_adjunct.orchestration.step.engines import BatchEngine
 from dagster_adjunct.orchestration.step.step import run_step
-from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
+from dagster_adjunct.resources.errors import AdjunctError
+from dagster_adjunct.resources.tables.shared_rate import RunCredits
 from dagster_adjunct.resources.tables.table import RemoteTable
 from tests.orchestration.step_world import ByTasks, StepWorld, twin_of
 
@@ -218,27 +219,46 @@ def test_what_is_large_is_left_to_tasks(world: StepWorld, large: str, monkeypatc
     assert len(world.rows("out")) == 4
 
 
-@pytest.mark.parametrize("engine", [BatchEngine, ByTasks])
-def test_records_that_change_when_they_are_computed_again_are_refused_where_marks_count_them(
-    world: StepWorld, engine: type[BatchEngine]
-) -> None:
-    """Two records of one message and key, of which a repeat could not tell which is which."""
+def unreadable(world: StepWorld) -> Application:
+    app = Application("app")
+    trips = app.input_stream("lake.trips").with_columns(day="make_date(10000 + v, 1, 1)")
+    trips.send_to(app.output_stream("lake.out", partitions=2, key="k"))
+    return app
+
+
+def differing(world: StepWorld) -> Application:
+    app = Application("app")
+    store = world.table().read_function
+    table = RemoteTable("things", key="k", read_function=store, write_function=store, idempotent=True)
+    trips = app.input_stream("lake.trips").with_columns(part="rand()")
+    trips.merge(trips).update(app.table(table), add={"w": "1"}, if_missing=[])
+    return app
+
+
+@pytest.mark.parametrize("declare", [unreadable, differing])
+def test_errors_are_those_of_tasks(world: StepWorld, declare: Callable[[StepWorld], Application]) -> None:
+    world.send("trips", ("a", 1), ("a", 2), ("a", 3), ("a", 4), *[("a", 5)] * 20)
+    other, told = twin_of(world), []
+    for one, engine in ((world, None), (other, ByTasks())):
+        with pytest.raises(AdjunctError) as raised:
+            run_step(one.context(declare(one)), engine)
+        told.append((type(raised.value), str(raised.value), raised.value.facts))
+    assert told[0] == told[1]
+
+
+def test_tables_are_given_as_tasks_may_use_them(world: StepWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    app, given = Application("app"), []
+    table, sink = app.table(world.table()), app.table(world.table("others"))
+    found = app.input_stream("lake.trips").join(table, on="k", select={"v": "int"}, how="left", prefix="of_")
+    found.select("k", "v", "of_v as w").send_to(sink)
+
+    def with_credits(credits: RunCredits, table: Any, spark: object) -> Any:
+        given.append((table.name, spark))
+        return table
+
+    monkeypatch.setattr(RunCredits, "with_credits", with_credits)
     world.send("trips", ("a", 1))
-    app = Application("app")
-    trips = app.input_stream("lake.trips").with_columns(other="rand()")
-    table = RemoteTable("things", key="k", write_function=world.table().write_function, idempotent=True)
-    trips.merge(trips).update(app.table(table), add={"v": "1"}, if_missing=[])
-    with pytest.raises(ConfigurationError, match="not deterministic") as refused:
-        run_step(world.context(app), engine())
-    assert refused.value.operator == "send-to-table-4-things"
-
-
-@pytest.mark.parametrize("engine", [BatchEngine, ByTasks])
-def test_the_record_with_a_value_that_nobody_could_read_is_named(world: StepWorld, engine: type[BatchEngine]) -> None:
-    world.send("trips", ("a", 1), ("b", 20))
-    app = Application("app")
-    made = app.input_stream("lake.trips").with_columns(day="make_date(9990 + v, 1, 1)")
-    made.send_to(app.output_stream("lake.out", partitions=1))
-    with pytest.raises(SchemaMismatchError, match=r"\{k: 'b', v: 20, day: .*10010-01-01'\}") as failed:
-        run_step(world.context(app), engine())
-    assert failed.value.column == "day"
+    made = counting(monkeypatch)
+    run_step(world.context(app))
+    assert made == ["app"]
+    assert given == [("things", world.spark()), ("others", world.spark())]  # the first stays open for large batches

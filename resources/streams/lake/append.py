@@ -12,13 +12,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.resources.bucketing.hashing import row_digests
-from dagster_adjunct.resources.bucketing.writer import (
-    DIGEST,
-    WriteOptions,
-    describe_record,
-    write_arrow_buckets,
-    write_buckets,
-)
+from dagster_adjunct.resources.bucketing.writer import DIGEST, WriteOptions, write_arrow_buckets, write_buckets
 from dagster_adjunct.resources.errors import CommitConflictError, ProducerConflictError, SchemaMismatchError
 from dagster_adjunct.resources.lazy_modules import F, pa, pc
 from dagster_adjunct.resources.objects.commit_log import Commit
@@ -286,8 +280,7 @@ def conform_table(table: pa.Table, declaration: LakeStreamDeclaration, what: str
             marked = marked.append_column(name, _mark_column(table, name, what))
     if (found := first_unreadable(marked)) is not None:
         hidden = found.column in declaration.columns.sensitive
-        place = f"row {found.row}, {describe_record(marked, found.row, declaration.columns)},"
-        raise found.error(what, place, hidden=hidden, row=found.row)
+        raise found.error(what, f"row {found.row}", hidden=hidden, row=found.row)
     return marked.combine_chunks()
 
 
