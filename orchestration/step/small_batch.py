@@ -28,6 +28,7 @@ from dagster_adjunct.resources.streams.system import LAKE, AppendResult
 from dagster_adjunct.resources.tables.spark import TableWrite, WriteResult, note_exactness, write_rows
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import DataFrame
 
     from dagster_adjunct.assets.unbounded.transient import TransientVersion
@@ -88,6 +89,10 @@ def read_small_batch(context: StepContext, inputs: BatchInputs) -> BatchInputs |
 class SmallBatch(BatchContext):
     """A batch whose records are in one partition, and whose outputs this process writes."""
 
+    def __init__(self, context: StepContext, inputs: BatchInputs, before_output: Callable[[str], None]) -> None:
+        super().__init__(context, inputs, before_output)
+        self._by_tasks: set[str] = set()  # the streams that tasks have written
+
     def moves(self, operator: str) -> list[Exchange]:
         return []  # all records are in one place
 
@@ -116,13 +121,20 @@ class SmallBatch(BatchContext):
         versions = reader.version if isinstance(reader, VersionReader) else reader.versions
         return self.context.versions.persisted(rows, versions, lambda: frame().coalesce(1))
 
+    def _fetch(self, frame: DataFrame) -> pa.Table | None:
+        """Return the records of an output; None if they may be too large for this process."""
+        return fetch_small(frame, _MAX_BYTES // max(1, sum(rows.num_rows for rows in self.inputs.arrived.values())))
+
     def _append(self, operator: str, frame: DataFrame, stream: str) -> AppendResult:
-        if split_stream_name(stream)[0] != LAKE:  # tasks write to other systems, with marks of their own
+        # Tasks write to other systems, with marks of their own.
+        rows = self._fetch(frame) if split_stream_name(stream)[0] == LAKE else None
+        if rows is None:
+            self._by_tasks.add(stream)
             return super()._append(operator, frame, stream)
-        return self._append_rows(operator, fetch_small(frame), stream)
+        return self._append_rows(operator, rows, stream)
 
     def read_appended(self, stream: str, result: AppendResult) -> DataFrame:
-        if split_stream_name(stream)[0] != LAKE:
+        if stream in self._by_tasks:
             return super().read_appended(stream, result)
         return small_frame(self.spark, self.system_of(stream).read_arrow(**self._appended(stream, result)))
 
@@ -130,4 +142,7 @@ class SmallBatch(BatchContext):
         return self._with_own_credits(table)
 
     def _send_rows(self, operator: str, frame: DataFrame, write: TableWrite) -> WriteResult:
-        return write_rows(fetch_small(frame), note_exactness(frame, write), what=operator)
+        rows = self._fetch(frame)
+        if rows is None:
+            return super()._send_rows(operator, frame, write)
+        return write_rows(rows, note_exactness(frame, write), what=operator)

@@ -26,12 +26,12 @@ from dagster_adjunct.resources.errors import (
     TransientError,
     file_error,
 )
-from dagster_adjunct.resources.lazy_modules import F, pa
-from dagster_adjunct.resources.schemas.schema import named_column
+from dagster_adjunct.resources.lazy_modules import F, pa, pc
+from dagster_adjunct.resources.schemas.schema import named_column, quote_name
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
-    from pyspark.sql.types import StructType
+    from pyspark.sql.types import StructField, StructType
 
 T = TypeVar("T")
 STACK_SIZE = "16m"
@@ -315,9 +315,12 @@ def small_frame(session: SparkSession, rows: pa.Table) -> DataFrame:
 _NOT_NULL = re.compile(r'(?<!\\)"(nullable|containsNull|valueContainsNull)":false')
 
 
+_LARGE = "__is_large"
+
+
 @translate_spark_errors()
-def fetch_small(frame: DataFrame) -> pa.Table:
-    """Return the rows of a frame of few, in memory."""
+def fetch_small(frame: DataFrame, largest: int) -> pa.Table | None:
+    """Return the rows of a frame of few, in memory; None if the values of a row have more than `largest` bytes."""
     from pyspark.sql.types import StructType
 
     # `toArrow` fails where a member of a struct is never null, but the struct is.
@@ -325,4 +328,22 @@ def fetch_small(frame: DataFrame) -> pa.Table:
     changed = [field.name for field in frame.schema.fields if field.dataType != loose[field.name].dataType]
     if changed:
         frame = frame.withColumns({name: named_column(name).cast(loose[name].dataType) for name in changed})
-    return frame.toArrow()
+    sizes = {field.name: size for field in loose.fields if (size := _size_of(field)) is not None}
+    if not sizes:
+        return frame.toArrow()
+    # Spark's process would end before `toArrow` of too much failed, so large rows leave without their values.
+    total = " + ".join(f"coalesce({size}, 0L)" for size in sizes.values())
+    kept = [
+        f"if({_LARGE}, null, {name}) as {name}" if field in sizes else name
+        for field, name in ((field, quote_name(field)) for field in frame.columns)
+    ]
+    rows = frame.withColumn(_LARGE, F.expr(f"{total} > {largest}")).selectExpr(*kept, _LARGE).toArrow()
+    return None if pc.any(rows.column(_LARGE)).as_py() else rows.drop_columns([_LARGE])
+
+
+def _size_of(field: StructField) -> str | None:
+    """Return the expression of the size of a column's values; None where all have few bytes."""
+    kind, name = field.dataType.simpleString(), quote_name(field.name)
+    if kind.startswith(("array<", "map<", "struct<", "variant")):
+        return f"octet_length(to_json(named_struct('value', {name})))"
+    return f"octet_length({name})" if kind == "binary" or kind.startswith(("string", "char", "varchar")) else None

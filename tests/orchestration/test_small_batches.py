@@ -219,6 +219,30 @@ def test_what_is_large_is_left_to_tasks(world: StepWorld, large: str, monkeypatc
     assert len(world.rows("out")) == 4
 
 
+def test_rows_that_are_large_are_written_by_tasks_alike(world: StepWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    def declare(world: StepWorld) -> Application:
+        app = Application("app")
+        table = app.table(world.table())
+        trips = app.input_stream("lake.trips").with_columns(text="repeat(k, 80000)", small="named_struct('of', k)")
+        sent = trips.select("k", "v", "text", "small.of as of").send_to(
+            app.output_stream("lake.out", partitions=2, key="k")
+        )
+        sent.filter("v > 0").select("k", "of").send_to(app.output_stream("lake.again", partitions=1))
+        sent.select("of as k", "v", "length(text) as w").send_to(table)
+        sent.map("concat(k, text) as k", "v", "1 as w").send_to(table)
+        return app
+
+    monkeypatch.setattr(small_batch, "_MAX_BYTES", 100_000)
+    world.send("trips", ("a", 0), ("b", 1), ("c", 2))
+    made, other = counting(monkeypatch), twin_of(world)
+    reports = [run_step(world.context(declare(world))), run_step(other.context(declare(other)), ByTasks())]
+    assert made == ["app"]
+    assert reports[0].counters["lake.out"] == reports[1].counters["lake.out"]
+    assert left_by(world, "app", "out", "again") == left_by(other, "app", "out", "again")
+    assert world.records() == other.records()
+    assert len(world.records()) == 6
+
+
 def unreadable(world: StepWorld) -> Application:
     app = Application("app")
     trips = app.input_stream("lake.trips").with_columns(day="make_date(10000 + v, 1, 1)")
