@@ -346,7 +346,9 @@ def _argument_error(
     shown = shown if len(shown) <= 80 else f"{shown[:77]}..."
     kind = "" if value is None else f" ({type(value).__name__})"
     found = f"{argument} {'has' if elements else 'is'} {shown}{kind}" if argument else shown
-    expected = dict.fromkeys(problem["msg"].removeprefix("Input should be ") for problem in elements or own)
+    messages = [problem["msg"].removeprefix("Input should be ") for problem in elements or own]
+    limits = ("greater than", "less than")  # as pydantic names them
+    expected = dict.fromkeys(f"a value {text}" if text.startswith(limits) else text for text in messages)
     if any(problem["type"] == "string_unicode" for problem in own):
         expected = {"whole characters, which UTF-8 can hold": None}
     step = ""

@@ -218,6 +218,8 @@ def test_no_method_answers_a_wrong_value_with_a_bare_error(known: dict[str, Any]
         (lambda: public.Application("a", owners=5), "owners is 5"),
         (lambda: public.Application("a", max_batch=5), "Did you mean max_batch_records="),
         (lambda: public.Application("a", "b", "c"), "takes 1 arguments by position .name., and 3 are given"),
+        (lambda: public.KeyValueTableConfiguration(0), r"partitions is 0 \(int\): expected a value greater than 0"),
+        (lambda: public.Retention(max_age=timedelta(0)), "max_age is .*: expected a value greater than 0 seconds"),
         (lambda: public.Retention(max_bites=5), "Did you mean max_bytes="),
         (lambda: public.no_nulls("a", None), "columns is None"),
         (lambda: public.open_lake(5), "url is 5"),
