@@ -220,6 +220,8 @@ def _call_function(call: RecordCall, arguments: tuple[Any, ...], batch: pa.Recor
                 step = "Return a dictionary of exactly these, None where there is no value; or correct schema=."
                 raise _result_error(call, problem, step, arguments[0], batch, row)
             yield dict(result)
+    except errors.SchemaMismatchError as error:  # of what the function called with the record
+        raise _result_error(call, error.problem.rstrip("."), error.next_step, arguments[0], batch, row) from None
     except errors.AdjunctError:
         raise
     except Exception as error:  # noqa: BLE001 - it is a user's function

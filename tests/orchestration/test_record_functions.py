@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from dagster_adjunct import MessageStream, Schema
-from dagster_adjunct.errors import OperatorFailedError
+from dagster_adjunct.errors import OperatorFailedError, SchemaMismatchError
 from dagster_adjunct.orchestration.operators.functions import RecordCall, _process_batch
 
 
@@ -50,6 +50,21 @@ def test_the_record_whose_result_is_not_as_declared_is_told_with_its_place(last:
     assert error.record == f"{{k: '{key}'}}"
     assert (error.file, error.line) == (__file__, wrong_once.__code__.co_firstlineno)
     assert "schema=" in error.next_step
+
+
+def looks_up(record: dict[str, Any]) -> dict[str, Any]:
+    raise SchemaMismatchError(f"dataset 'prices': key {record['k']!r} is no bigint.", "Convert the value first.")
+
+
+def test_a_value_that_the_function_passed_on_wrongly_is_told_with_its_record() -> None:
+    batch = pa.RecordBatch.from_pydict({"k": ["a"], "__partition": [3], "__offset": [10]})
+    with pytest.raises(OperatorFailedError) as caught:
+        list(_process_batch(batch, RecordCall("flat-map-2", looks_up, Schema.of(n="int"), stream="lake.s"), ["k"]))
+    error = caught.value
+    assert error.problem.startswith("flat-map-2: dataset 'prices': key 'a' is no bigint (")
+    assert error.next_step == "Convert the value first."
+    assert (error.operator, error.stream, error.partition, error.offset) == ("flat-map-2", "lake.s", 3, "10")
+    assert (error.file, error.line) == (__file__, looks_up.__code__.co_firstlineno)
 
 
 BEYOND = pa.array([0, 253_402_300_800_000_000], pa.int64()).cast(pa.timestamp("us", tz="UTC"))
