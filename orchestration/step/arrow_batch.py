@@ -329,7 +329,8 @@ class ArrowBatch(BatchContext):
         return self.system_of(stream).read_arrow(**self._appended(stream, result))
 
     def _with_credits(self, table: AnyTable) -> AnyTable:
-        return self._with_own_credits(table)
+        credits = self.context.credits
+        return table if credits is None else credits.with_credits(table, None)
 
     def _send_rows(self, operator: str, frame: Any, write: TableWrite) -> WriteResult:
         return write_rows(frame, write, what=operator)

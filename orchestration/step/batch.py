@@ -54,8 +54,9 @@ from dagster_adjunct.orchestration.step.failures import (
     sensitive_columns,
 )
 from dagster_adjunct.resources.bucketing.files import bucketed_frame
+from dagster_adjunct.resources.bucketing.writer import check_readable
 from dagster_adjunct.resources.common import split_stream_name, sum_counters
-from dagster_adjunct.resources.errors import NullKeyError
+from dagster_adjunct.resources.errors import NullKeyError, SchemaMismatchError
 from dagster_adjunct.resources.lazy_modules import F
 from dagster_adjunct.resources.schemas.schema import Schema, named_column
 from dagster_adjunct.resources.spark.tuning import PersistedFrames, use_interpreted_plans
@@ -545,7 +546,17 @@ class BatchContext:
         """Append records that are in memory, from this process."""
         options = self._append_options(operator, stream)
         rows = batch_outputs.prepare_arrow_append(rows, options.get("sources"))
-        return require_writer(self.system_of(stream)).append(split_stream_name(stream)[1], rows, **options)
+        system, name = require_writer(self.system_of(stream)), split_stream_name(stream)[1]
+        try:
+            return system.append(name, rows, **options)
+        except SchemaMismatchError as error:
+            schema = system.info(name).schema
+            if error.row is None or schema is None:
+                raise
+            # The user knows no rows: describe the record, as tasks do.
+            there = schema.select([field for field in schema.names if field in rows.column_names])
+            check_readable(rows.select(there.names), there, f"stream {name!r}", stream=stream)
+            raise
 
     def _append_options(self, operator: str, stream: str) -> dict[str, Any]:
         """Return who appends to a stream which batch, made of what."""
@@ -637,11 +648,6 @@ class BatchContext:
         """Return the table as this session's tasks may use it: within the part of its rate that the run has."""
         credits = self.context.credits
         return table if credits is None else credits.with_credits(table, self.spark)
-
-    def _with_own_credits(self, table: AnyTable) -> AnyTable:
-        """Return the table as this process may use it."""
-        credits = self.context.credits
-        return table if credits is None else credits.with_credits(table, None)
 
     def _send_rows(self, operator: str, frame: DataFrame, write: TableWrite) -> WriteResult:
         exchange = operator in self.exchanges and not self.inputs.few

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 from dagster_adjunct.assets.reading.history import Reader
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.orchestration.operators.operator import Exchange
-from dagster_adjunct.orchestration.operators.remote_tables import AnyTable
 from dagster_adjunct.orchestration.step.batch import BatchContext
 from dagster_adjunct.orchestration.step.context import BatchInputs, StepContext, View
 from dagster_adjunct.orchestration.step.event_times import ranges_to_read
@@ -137,9 +136,6 @@ class SmallBatch(BatchContext):
         if stream in self._by_tasks:
             return super().read_appended(stream, result)
         return small_frame(self.spark, self.system_of(stream).read_arrow(**self._appended(stream, result)))
-
-    def _with_credits(self, table: AnyTable) -> AnyTable:
-        return self._with_own_credits(table)
 
     def _send_rows(self, operator: str, frame: DataFrame, write: TableWrite) -> WriteResult:
         rows = self._fetch(frame)
