@@ -26,7 +26,7 @@ from dagster_adjunct.resources.errors import (
     TransientError,
     file_error,
 )
-from dagster_adjunct.resources.lazy_modules import F, pa, pc
+from dagster_adjunct.resources.lazy_modules import F, pa
 from dagster_adjunct.resources.schemas.schema import named_column, quote_name
 
 if TYPE_CHECKING:
@@ -315,7 +315,7 @@ def small_frame(session: SparkSession, rows: pa.Table) -> DataFrame:
 _NOT_NULL = re.compile(r'(?<!\\)"(nullable|containsNull|valueContainsNull)":false')
 
 
-_LARGE = "__is_large"
+_TEXTS = "__texts"
 
 
 @translate_spark_errors()
@@ -328,22 +328,30 @@ def fetch_small(frame: DataFrame, largest: int) -> pa.Table | None:
     changed = [field.name for field in frame.schema.fields if field.dataType != loose[field.name].dataType]
     if changed:
         frame = frame.withColumns({name: named_column(name).cast(loose[name].dataType) for name in changed})
-    sizes = {field.name: size for field in loose.fields if (size := _size_of(field)) is not None}
-    if not sizes:
+    texts = {field.name: text for field in loose.fields if (text := _text_of(field)) is not None}
+    if not texts:
         return frame.toArrow()
-    # Spark's process would end before `toArrow` of too much failed, so large rows leave without their values.
-    total = " + ".join(f"coalesce({size}, 0L)" for size in sizes.values())
-    kept = [
-        f"if({_LARGE}, null, {name}) as {name}" if field in sizes else name
-        for field, name in ((field, quote_name(field)) for field in frame.columns)
-    ]
-    rows = frame.withColumn(_LARGE, F.expr(f"{total} > {largest}")).selectExpr(*kept, _LARGE).toArrow()
-    return None if pc.any(rows.column(_LARGE)).as_py() else rows.drop_columns([_LARGE])
+    # Of too much, Spark's process would end before `toArrow` failed: the values of large rows stay there.
+    names, nullable = frame.columns, {field.name: field.nullable for field in frame.schema.fields}
+    members = ", ".join(
+        f"'c{number}', {quote_name(name) if nullable[name] else f'if(false, null, {quote_name(name)})'}"
+        for number, name in enumerate(texts)
+    )
+    is_large = f"octet_length(concat_ws('', {', '.join(texts.values())})) > {largest}"
+    others = [name for name in names if name not in texts]
+    kept = f"if({is_large}, null, named_struct({members})) as {_TEXTS}"
+    rows = frame.selectExpr(*map(quote_name, others), kept).toArrow()
+    if rows.column(_TEXTS).null_count:
+        return None
+    columns = dict(zip([*others, *texts], [*rows.columns[:-1], *rows.select([_TEXTS]).flatten().columns], strict=True))
+    return pa.table({name: columns[name] for name in names})
 
 
-def _size_of(field: StructField) -> str | None:
-    """Return the expression of the size of a column's values; None where all have few bytes."""
+def _text_of(field: StructField) -> str | None:
+    """Return an expression as long as a column's values, as a string; None where all have few bytes."""
     kind, name = field.dataType.simpleString(), quote_name(field.name)
     if kind.startswith(("array<", "map<", "struct<", "variant")):
-        return f"octet_length(to_json(named_struct('value', {name})))"
-    return f"octet_length({name})" if kind == "binary" or kind.startswith(("string", "char", "varchar")) else None
+        return f"to_json(named_struct('value', {name}))"
+    if field.name.startswith("__") or not kind.startswith(("binary", "string", "char", "varchar")):
+        return None
+    return name if kind == "string" else f"cast({name} as string)"
