@@ -59,6 +59,7 @@ from dagster_adjunct.resources.common import split_stream_name, sum_counters
 from dagster_adjunct.resources.errors import NullKeyError, SchemaMismatchError
 from dagster_adjunct.resources.lazy_modules import F
 from dagster_adjunct.resources.schemas.schema import Schema, named_column
+from dagster_adjunct.resources.spark.tasks import small_frame
 from dagster_adjunct.resources.spark.tuning import PersistedFrames, use_interpreted_plans
 from dagster_adjunct.resources.streams.system import (
     OFFSET,
@@ -656,7 +657,7 @@ class BatchContext:
     def refused_records(self, operator: str) -> DataFrame:
         """Return the records that the table of the operator before this one rejected (DEAD_LETTER_COLUMNS)."""
         (before,) = self.app.operator(operator).inputs
-        return self.spark.createDataFrame(batch_outputs.table_of_letters(*self._letters.get(before, ("", ()))))
+        return small_frame(self.spark, batch_outputs.table_of_letters(*self._letters.get(before, ("", ()))))
 
     def letters_of(self, frame: DataFrame) -> batch_outputs.Letters:
         """Return dead letters as dictionaries."""

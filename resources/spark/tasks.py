@@ -309,7 +309,11 @@ def _by_position(names: Sequence[object]) -> list[str]:
 
 def small_frame(session: SparkSession, rows: pa.Table) -> DataFrame:
     """Return few rows that are in memory as a frame of one partition."""
-    return session.createDataFrame(rows).coalesce(1)
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    if rows.num_rows:
+        return session.createDataFrame(rows).coalesce(1)
+    return session.createDataFrame([], from_arrow_schema(rows.schema)).coalesce(1)  # Connect takes no empty table
 
 
 _NOT_NULL = re.compile(r'(?<!\\)"(nullable|containsNull|valueContainsNull)":false')

@@ -40,6 +40,30 @@ print(*sorted(row.namespace for row in session.sql("SHOW DATABASES").collect()))
 stop_session(session)
 """
 
+EMPTY = """
+import sys
+from pathlib import Path
+from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.step.step import run_step
+from dagster_adjunct.resources.objects.lake import open_lake
+from dagster_adjunct.resources.spark.session import new_session, stop_session
+from tests.orchestration.step_world import StepWorld
+folder = Path(sys.argv[1])
+session = new_session(master=sys.argv[2], lake_url=f"{folder}/lake")
+world = StepWorld(open_lake(folder / "lake"), folder, lambda: session)
+world.stream("trips", "k", 2, k="string", v="int")
+world.stream("others", "k", 2, k="string", v="int")
+world.send("trips", ("a", 1))
+app = Application("app")
+trips, others = app.input_stream("lake.trips"), app.input_stream("lake.others")
+others.send_to(app.output_stream("lake.out", partitions=2, key="k"))
+letters = app.output_stream("lake.letters", partitions=1)
+trips.select("k", "v", "1 as w").send_to(app.table(world.table()), dead_letters=letters)
+counters = run_step(world.context(app)).counters
+print(*(counters[name]["rows"] for name in ("lake.out", "lake.letters")), world.records())
+stop_session(session)
+"""
+
 
 def start(*arguments: str) -> subprocess.Popen[str]:
     environment = {**without_kept_processes(os.environ), "ADJUNCT_LAKE_SHARED": "true"}
@@ -97,6 +121,15 @@ def test_clients_at_once_have_their_tables_to_themselves_and_later_ones_go_on(tm
         small.append(lakes[0], "orders", 2, small.orders(300, 300))
         assert ended(run(tmp_path / "first", server.url, "order_totals"))["success"]
     assert small.priced(lakes[0]) == small.expected(small.orders(0, 600))
+
+
+@pytest.mark.spark
+@pytest.mark.server
+@pytest.mark.long
+def test_a_small_batch_has_inputs_and_dead_letters_without_records(tmp_path: Path) -> None:
+    with connect_server(tmp_path, "local[1]") as server:
+        out = start("-c", EMPTY, str(tmp_path), server.url).communicate(timeout=90)[0]
+    assert out.split(maxsplit=2) == ["0", "0", "{'a': (1, 1)}\n"]
 
 
 @pytest.mark.spark
