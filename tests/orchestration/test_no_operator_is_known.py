@@ -23,6 +23,8 @@ OTHER_KINDS = {
     "other.kind": "likewise",
     "target.kind": "the kind of a lineage node",
     "node.kind": "likewise",
+    "parameter.kind": "how a function takes an argument",
+    "first.kind": "likewise",
 }
 """What else has a kind, and is compared by it."""
 
