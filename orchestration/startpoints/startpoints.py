@@ -11,7 +11,6 @@ from typing import Any, TypeAlias
 
 from pydantic import SkipValidation
 
-from dagster_adjunct.assets.unbounded.rewind import plan_rewind
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batch_log.batch_log import (
     ApplicationState,
@@ -21,35 +20,41 @@ from dagster_adjunct.orchestration.batch_log.batch_log import (
     check_not_renamed,
     describe_similar_names,
 )
-from dagster_adjunct.orchestration.operators.stream_facts import CURRENT, RECORDED, JoinVersions
+from dagster_adjunct.orchestration.operators.stream_facts import RECORDED, JoinVersions
 from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
 from dagster_adjunct.orchestration.planner.planner import plan_application, systems_for
-from dagster_adjunct.orchestration.startpoints.positions import StreamSnapshot, resolve_request, snapshot_stream
+from dagster_adjunct.orchestration.startpoints.positions import StreamSnapshot, snapshot_stream
+from dagster_adjunct.orchestration.startpoints.preview import (
+    Preview,
+    check_previews,
+    describe_remote_tables,
+    describe_state_effects,
+    empty_replay_error,
+    find_replaced,
+    mark_blocked_previews,
+    other_kind_error,
+    preview_request,
+    preview_rewinds,
+)
 from dagster_adjunct.orchestration.startpoints.recorded_replay import RecordedPlan, plan_recorded, write_plan
 from dagster_adjunct.orchestration.startpoints.request import (
     MS,
     OnUnresolved,
-    ReadingTasks,
     StartpointRequest,
     Unreadable,
-    broadcast_task_error,
-    choose_versions,
-    dataset_task_name,
     describe_versions,
     expand_partitions,
     find_reading_tasks,
     is_broadcast,
     to_epoch_ms,
-    to_startpoint,
 )
 from dagster_adjunct.orchestration.startpoints.store import (
     PendingStartpoint,
     has_begun,
     iter_unapplied,
     open_startpoints,
-    request_key,
 )
-from dagster_adjunct.resources.errors import ConfigurationError, PermanentError, raise_first
+from dagster_adjunct.resources.errors import ConfigurationError, raise_first
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
 from dagster_adjunct.resources.streams.startpoint import Startpoint, check_startpoint, describe_startpoint
 from dagster_adjunct.resources.streams.system import StreamSystem, SystemStreamPartition
@@ -248,257 +253,6 @@ def _describe_nothing(ssp: SystemStreamPartition, state: ApplicationState) -> st
         f"{ssp}: there is no request; {last.position} ({last.by}: {last.reason}) was applied at "
         f"{last.applied_at:%Y-%m-%d %H:%M} UTC, and only another startpoint moves the position again"
     )
-
-
-@dataclass(frozen=True, slots=True)
-class Preview:
-    """What one request would do if a run started now.
-
-    `tasks` are the plan's tasks that it is for, or `dataset NAME`. It reads `offsets` offsets from `start` to `end`:
-    the end of the bounded replay, else the current end of the stream. `checkpoint` is where reading would continue
-    without it, after an open batch; `moved` is by how many offsets it moves that position, negative for backwards; None
-    for a replay, which moves nothing, and where there is nothing to compare. With an `error` the run would fail, unless
-    the request continues from the checkpoint then (`falls_back`). `versions` are the dataset versions that a replay is
-    joined with.
-    """
-
-    request: StartpointRequest
-    tasks: tuple[str, ...]
-    checkpoint: str | None = None
-    start: str | None = None
-    end: str | None = None
-    offsets: int | None = None
-    moved: int | None = None
-    error: str | None = None
-    falls_back: bool = False
-    versions: JoinVersions | None = None
-
-    @property
-    def move(self) -> str:
-        """What happens to the position, in a few words; if the request can't be applied, why."""
-        if self.error is not None:
-            return f"goes on from its checkpoint: {self.error}" if self.falls_back else self.error
-        if self.request.until is not None:
-            return "the position stays"
-        if self.moved is None:
-            return "begins here"
-        if self.moved == 0:
-            return "stays where it is"
-        return f"goes back by {-self.moved:,}" if self.moved < 0 else f"passes over {self.moved:,}"
-
-    @property
-    def effect(self) -> str:
-        """The same as a sentence, with the number of offsets to read."""
-        if self.error is not None:
-            return self.move
-        again = "" if self.request.until is None else " again"
-        return f"{self.offsets:,} offsets to read{again}: {self.move}"
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the preview as JSON values."""
-        asked, until = self.request, self.request.until
-        names = ("checkpoint", "start", "end", "offsets", "moved", "error", "falls_back", "effect", "versions")
-        return {
-            "partition": str(asked.ssp),
-            "tasks": list(self.tasks),
-            "position": describe_startpoint(asked.startpoint),
-            "until": None if until is None else describe_startpoint(until),
-            **{name: getattr(self, name) for name in names},
-        }
-
-
-def preview_request(
-    app: Application,
-    readers: ReadingTasks,
-    snapshot_of: Callable[[str], StreamSnapshot],
-    state: ApplicationState,
-    request: StartpointRequest,
-    now: datetime,
-) -> Preview:
-    """Return what a request would do from this state; one that is not allowed or can't be applied has an `error`.
-
-    For datasets, and for recorded versions, this is what can be said without reading their tables and batches.
-    """
-    ssp, bounded = request.ssp, request.until is not None
-    try:
-        versions = choose_versions(app, request)
-    except ConfigurationError as error:
-        return Preview(request, (), error=str(error), versions=request.versions or CURRENT if bounded else None)
-    shown = Preview(request, readers.targets_of(request))
-    shown = with_fields(shown, versions=versions if bounded else None)
-    if request.task in readers.of_plan and is_broadcast(app, ssp):
-        return with_fields(shown, tasks=(str(request.task),), error=str(broadcast_task_error(request)))
-    if not shown.tasks:
-        return with_fields(shown, error=_describe_unread(request, readers.tasks))
-    rewinds = any(task in readers.of_datasets for task in shown.tasks)
-    if rewinds and bounded:
-        refusal = (
-            f"{ssp} is read by {', '.join(shown.tasks)}, and the table of a dataset can't be replayed: it always "
-            "holds what its stream says up to its position. Leave the end (until) out."
-        )
-        return with_fields(shown, error=refusal)
-    if not rewinds:
-        # An open batch finishes before any request is applied.
-        batch = state.open
-        reads = batch is not None and not batch.replays and ssp in batch.ranges
-        shown = with_fields(shown, checkpoint=batch.ranges[ssp].end if batch and reads else state.checkpoint.get(ssp))
-    try:
-        stream = snapshot_of(ssp.qualified_stream)
-        start = resolve_request(stream, request, versions=versions, now=now)
-    except PermanentError as error:
-        return with_fields(shown, error=str(error), falls_back=request.on_unresolved == "checkpoint")
-    distance = partial(stream.system.distance, ssp)
-    if isinstance(start, Replay):
-        return with_fields(shown, start=start.start, end=start.until, offsets=distance(start.start, start.until))
-    if rewinds:
-        return with_fields(shown, start=start.offset)
-    end, before, moved = stream.upcoming[ssp], shown.checkpoint, None
-    # The checkpoint of a recreated stream is in the former one.
-    if before is not None and not stream.info.was_recreated(state.offsets.streams.get(stream.name)):
-        moved = distance(before, start.offset) - distance(start.offset, before)
-    return with_fields(shown, start=start.offset, end=end, offsets=distance(start.offset, end), moved=moved)
-
-
-def _describe_unread(request: StartpointRequest, tasks: Mapping[str, frozenset[SystemStreamPartition]]) -> str:
-    """Return that a request is for no task, and which tasks read its partition."""
-    if request.task is None:
-        return f"no task reads {request.ssp}."
-    readers = [task for task, ssps in tasks.items() if request.ssp in ssps]
-    instead = f"; {', '.join(map(repr, readers[:3]))} does" if readers else ""
-    return f"task {request.task!r} does not read {request.ssp}{instead}."
-
-
-def describe_remote_tables(plan: ExecutionPlan | None, requests: Sequence[StartpointRequest]) -> dict[str, str]:
-    """Return what a replay does to the remote tables that are written from these partitions."""
-    streams = {request.ssp.qualified_stream for request in requests}
-    effects: dict[str, dict[str, None]] = {}
-    for table in () if plan is None else plan.tables:
-        if streams & set(table.streams):
-            effects.setdefault(table.table, {})[table.replay] = None
-    return {table: "; and ".join(replays) for table, replays in effects.items()}
-
-
-def describe_state_effects(app: Application) -> tuple[str, ...]:
-    """Return what stateful operators do with records that are read again, a line each."""
-    return tuple(
-        f"{operator.id} keeps state: it leaves out records that were read before, and counts them (again)"
-        for operator in app.operators
-        if operator.spec.states
-    )
-
-
-def mark_blocked_previews(unreadable: Sequence[Unreadable], previews: Sequence[Preview]) -> list[Preview]:
-    """Return the previews, with an error where something unreadable blocks the request.
-
-    That is an unreadable request at the same partition and task, which the new one would replace, or an unreadable
-    fan-out for the partition or for an unknown one: nothing is read there.
-    """
-
-    def checked(shown: Preview) -> Preview:
-        asked = shown.request
-        for unread in unreadable:
-            waits = unread.kind == "request" and unread.key == request_key(asked.target)
-            of_task = unread.at is not None and unread.at in shown.tasks
-            holds = unread.at is not None and (unread.ssp == asked.ssp or (unread.ssp is None and of_task))
-            if waits or holds:
-                way = f"{asked.ssp} --reason …" if unread.ssp else f"--all --task {str(unread.at)!r} --reason …"
-                error = f"{unread.summary()} Take that back first: adjunct startpoint clear MODULE:APP {way}."
-                return with_fields(shown, error=error, falls_back=False)
-        return shown
-
-    return [checked(shown) for shown in previews]
-
-
-def check_previews(previews: Sequence[Preview]) -> None:
-    """Raise ConfigurationError for requests that can't be applied now."""
-    wrong = [shown for shown in previews if shown.error and not shown.falls_back]
-    if wrong:
-        more = "" if len(wrong) == 1 else f" The same goes for {len(wrong) - 1} more of the {len(previews)} partitions."
-        problem = f"the startpoint can't be applied now, and nothing is written. {wrong[0].error}{more}"
-        step = "See what each would do: --dry-run, or preview(…) in Python."
-        raise ConfigurationError(problem, step, stream=wrong[0].request.ssp.qualified_stream)
-
-
-def empty_replay_error(previews: Sequence[Preview]) -> ConfigurationError | None:
-    """Return the error of replays that would all read nothing, None if one reads something."""
-    if all(shown.request.until is not None and shown.offsets == 0 for shown in previews):
-        first, others = previews[0], "" if len(previews) == 1 else ", nor in the other partitions"
-        problem = (
-            f"{first.request.ssp}: there are no records between the startpoint (offset {first.start}) and the end of "
-            f"the replay (offset {first.end}){others}; nothing is written."
-        )
-        return ConfigurationError(problem, "Choose an end after the start.", stream=first.request.ssp.qualified_stream)
-    return None
-
-
-def find_replaced(
-    requests: Iterable[StartpointRequest], there: Iterable[PendingStartpoint], named: Collection[str]
-) -> list[tuple[PendingStartpoint, StartpointRequest]]:
-    """Return what the requests replace; tasks in `named` get no requests for all tasks."""
-    by_ssp: dict[SystemStreamPartition, list[PendingStartpoint]] = {}
-    for held in there:
-        by_ssp.setdefault(held.request.ssp, []).append(held)
-    replaced = []
-    for request in requests:
-        for held in by_ssp.get(request.ssp, ()):
-            old, new = held.at or held.request.task, request.task
-            if old == new or (None in (old, new) and (old or new) not in named):
-                replaced.append((held, request))
-    return replaced
-
-
-def other_kind_error(replaced: Sequence[tuple[PendingStartpoint, StartpointRequest]]) -> ConfigurationError | None:
-    """Return the error of a replay that would replace a startpoint that moves the position, or of the reverse."""
-    for held, request in replaced:
-        if (held.request.until is None) != (request.until is None):
-            what = "a bounded replay" if request.until is not None else "a startpoint that moves the position"
-            other = "a startpoint that moves the position" if request.until is not None else "a bounded replay"
-            return ConfigurationError(
-                f"{what} would replace {other}: {held.summary()}.",
-                "Let a run apply that first, take it back (adjunct startpoint clear), or replace it with --replace "
-                "(replace=True in Python).",
-                stream=request.ssp.qualified_stream,
-            )
-    return None
-
-
-def preview_rewinds(
-    lake: Lake, systems: Mapping[str, StreamSystem], app: Application, previews: Sequence[Preview]
-) -> list[Preview]:
-    """Return the previews, with what the requests for each dataset together would do to its table."""
-    shown = list(previews)
-    for dataset in app.datasets:
-        task = dataset_task_name(dataset.name)
-        mine = [number for number, one in enumerate(shown) if task in one.tasks and one.error is None]
-        requests = {shown[number].request.ssp: shown[number].request for number in mine}
-        if not requests:
-            continue
-        try:
-            plan = plan_rewind(
-                dataset,
-                lake=lake,
-                systems=systems,
-                positions={ssp: to_startpoint(request) for ssp, request in requests.items()},
-                force={ssp for ssp, request in requests.items() if request.force},
-            )
-        except PermanentError as error:
-            for number in mine:
-                shown[number] = with_fields(shown[number], error=str(error))
-            continue
-        refusal = None if plan.refusal is None else str(plan.refusal)
-        rewound = {partition.ssp: partition for partition in plan.partitions}
-        for number in mine:
-            partition = rewound[shown[number].request.ssp]
-            shown[number] = with_fields(
-                shown[number],
-                checkpoint=partition.taken,
-                start=partition.start,
-                end=partition.taken,
-                offsets=partition.again,
-                moved=None if partition.taken is None else partition.skipped - partition.again,
-                error=refusal,
-            )
-    return shown
 
 
 # "lake.flights.3", "lake.flights.0-3,7", "lake.flights" for all, a SystemStreamPartition, or several of these.

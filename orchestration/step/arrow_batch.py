@@ -20,9 +20,9 @@ from dagster_adjunct.orchestration.operators.joins import BEFORE_HISTORY, MATCHE
 from dagster_adjunct.orchestration.operators.operator import AsOf, Exchange, Operator
 from dagster_adjunct.orchestration.operators.remote_tables import AnyTable, TableLookup, TableSend
 from dagster_adjunct.orchestration.step import recorded_answers
-from dagster_adjunct.orchestration.step.batch import BatchContext, BatchMetrics
+from dagster_adjunct.orchestration.step.batch import BatchContext
 from dagster_adjunct.orchestration.step.batch_outputs import Letters, arrow_by_partition, table_of_letters
-from dagster_adjunct.orchestration.step.context import BatchInputs, StepContext, View
+from dagster_adjunct.orchestration.step.context import BatchInputs, BatchMetrics, StepContext, View
 from dagster_adjunct.orchestration.step.event_times import ranges_to_read
 from dagster_adjunct.orchestration.step.kept_entries import (
     MAX_DATASET_ROWS,

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing, nullcontext
-from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -27,7 +26,7 @@ from dagster_adjunct.assets.unbounded.local_table import (
 )
 from dagster_adjunct.assets.versions.version import build_layout, datetime_from_micros
 from dagster_adjunct.assets.writing.generation import SPARK, SPARK_ONE_TASK
-from dagster_adjunct.orchestration.batch_log.batch_log import Counters, TimeState, add_counters
+from dagster_adjunct.orchestration.batch_log.batch_log import Counters, add_counters
 from dagster_adjunct.orchestration.operators.columns import (
     BATCH_ONLY,
     BRANCH,
@@ -45,7 +44,7 @@ from dagster_adjunct.orchestration.operators.remote_tables import AnyTable, Sink
 from dagster_adjunct.orchestration.operators.stream_facts import RECORDED
 from dagster_adjunct.orchestration.planner.notes import name_writers
 from dagster_adjunct.orchestration.step import batch_outputs, recorded_answers
-from dagster_adjunct.orchestration.step.context import BatchInputs, StepContext
+from dagster_adjunct.orchestration.step.context import BatchInputs, BatchMetrics, StepContext
 from dagster_adjunct.orchestration.step.event_times import BatchTimes
 from dagster_adjunct.orchestration.step.failures import (
     analysis_error,
@@ -54,9 +53,8 @@ from dagster_adjunct.orchestration.step.failures import (
     sensitive_columns,
 )
 from dagster_adjunct.resources.bucketing.files import bucketed_frame
-from dagster_adjunct.resources.bucketing.writer import check_readable
 from dagster_adjunct.resources.common import split_stream_name, sum_counters
-from dagster_adjunct.resources.errors import NullKeyError, SchemaMismatchError
+from dagster_adjunct.resources.errors import NullKeyError
 from dagster_adjunct.resources.lazy_modules import F
 from dagster_adjunct.resources.schemas.schema import Schema, named_column
 from dagster_adjunct.resources.spark.tasks import small_frame
@@ -84,19 +82,6 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.operators.table_updates import Update
 
 _TIME_COUNTS = {BEFORE_HISTORY: "before_history", NO_TIME: "null_times"}
-
-
-@dataclass(frozen=True, slots=True)
-class BatchMetrics:
-    """The counters of a batch by output or join, its table metrics, and the event times of its inputs after it.
-
-    `in_process` says that it was computed without Spark.
-    """
-
-    counters: Counters
-    measured: Mapping[str, TableMetrics]
-    times: TimeState | None = None
-    in_process: bool = False
 
 
 def run_batch(batch: BatchContext) -> BatchMetrics:
@@ -548,16 +533,8 @@ class BatchContext:
         options = self._append_options(operator, stream)
         rows = batch_outputs.prepare_arrow_append(rows, options.get("sources"))
         system, name = require_writer(self.system_of(stream)), split_stream_name(stream)[1]
-        try:
+        with batch_outputs.naming_records(system, name, rows):
             return system.append(name, rows, **options)
-        except SchemaMismatchError as error:
-            schema = system.info(name).schema
-            if error.row is None or schema is None:
-                raise
-            # The user knows no rows: describe the record, as tasks do.
-            there = schema.select([field for field in schema.names if field in rows.column_names])
-            check_readable(rows.select(there.names), there, f"stream {name!r}", stream=stream)
-            raise
 
     def _append_options(self, operator: str, stream: str) -> dict[str, Any]:
         """Return who appends to a stream which batch, made of what."""

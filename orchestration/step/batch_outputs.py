@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import reduce
@@ -19,7 +20,9 @@ from dagster_adjunct.orchestration.operators.sends import DEAD_LETTER_COLUMNS
 from dagster_adjunct.orchestration.step.event_times import number_by_partition
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.bucketing.files import GENERATION_COLUMN, bucketed_frame
+from dagster_adjunct.resources.bucketing.writer import check_readable
 from dagster_adjunct.resources.common import sum_counters
+from dagster_adjunct.resources.errors import SchemaMismatchError
 from dagster_adjunct.resources.lazy_modules import F, np, pa, pc
 from dagster_adjunct.resources.schemas.schema import Schema, arrow_type, named_column
 from dagster_adjunct.resources.streams.system import (
@@ -149,6 +152,20 @@ def prepare_arrow_append(records: pa.Table, sources: Sources | None) -> pa.Table
             .append_column(READER, pa.repeat(pa.scalar(sources.reader), rows.num_rows))
         )
     return rows.drop_columns([name for name in rows.column_names if name in unsent])
+
+
+@contextmanager
+def naming_records(system: StreamWriter, stream: str, rows: pa.Table) -> Iterator[None]:
+    """Describe the record of a value that can't be stored, as tasks do: the user knows no rows."""
+    try:
+        yield
+    except SchemaMismatchError as error:
+        schema = system.info(stream).schema
+        if error.row is None or schema is None:
+            raise
+        there = schema.select([field for field in schema.names if field in rows.column_names])
+        check_readable(rows.select(there.names), there, f"stream {stream!r}", stream=f"{system.name}.{stream}")
+        raise
 
 
 def arrow_by_partition(numbers: Mapping[int, int], partitions: pa.ChunkedArray) -> pa.Array:

@@ -20,6 +20,7 @@ from dagster_adjunct.orchestration.batch_log.batch_log import (
     ApplicationState,
     BatchLog,
     ClosedBatch,
+    Counters,
     Intent,
     LoggedState,
     Replay,
@@ -50,8 +51,6 @@ from dagster_adjunct.resources.tables.shared_rate import RunCredits
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
-
-    from dagster_adjunct.orchestration.step.batch import BatchMetrics
 
 
 View = VersionReader | TransientVersion | None
@@ -100,6 +99,19 @@ class BatchInputs:
                 for ssp, span in sorted(ranges.items())
             ),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class BatchMetrics:
+    """The counters of a batch by output or join, its table metrics, and the event times of its inputs after it.
+
+    `in_process` says that it was computed without Spark.
+    """
+
+    counters: Counters
+    measured: Mapping[str, TableMetrics]
+    times: TimeState | None = None
+    in_process: bool = False
 
 
 class BatchVersions:

@@ -9,8 +9,8 @@ from dagster_adjunct.assets.writing.generation import Runtime
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
 from dagster_adjunct.orchestration.step.arrow_batch import check_in_process, find_spark_need, run_in_process
-from dagster_adjunct.orchestration.step.batch import BatchContext, BatchMetrics, run_batch
-from dagster_adjunct.orchestration.step.context import BatchInputs, StepContext, View
+from dagster_adjunct.orchestration.step.batch import BatchContext, run_batch
+from dagster_adjunct.orchestration.step.context import BatchInputs, BatchMetrics, StepContext, View
 from dagster_adjunct.orchestration.step.kept_entries import EntryCache
 from dagster_adjunct.orchestration.step.progress import StepEvent
 from dagster_adjunct.orchestration.step.small_batch import SmallBatch, read_small_batch

@@ -8,13 +8,15 @@ runs share them.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from math import ceil
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 from weakref import WeakValueDictionary
 
-from dagster_adjunct.resources.common import argument_error, check_name
+from pydantic import Field
+
+from dagster_adjunct.resources.common import StoredDocument, argument_error, check_name
 from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, TransientError
 from dagster_adjunct.resources.tables.functions import is_retryable
 from dagster_adjunct.resources.tables.metrics import Meter
@@ -378,3 +380,80 @@ class RateLayer:
                 yield from self._parts(part, budget, its_cost)
             else:
                 yield part, its_cost
+
+
+# How far ahead credits are leased at most, which a run that dies takes along. Two seconds are promised.
+MAX_AHEAD_SECONDS = 1.0
+# A run that has not leased for this long needs no credits, or is dead.
+_ACTIVE_SECONDS = 2.0
+# A shorter lease is not worth a request: smaller requests are raised to it if possible.
+_MIN_LEASE_SECONDS = 0.01
+
+
+class RunShare(StoredDocument):
+    """When a run last leased, the share of the rate it could use (0 to 1), and the rate it declares (credits per
+    second).
+    """
+
+    at: float
+    share: float
+    rate: float
+
+
+class SharedTimeline(StoredDocument):
+    """A budget as it is stored. `now` is the latest time of any run; credits up to `through` are leased."""
+
+    format: Literal[1] = 1
+    now: float = 0.0
+    through: float = 0.0
+    runs: dict[str, RunShare] = Field(default_factory=dict)
+    nonce: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseInterval:
+    """Leased time, in seconds relative to the decision; its start may be past."""
+
+    start: float
+    end: float
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseRequest:
+    """A run's request: this many seconds' credits now, and the share of the rate it expects to use."""
+
+    seconds: float
+    share: float
+
+
+def lease_credits(
+    timeline: SharedTimeline, run: str, now: float, request: LeaseRequest, rate: float
+) -> tuple[SharedTimeline, LeaseInterval | None]:
+    """Return the budget after a lease, and the leased interval; None if others hold everything that may be leased.
+
+    If not all requests can be met, a run gets its share of what may be leased.
+    """
+    now = max(now, timeline.now)
+    active = {name: other for name, other in timeline.runs.items() if other.at > now - _ACTIVE_SECONDS and name != run}
+    runs = {**active, run: RunShare(at=now, share=request.share, rate=rate)}
+    wanted = max(request.seconds, _MIN_LEASE_SECONDS)
+    # The latest of what has arrived: older credits expire before a small lease is used.
+    start = max(timeline.through, now - min(wanted, KEPT_SECONDS))
+    shares = divide_fairly({name: other.share for name, other in runs.items()})
+    part = shares[run] / total if (total := sum(shares.values())) else 0.0
+    seconds = min(wanted, (now + MAX_AHEAD_SECONDS - start) * part)
+    if seconds < _MIN_LEASE_SECONDS:
+        # A waiting run is recorded, or the others would never leave it anything.
+        return timeline.model_copy(update={"now": now, "runs": runs}), None
+    after = timeline.model_copy(update={"now": now, "through": start + seconds, "runs": runs})
+    return after, LeaseInterval(start - now, start + seconds - now)
+
+
+def divide_fairly(wanted: Mapping[str, float]) -> dict[str, float]:
+    """Divide 1 among names: none gets more than it wants, or more than others that want more."""
+    got: dict[str, float] = {}
+    left, waiting = 1.0, sorted(wanted, key=lambda name: wanted[name])
+    for place, name in enumerate(waiting):
+        got[name] = min(wanted[name], left / (len(waiting) - place))
+        left -= got[name]
+    return got

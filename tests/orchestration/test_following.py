@@ -33,8 +33,7 @@ from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog, ClosedBa
 from dagster_adjunct.orchestration.batch_log.run_lease import ask_to_end, asked_key, describe_runner
 from dagster_adjunct.orchestration.step import following as module
 from dagster_adjunct.orchestration.step import run as running
-from dagster_adjunct.orchestration.step.batch import BatchMetrics
-from dagster_adjunct.orchestration.step.context import BatchInputs, BatchVersions, StepContext, StepState
+from dagster_adjunct.orchestration.step.context import BatchInputs, BatchMetrics, BatchVersions, StepContext, StepState
 from dagster_adjunct.orchestration.step.following import MAX_MEMORY, Following
 from dagster_adjunct.orchestration.step.progress import MAX_VERSIONS, StepEvent, StepReport
 from dagster_adjunct.orchestration.step.run import RunReport

@@ -27,8 +27,7 @@ from dagster_adjunct.orchestration.startpoints.startpoints import (
     build_requests,
     request_startpoints,
 )
-from dagster_adjunct.orchestration.step.batch import BatchMetrics
-from dagster_adjunct.orchestration.step.context import StepContext
+from dagster_adjunct.orchestration.step.context import BatchMetrics, StepContext
 from dagster_adjunct.orchestration.step.step import run_step
 from dagster_adjunct.resources.errors import ConfigurationError, VersionDiscardedError
 from dagster_adjunct.resources.objects.lake import Lake, lake_in

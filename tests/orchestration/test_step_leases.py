@@ -22,8 +22,7 @@ from dagster_adjunct.orchestration.maintenance.discard import expire_all_version
 from dagster_adjunct.orchestration.planner.planner import plan_application
 from dagster_adjunct.orchestration.startpoints.coordinator import fan_out_for_run
 from dagster_adjunct.orchestration.step import step as outputs_module
-from dagster_adjunct.orchestration.step.batch import BatchMetrics
-from dagster_adjunct.orchestration.step.context import StepContext
+from dagster_adjunct.orchestration.step.context import BatchMetrics, StepContext
 from dagster_adjunct.orchestration.step.progress import StepEvent, StepReport
 from dagster_adjunct.orchestration.step.step import run_step
 from dagster_adjunct.resources.errors import (

@@ -30,8 +30,7 @@ from dagster_adjunct.orchestration.batch_log.run_lease import asked_key
 from dagster_adjunct.orchestration.code_location import sensors
 from dagster_adjunct.orchestration.code_location.output_assets import Bundled
 from dagster_adjunct.orchestration.step import following
-from dagster_adjunct.orchestration.step.batch import BatchMetrics
-from dagster_adjunct.orchestration.step.context import BatchInputs, StepContext
+from dagster_adjunct.orchestration.step.context import BatchInputs, BatchMetrics, StepContext
 from dagster_adjunct.orchestration.step.progress import StepReport
 from dagster_adjunct.orchestration.step.step import run_step
 from dagster_adjunct.startpoints import StartpointOldest, Startpoints

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset, unbounded_dataset
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batch_log.batch_log import application_state
+from dagster_adjunct.orchestration.startpoints.preview import Preview
 from dagster_adjunct.orchestration.startpoints.request import StartpointRequest, expand_partitions, parse_position
-from dagster_adjunct.orchestration.startpoints.startpoints import Preview, build_requests, request_startpoints
+from dagster_adjunct.orchestration.startpoints.startpoints import build_requests, request_startpoints
 from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, InvalidNameError, StreamNotFoundError
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.streams.startpoint import (

@@ -15,8 +15,8 @@ from dagster_adjunct.resources.metadata import SharedValue
 from dagster_adjunct.resources.objects.lake import Lake, lake_in, open_lake
 from dagster_adjunct.resources.objects.store import InMemoryStore
 from dagster_adjunct.resources.tables import shared_rate as leases_of_budget
-from dagster_adjunct.resources.tables.rate import Budget
-from dagster_adjunct.resources.tables.shared_rate import BudgetLeases, LeaseInterval, LeaseRequest
+from dagster_adjunct.resources.tables.rate import Budget, LeaseInterval, LeaseRequest
+from dagster_adjunct.resources.tables.shared_rate import BudgetLeases
 from tests.faulty_store import Fault, FaultyStore
 
 

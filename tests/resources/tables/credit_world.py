@@ -6,8 +6,8 @@ import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from dagster_adjunct.resources.tables.rate import Budget
-from dagster_adjunct.resources.tables.shared_rate import Demand, Demands, SharedTimeline, lease_credits
+from dagster_adjunct.resources.tables.rate import Budget, SharedTimeline, lease_credits
+from dagster_adjunct.resources.tables.shared_rate import Demand, Demands
 
 STEP = 0.01
 

@@ -20,15 +20,8 @@ import pytest
 from dagster_adjunct.resources.errors import MalformedDocumentError, StoreUnavailableError, TableError
 from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.tables import shared_rate
-from dagster_adjunct.resources.tables.rate import Budget
-from dagster_adjunct.resources.tables.shared_rate import (
-    BudgetLeases,
-    CreditAddress,
-    CreditClient,
-    CreditServer,
-    LeaseInterval,
-    LeaseRequest,
-)
+from dagster_adjunct.resources.tables.rate import Budget, LeaseInterval, LeaseRequest
+from dagster_adjunct.resources.tables.shared_rate import BudgetLeases, CreditAddress, CreditClient, CreditServer
 from tests.resources.tables.credit_world import of_the_rate
 
 BUDGET = Budget("orders", "write", 400.0)

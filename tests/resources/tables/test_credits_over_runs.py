@@ -8,14 +8,8 @@ from pathlib import Path
 import pytest
 
 from dagster_adjunct.resources.objects.lake import open_lake
-from dagster_adjunct.resources.tables.rate import Budget
-from dagster_adjunct.resources.tables.shared_rate import (
-    BudgetLeases,
-    LeaseRequest,
-    SharedTimeline,
-    divide_fairly,
-    lease_credits,
-)
+from dagster_adjunct.resources.tables.rate import Budget, LeaseRequest, SharedTimeline, divide_fairly, lease_credits
+from dagster_adjunct.resources.tables.shared_rate import BudgetLeases
 from tests.resources.tables.credit_world import World, of_the_rate
 
 SECONDS = 30.0
