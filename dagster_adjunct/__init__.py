@@ -7,10 +7,10 @@ parts of this package, on machines that may have no Dagster.
 
 from __future__ import annotations
 
-from pathlib import Path
+from pkgutil import iter_modules
 from typing import TYPE_CHECKING
 
-_MODULES = sorted(file.stem for file in Path(__file__).parent.glob("[!_]*.py"))
+_MODULES = [module.name for module in iter_modules(__path__) if not module.ispkg]  # also of a zip file
 
 if TYPE_CHECKING:
     from dagster_adjunct.assets.advancing.advance_dataset import AdjunctDatasetManager as AdjunctDatasetManager

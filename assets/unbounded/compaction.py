@@ -199,7 +199,7 @@ class MergeResult:
     pruned: int | None = None
 
 
-def read_stored_rows(
+def read_generations(
     spark: Callable[[], SparkSession],
     store: ObjectStore,
     what: str,
@@ -248,7 +248,7 @@ def merge_generations(
     version, major = manifest.version, plan.level == "major"
     assert version is not None
     what, history = f"dataset {manifest.name!r}, {plan.level} compaction", version.history
-    rows = read_stored_rows(spark, context.lake.store, what, version.layout, plan.generations)
+    rows = read_generations(spark, context.lake.store, what, version.layout, plan.generations)
     horizon = edge = None
     ordered = history is None and major and version.order_by is not None
     if history is not None:
@@ -426,7 +426,7 @@ def _has_late_deltas(context: Runtime, fresh: UnboundedManifest, known: set[str]
         return False
     spark = context.spark_for(sum(generation.rows for generation in appended))
     what = f"dataset {fresh.name!r}, deltas committed meanwhile"
-    rows = read_stored_rows(spark, context.lake.store, what, version.layout, appended)
+    rows = read_generations(spark, context.lake.store, what, version.layout, appended)
     lowest, _ = _find_position_bounds(rows)
     return lowest is not None and lowest <= horizon
 

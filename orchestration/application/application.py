@@ -63,9 +63,9 @@ class Application:
     `tasks` limits the number of tasks, so that a task owns several partitions; by default each partition has its own.
     `max_batch_records` limits how many input records one batch reads, over all inputs. A batch of at most
     `few_records` over small datasets uses one Spark task per stage, and is read and written by the run's process; its
-    result is the same. With the `engine` "auto",
-    such a batch is computed in the run's process, without Spark, if the plan says that nothing of the application needs
-    Spark; with "spark", none is. By default it is ADJUNCT_ENGINE, else "spark".
+    result is the same. With the `engine` "auto", such a batch is computed in the run's process, without Spark, if the
+    plan says that nothing of the application needs Spark; with "spark", none is. By default it is ADJUNCT_ENGINE, else
+    "spark".
     Startpoint requests that no run has applied within `startpoints_expire_after` are ignored. With
     `startpoints=False`, requests are rejected, and runs ignore and report stored ones.
     `automation_condition` is when Dagster materializes the outputs by itself.
@@ -340,7 +340,9 @@ class Application:
 
     def _refuse_two_ways(self, stream: str | None) -> None:
         """Reject an output stream that feeds a declared dataset: records are sent to the dataset's table instead."""
-        for dataset in self.datasets if stream in self._outputs else ():
+        if stream not in self._outputs:
+            return
+        for dataset in self.datasets:
             if dataset.stream == stream:
                 problem = (
                     f"application {self.name!r}: stream {stream!r} is an output stream and the input of dataset "

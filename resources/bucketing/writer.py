@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 from uuid import uuid4
 
 from dagster_adjunct.resources.bucketing.files import (
@@ -43,8 +43,6 @@ from dagster_adjunct.resources.user_code import format_record
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-    from dagster_adjunct.assets.unbounded.complete_rows import RowCompletion
-
 
 ROW = "__row"
 DIGEST = "__digest"
@@ -54,6 +52,31 @@ _FACTS = b"adjunct"
 _LEFT_OUT = ("pruned", "forgotten", "incomplete", "late")
 _SAMPLED = 4_096
 _COPIED_AT_ONCE = 256 * 1024 * 1024
+
+
+class RowCompleter(Protocol):
+    """Completes the rows of one bucket, in which the rows of a key are adjacent, before they are written."""
+
+    def stats(self) -> dict[str, Any]:
+        """Return what goes into the stats of the file: "incomplete" rows, and the number of those too "late"."""
+        ...
+
+    def take(self, batch: pa.Table) -> pa.Table:
+        """Return the rows that are complete, of these and earlier ones."""
+        ...
+
+    def rest(self) -> pa.Table | None:
+        """Return the remaining rows, or None."""
+        ...
+
+
+class Completion(Protocol):
+    """Creates the row completer of each bucket; `marks` are the columns that it needs besides the layout's."""
+
+    @property
+    def marks(self) -> tuple[str, ...]: ...
+
+    def of_bucket(self, store: ObjectStore, bucket: int) -> RowCompleter: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +103,7 @@ class WriteOptions:
     range_of: str | None = None
     differing: tuple[str, str] | None = None
     over_time: TimelineOptions | None = None
-    completion: RowCompletion | None = None
+    completion: Completion | None = None
 
 
 class BucketFileWriter:

@@ -317,8 +317,6 @@ def small_frame(session: SparkSession, rows: pa.Table) -> DataFrame:
 
 
 _NOT_NULL = re.compile(r'(?<!\\)"(nullable|containsNull|valueContainsNull)":false')
-
-
 _TEXTS = "__texts"
 
 
@@ -335,7 +333,8 @@ def fetch_small(frame: DataFrame, largest: int) -> pa.Table | None:
     texts = {field.name: text for field in loose.fields if (text := _text_of(field)) is not None}
     if not texts:
         return frame.toArrow()
-    # Of too much, Spark's process would end before `toArrow` failed: the values of large rows stay there.
+    # Spark's process would run out of memory before `toArrow` failed, so large rows leave without their values. These
+    # leave in one struct, which is null for a large row; `if(false, null, …)` lets its members be null, too.
     names, nullable = frame.columns, {field.name: field.nullable for field in frame.schema.fields}
     members = ", ".join(
         f"'c{number}', {quote_name(name) if nullable[name] else f'if(false, null, {quote_name(name)})'}"

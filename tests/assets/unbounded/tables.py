@@ -13,7 +13,7 @@ from dagster_adjunct.assets.reading.stored_file import list_stored_files, read_s
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.reading.superseded import make_mask
 from dagster_adjunct.assets.reading.version_reader import VersionReader
-from dagster_adjunct.assets.unbounded.compaction import read_stored_rows
+from dagster_adjunct.assets.unbounded.compaction import read_generations
 from dagster_adjunct.assets.versions.leases import attempt_key, list_attempts
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
@@ -63,7 +63,7 @@ def entries(world: World, spec: AdjunctDataset, version: str | None = None) -> C
 def stored(world: World, spec: AdjunctDataset) -> set[tuple[int, str, bool]]:
     """Return (generation, key, whether it is a tombstone) of all stored rows of the version that is served."""
     sealed = world.view(spec).sealed
-    rows = read_stored_rows(world.spark, world.lake.store, "test", sealed.layout, sealed.generations)
+    rows = read_generations(world.spark, world.lake.store, "test", sealed.layout, sealed.generations)
     named = rows.to_pylist() if world.spark is IN_PROCESS else [row.asDict() for row in rows.collect()]
     return {(row["__gen"], row["k"], row["__tombstone"]) for row in named}
 

@@ -12,7 +12,7 @@ from dagster_adjunct.assets.unbounded.compaction import (
     CompactionReport,
     compact_dataset,
     plan_compaction,
-    read_stored_rows,
+    read_generations,
 )
 from dagster_adjunct.assets.versions.version import SealedVersion
 from dagster_adjunct.assets.writing.generation import Runtime
@@ -225,7 +225,7 @@ def test_the_merge_is_local_to_each_bucket(sparkling: World) -> None:
         send(sparkling, spec, {"a": 1, "b": 1})
         send(sparkling, spec, {"a": 2})
         sealed = sparkling.view(spec).sealed
-        rows = read_stored_rows(sparkling.spark, sparkling.lake.store, "test", sealed.layout, sealed.generations)
+        rows = read_generations(sparkling.spark, sparkling.lake.store, "test", sealed.layout, sealed.generations)
         ordered = rows.sortWithinPartitions("k", "__position", "__gen")
         assert "Exchange" not in ordered._jdf.queryExecution().executedPlan().toString()
 
