@@ -41,7 +41,7 @@ from dagster_adjunct.assets.versions.version import VersionRef, version_number
 from dagster_adjunct.resources.common import Report, subtract_span
 from dagster_adjunct.resources.errors import DatasetError, ObjectNotFoundError
 from dagster_adjunct.resources.objects import commit_log
-from dagster_adjunct.resources.objects.commit_log import Commit, CommitLog, DeletedObjects
+from dagster_adjunct.resources.objects.commit_log import Commit, DeletedObjects
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.objects.store import ObjectInfo
 
@@ -304,7 +304,6 @@ def _discard_reason(manifest: BoundedManifest, ref: VersionRef, policy: DiscardP
     return f"not among the newest {policy.keep}"
 
 
-COMMITS_KEPT = 200
 Roots = Callable[[], Mapping[str, str]]
 
 
@@ -456,18 +455,9 @@ def _delete_old_records(
     for commits in [log.log, *([version_set_log(log.lake, set_name)] if set_name is not None else [])]:
         objects += [
             item
-            for item in _list_old_manifests(commits, limit)
+            for item in commits.list_old_manifests(limit)
             if (manifest.retained_from is None or commit_log.commit_number(item.key) < manifest.retained_from)
             and not any(belongs_to_version(version, item.key) for version in held)
         ]
     store.delete_many([item.key for item in objects])
     return objects
-
-
-def _list_old_manifests(log: CommitLog, limit: datetime) -> list[ObjectInfo]:
-    """Return commit manifests beyond the kept number and older than `limit`; the history ends before them."""
-    current = log.current()
-    if current is None or current.number <= COMMITS_KEPT:
-        return []
-    oldest = log.manifest_key(current.number - COMMITS_KEPT, "0")
-    return [item for item in log.store.list(f"{log.prefix}/manifests/") if item.key < oldest and item.modified <= limit]

@@ -68,6 +68,8 @@ class Application:
     "spark".
     Startpoint requests that no run has applied within `startpoints_expire_after` are ignored. With
     `startpoints=False`, requests are rejected, and runs ignore and report stored ones.
+    `log_retention` is how long the batch log keeps the commits of batches (None: for ever); the newest
+    200 stay whatever their age.
     `automation_condition` is when Dagster materializes the outputs by itself.
     A `strict` application turns these notes of the plan into errors: the order of a remote table's records holds per
     source partition only, a table that keeps the newest record loses columns of late records, the type of a join key
@@ -89,6 +91,7 @@ class Application:
         engine: Literal["spark", "auto"] | None = None,
         startpoints: bool = True,
         startpoints_expire_after: timedelta = timedelta(hours=12),
+        log_retention: timedelta | None = timedelta(days=90),
         strict: bool = False,
         automation_condition: Condition | None = None,
     ) -> None:
@@ -119,14 +122,13 @@ class Application:
             raise ConfigurationError(problem, "Leave one of them out.", argument="strict", application=self.name)
         self.strict = strict
         self.automation_condition = automation_condition
-        if startpoints_expire_after < timedelta(milliseconds=1):
-            problem = (
-                f"application {self.name!r}: startpoints_expire_after is {startpoints_expire_after}: expected at least "
-                "a millisecond."
-            )
-            step = "Leave startpoints_expire_after out for the default, 12 hours."
-            raise ConfigurationError(problem, step, argument="startpoints_expire_after", application=self.name)
+        spans = {"startpoints_expire_after": startpoints_expire_after, "log_retention": log_retention}
+        for argument, span in spans.items():
+            if span is not None and span < timedelta(milliseconds=1):
+                found = f"application {name!r}: {argument} is {span}"
+                raise argument_error(found, "at least a millisecond", argument=argument, application=name)
         self.startpoints_expire_after = startpoints_expire_after
+        self.log_retention = log_retention
         self._graph = OperatorGraph(self.name)
         self._inputs: dict[str, Input] = {}
         self._outputs: dict[str, OutputStream] = {}

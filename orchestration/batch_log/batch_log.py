@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from datetime import datetime
+from datetime import datetime, timedelta
 from difflib import get_close_matches
 from typing import Annotated, NamedTuple
 
@@ -25,7 +25,13 @@ from pydantic import PlainSerializer, PlainValidator, ValidationError
 
 from dagster_adjunct.orchestration.operators.stream_facts import AS_OF, JoinVersions
 from dagster_adjunct.resources import errors
-from dagster_adjunct.resources.common import StoredDocument, first_validation_problem, require_reason, sum_counters
+from dagster_adjunct.resources.common import (
+    StoredDocument,
+    first_validation_problem,
+    require_reason,
+    subtract_span,
+    sum_counters,
+)
 from dagster_adjunct.resources.objects.commit_log import Commit
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.streams.system import OffsetRange, SystemStreamPartition
@@ -486,6 +492,13 @@ class BatchLog:
         """Yield commits from the latest to the oldest, each with its state."""
         for commit in self._log.history(limit):
             yield commit, self._parse(commit)
+
+    def forget(self, retention: timedelta) -> None:
+        """Delete commits that are older than that, but not the newest; the history ends there from then on."""
+        pointer = self._lake.store.head(self._log.pointer_key)
+        if pointer is not None:
+            old = self._log.list_old_manifests(subtract_span(pointer.modified, retention))
+            self._lake.store.delete_many([item.key for item in old])
 
     def _register_name(self) -> None:
         """Register the name, before the first commit: discards must find every application with an open batch."""

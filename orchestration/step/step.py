@@ -18,6 +18,7 @@ removal, the log still records that they were applied.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -49,12 +50,15 @@ from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.spark.tasks import find_adjunct_error
 from dagster_adjunct.resources.tables.shared_rate import RunCredits
 
+_log = logging.getLogger("adjunct.run")
 # How often a run begins: the run that it took over from may commit once more.
 _MAX_STARTS = 3
 # How often a batch is planned: versions may be discarded between the snapshot and their lease.
 _MAX_SNAPSHOTS = 6
 # Seconds before a batch is retried after a store failure.
 _RETRY_PAUSES = (1.0, 5.0)
+# In batches: how often old commits are deleted from the batch log.
+_FORGETTING = 100
 # Errors that are fixed in the application, its records or its tables; the batch stays open until then.
 _APPLICATION_ERRORS = (
     errors.NullKeyError,
@@ -289,6 +293,8 @@ def _close_batch(
     context.startpoints.remove_applied(context.tasks, intent.startpoints)
     if any(call.recorded for call in context.plan.calls):
         purge_answers(context.lake, context.app.name, intent.batch)
+    if intent.batch % _FORGETTING == 0:
+        _forget_old_batches(context)
     state, after = logged.state, logged.state.offsets
     texts = [f"{after.applied[ssp].describe(ssp)} applied in batch {intent.batch}" for ssp in intent.startpoints]
     texts += [f"{before.replays[key].describe()} has ended" for key in before.replays if key not in after.replays]
@@ -300,6 +306,15 @@ def _close_batch(
         detail["watermarks"] = marks
     context.on_event(StepEvent("batch", intent.batch, detail))
     return run
+
+
+def _forget_old_batches(context: StepContext) -> None:
+    """Delete what the application's batch log no longer retains. Raises nothing: the batch is done."""
+    if context.app.log_retention is not None:
+        try:
+            context.log.forget(context.app.log_retention)
+        except errors.TransientError as error:
+            _log.warning("the batch log of %s keeps old commits for now: %s", context.app.name, error)
 
 
 def _commit_positions(context: StepContext, run: StepState, nothing: NothingToRead) -> StepState:

@@ -25,13 +25,14 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from itertools import takewhile
 from typing import Annotated, Any, Final, Literal, TypeVar
 
 from pydantic import AwareDatetime, Field, ValidationError
 
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.common import StoredDocument, check_name, first_validation_problem, utc_now
-from dagster_adjunct.resources.objects.store import ObjectStore, check_key
+from dagster_adjunct.resources.objects.store import ObjectInfo, ObjectStore, check_key
 
 FORMAT: Final = 1
 NonEmptyText = Annotated[str, Field(min_length=1)]
@@ -177,6 +178,8 @@ def commit_with_rebase(
     return commit(seen)
 
 
+MANIFESTS_KEPT = 200
+"""The newest manifests of a log, which stay whatever their age."""
 _KEPT_BYTES = 64 * 1024 * 1024
 
 
@@ -312,6 +315,16 @@ class CommitLog:
         while commit is not None and limit != 0:
             yield commit
             limit, commit = None if limit is None else limit - 1, self._parent_of(commit)
+
+    def list_old_manifests(self, limit: datetime) -> list[ObjectInfo]:
+        """Return manifests from before `limit` that are not among the newest; the history may end before them."""
+        found = self._read_pointer()
+        if found is None or found[0].number <= MANIFESTS_KEPT:
+            return []
+        oldest = self.manifest_key(found[0].number - MANIFESTS_KEPT, "0")
+        # Oldest first: of a long history, only the beginning is listed.
+        listed = self.store.list(f"{self.prefix}/manifests/")
+        return list(takewhile(lambda item: item.key < oldest and item.modified <= limit, listed))
 
     def commit(self, parent: Commit | None, body: dict[str, Any], *, by: str, commit_id: str | None = None) -> Commit:
         """Commit `body` after `parent` (None: as the first commit) and return the commit.

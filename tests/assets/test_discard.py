@@ -28,6 +28,7 @@ from dagster_adjunct.resources.errors import (
     DatasetNotFoundError,
     VersionDiscardedError,
 )
+from dagster_adjunct.resources.objects import commit_log
 from dagster_adjunct.resources.objects.lake import Lake, lake_in, open_lake
 from dagster_adjunct.resources.objects.store import InMemoryStore
 from dagster_adjunct.resources.schemas.schema import Schema
@@ -685,7 +686,7 @@ def test_an_expired_pin_of_a_version_set_ends_for_all_members_in_one_commit(pric
 
 @pytest.mark.lengthy
 def test_commits_beyond_the_newest_ones_go_when_they_are_old(planes: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(discard_module, "COMMITS_KEPT", 5)
+    monkeypatch.setattr(commit_log, "MANIFESTS_KEPT", 5)
     publish(planes, *range(1, 9))
     log = DatasetLog(planes.lake, NAME)
     policy = DiscardPolicy(keep=None, grace=timedelta(hours=1))
@@ -705,7 +706,7 @@ def test_commits_beyond_the_newest_ones_go_when_they_are_old(planes: World, monk
 
 @pytest.mark.lengthy
 def test_commits_of_a_version_set_go_as_well(prices: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(discard_module, "COMMITS_KEPT", 2)
+    monkeypatch.setattr(commit_log, "MANIFESTS_KEPT", 2)
     publish_set(prices, (1, 1), (2, 2), (3, 3), (4, 4), (5, 5))
     make_older(prices.lake, timedelta(days=2), "version-sets/")
     kept = DiscardPolicy(keep=None)
@@ -717,7 +718,7 @@ def test_commits_of_a_version_set_go_as_well(prices: World, monkeypatch: pytest.
 
 def test_a_commit_that_an_open_batch_needs_of_an_unbounded_dataset_stays(planes: World, monkeypatch) -> None:
     """Its versions stand nowhere but in their commits."""
-    monkeypatch.setattr(discard_module, "COMMITS_KEPT", 2)
+    monkeypatch.setattr(commit_log, "MANIFESTS_KEPT", 2)
     log = DatasetLog(planes.lake, "changes")
     declaration = DatasetDeclaration(
         kind="unbounded", input="lake.planes", key=("k",), key_types=("string",), partition_by=("k",), partitions=2,

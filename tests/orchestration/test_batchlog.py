@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -16,11 +16,14 @@ from dagster_adjunct.orchestration.batch_log.batch_log import (
     Intent,
     add_counters,
     application_state,
+    served_versions,
 )
 from dagster_adjunct.orchestration.step.plan_batch import share_by_lag
 from dagster_adjunct.resources.errors import CommitConflictError, MalformedDocumentError
+from dagster_adjunct.resources.objects import commit_log
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
 from dagster_adjunct.resources.streams.system import OffsetRange, SystemStreamPartition
+from tests.assets.cycle import make_older
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
 TRIPS = [SystemStreamPartition("lake", "trips", partition) for partition in (0, 1)]
@@ -66,6 +69,34 @@ def test_a_closed_batch_moves_the_checkpoint_and_adds_up_its_counters(lake: Lake
     assert stored.body["checkpoint"] == {"lake.trips.0": "9", "lake.trips.1": "7"}
     assert (state.batch, state.records, state.open, state.totals) == (2, 4, None, {"out": {"rows": 4}})
     assert [earlier.batch for _, earlier in log.history(10)] == [2, 1, 1, 0, 0]
+
+
+def test_what_the_log_no_longer_retains_goes_but_not_its_newest_commits(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commit_log, "MANIFESTS_KEPT", 3)
+    log = BatchLog(lake, "app")
+    logged = log.read()
+    for number in range(1, 6):
+        logged = log.open(logged, intent(number, number, number + 1))
+        logged = log.close(logged, closed(intent(number, number, number + 1), 1))
+    prefix = lake.application_prefix("app")
+    make_older(lake, timedelta(days=30), f"{prefix}/manifests/000000000001")
+    make_older(lake, timedelta(days=10), f"{prefix}/manifests/000000000002")
+    log.forget(timedelta(days=20))
+    assert [commit.number for commit, _ in log.history(None)] == list(range(10, 1, -1))
+    make_older(lake, timedelta(days=30), f"{prefix}/manifests/")
+    log.forget(timedelta(days=20))
+    assert [commit.number for commit, _ in log.history(None)] == [10, 9, 8, 7]
+    assert len(list(lake.store.list(f"{prefix}/manifests/"))) == 4
+    assert log.read() == logged
+    assert served_versions(lake, "app") == {"planes": {"v1": [3, 4, 5]}}
+    log.open(logged, intent(6, 6, 7))
+
+
+def test_a_log_without_commits_has_nothing_to_forget(lake: Lake) -> None:
+    BatchLog(lake, "app").forget(timedelta(days=1))
+    assert BatchLog(lake, "app").read().commit is None
 
 
 def test_whoever_commits_second_is_fenced_and_told_by_whom(lake: Lake) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -33,14 +33,18 @@ from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog, ClosedBa
 from dagster_adjunct.orchestration.batch_log.run_lease import ask_to_end, asked_key, describe_runner
 from dagster_adjunct.orchestration.step import following as module
 from dagster_adjunct.orchestration.step import run as running
+from dagster_adjunct.orchestration.step import step as step_module
 from dagster_adjunct.orchestration.step.context import BatchInputs, BatchMetrics, BatchVersions, StepContext, StepState
 from dagster_adjunct.orchestration.step.following import MAX_MEMORY, Following
 from dagster_adjunct.orchestration.step.progress import MAX_VERSIONS, StepEvent, StepReport
 from dagster_adjunct.orchestration.step.run import RunReport
 from dagster_adjunct.orchestration.step.step import run_step
+from dagster_adjunct.resources.objects import commit_log
+from dagster_adjunct.resources.objects.store import ObjectInfo
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from dagster_adjunct.resources.streams.system import SystemStreamPartition
 from dagster_adjunct.startpoints import StartpointOldest, Startpoints
+from tests.assets.cycle import make_older
 from tests.faulty_store import Crash, Fault, FaultyStore, deaths
 from tests.orchestration.step_world import StepWorld
 from tests.orchestration.stub_engine import StubEngine
@@ -275,8 +279,8 @@ def test_a_time_to_stay_that_is_none_is_refused(tmp_path: Path, follow: Any) -> 
     assert caught.value.argument == "follow"
 
 
-def copy_app() -> Application:
-    app = Application("copies")
+def copy_app(**options: Any) -> Application:
+    app = Application("copies", **options)
     orders = app.input_stream("lake.orders", default_offset="oldest")
     orders.send_to(app.output_stream("lake.copies", partitions=2, key="k"))
     return app
@@ -515,6 +519,38 @@ def run_once(lake: Lake, app: Application) -> RunReport:
     step = partial(run_step, engine=Copies(lambda context, inputs: None))
     with patch.object(module, "run_step", step):
         return run_application(app, lake=lake, spark=IN_PROCESS, wait=0)
+
+
+@pytest.mark.parametrize("failing", [False, True])
+@pytest.mark.parametrize("retention", [timedelta(days=20), None])
+def test_old_batches_go_from_the_log_while_a_run_stays(
+    tmp_path: Path, retention: timedelta | None, failing: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commit_log, "MANIFESTS_KEPT", 4)
+    monkeypatch.setattr(step_module, "_FORGETTING", 5)
+    lake, numbers = empty_streams(tmp_path).lake, iter(range(2, 14))
+    manifests = f"{lake.application_prefix('copies')}/manifests/"
+    send(lake, "orders", 1)
+
+    def more(context: StepContext, inputs: BatchInputs) -> None:
+        make_older(lake, timedelta(days=30), manifests)
+        if number := next(numbers, None):
+            send(lake, "orders", number)
+
+    app = copy_app(log_retention=retention)
+    store = Unlisted(lake.store) if failing else lake.store
+    assert stay(Lake(store, lake.id), app, during=more).step.batches == 13
+    kept = len(list(lake.store.list(manifests)))
+    assert kept == (27 if failing or retention is None else 11), "batch 10 was the last to delete some"
+
+
+class Unlisted(FaultyStore):
+    """A store that does not list the batch log."""
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        if prefix.endswith("/manifests/"):
+            raise StoreUnavailableError("no answer.", "")
+        return super().list(prefix)
 
 
 def what_comes(lake: Lake, app: Application) -> list[Callable[[], object]]:

@@ -41,7 +41,7 @@ from dagster_adjunct.resources.streams.lake.manifest import (
     StreamStates,
 )
 from dagster_adjunct.resources.streams.lake.read import open_segment_file
-from dagster_adjunct.resources.streams.system import EPOCH, POSITION, SOURCE, TIMESTAMP
+from dagster_adjunct.resources.streams.system import EPOCH, POSITION, SOURCE, TIMESTAMP, time_from_micros
 
 
 def retain_files(lake: Lake, stream: str, identity: str, number: str, attempts: Iterable[str], *, holder: str) -> None:
@@ -281,7 +281,7 @@ def maintain(streams: StreamStates, stream: str, now: datetime) -> MaintenanceRe
     def commit_plan() -> tuple[_Plan, Commit, StreamState] | None:
         commit, state = streams.state(stream)
         plan = _plan_maintenance(state, pages, merges, now_ms, horizon)
-        garbage = bool(_find_unreachable(streams, stream, commit, plan.state or state, pages, horizon))
+        garbage = bool(_find_unreachable(streams, stream, plan.state or state, pages, horizon))
         if plan.state is None and not garbage:
             return None
         after = (plan.state or state).model_copy(update={"horizon": max(state.horizon, horizon)})
@@ -290,8 +290,8 @@ def maintain(streams: StreamStates, stream: str, now: datetime) -> MaintenanceRe
     committed = retry_conflicts(lambda: commit_plan, attempts=_ATTEMPTS)
     if committed is None:
         return MaintenanceResult()
-    plan, commit, after = committed
-    objects = _find_unreachable(streams, stream, commit, after, pages, after.horizon)
+    plan, _, after = committed
+    objects = _find_unreachable(streams, stream, after, pages, after.horizon)
     streams.lake.store.delete_many([key for key, _ in objects])
     return MaintenanceResult(
         dropped_segments=len(plan.dropped),
@@ -357,7 +357,7 @@ def _plan_maintenance(
 
 
 def _find_unreachable(
-    streams: StreamStates, stream: str, commit: Commit, state: StreamState, pages: StreamFiles, horizon: int
+    streams: StreamStates, stream: str, state: StreamState, pages: StreamFiles, horizon: int
 ) -> list[tuple[str, int]]:
     """Return (key, size) of the objects that are not in the index and older than the horizon."""
     store, prefix = streams.lake.store, streams.lake.stream_prefix(stream)
@@ -365,10 +365,6 @@ def _find_unreachable(
     reached = {segment.folder(prefix) for segment in manifest.list_segments(state, pages)} | waiting
     for attempts in list_retained_attempts(streams.lake, stream).values():
         reached |= {manifest.data_folder(prefix, attempt) for attempt in attempts}
-
-    def old_number(key: str) -> bool:
-        number = key.rsplit("/", 1)[-1][:12]
-        return number.isdecimal() and int(number) <= commit.number - _MANIFESTS_KEPT
 
     unreached = []
     for item in store.list(f"{prefix}/data/"):
@@ -378,8 +374,8 @@ def _find_unreachable(
             unreached.append(item)
     listed = manifest.list_page_keys(state, pages) | waiting
     pages_left = [item for item in store.list(f"{prefix}/pages/") if item.key not in listed]
-    manifests = [item for item in store.list(f"{prefix}/manifests/") if old_number(item.key)]
-    unreached += [item for item in pages_left + manifests if item.modified.timestamp() * 1000 < horizon]
+    unreached += [item for item in pages_left if item.modified.timestamp() * 1000 < horizon]
+    unreached += streams.log(stream).list_old_manifests(time_from_micros(horizon * 1000))
     return [(item.key, item.size) for item in unreached] + _find_old_reader_manifests(streams.lake, stream)
 
 

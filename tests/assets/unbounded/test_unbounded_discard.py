@@ -12,13 +12,13 @@ from dagster_adjunct.assets.declaration.policies import DiscardPolicy
 from dagster_adjunct.assets.reading.dataset import open_dataset
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.reading.version_reader import VersionReader
-from dagster_adjunct.assets.retention import discard as discard_module
 from dagster_adjunct.assets.retention.discard import DiscardReport, discard, find_oldest_kept, plan_retired
 from dagster_adjunct.assets.unbounded.compaction import CompactionReport, compact_dataset
 from dagster_adjunct.assets.versions.leases import Lease
 from dagster_adjunct.assets.versions.manifest import Bootstrap, Retired, UnboundedManifest
 from dagster_adjunct.assets.versions.version import DatasetDeclaration, version_number
 from dagster_adjunct.resources.errors import DatasetError, ManifestMismatchError, VersionDiscardedError
+from dagster_adjunct.resources.objects import commit_log
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from tests.assets.conftest import World
@@ -364,7 +364,7 @@ def test_a_version_that_an_open_batch_was_begun_with_stays(quick: World) -> None
 
 @pytest.mark.lengthy
 def test_commits_stay_as_long_as_their_versions_can_be_read(quick: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(discard_module, "COMMITS_KEPT", 2)
+    monkeypatch.setattr(commit_log, "MANIFESTS_KEPT", 2)
     spec = table(quick)
     history = [send(quick, spec, {"a": number}) for number in range(4)]
     make_older(quick.lake, timedelta(days=2))

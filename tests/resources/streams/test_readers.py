@@ -17,6 +17,7 @@ from dagster_adjunct.resources.errors import (
     InvalidNameError,
     OffsetOutOfRangeError,
 )
+from dagster_adjunct.resources.objects import commit_log
 from dagster_adjunct.resources.objects.lake import Lake, lake_in
 from dagster_adjunct.resources.streams.lake.manifest import CompactionPolicy, Retention
 from dagster_adjunct.resources.streams.lake.readers import NewRecords, list_readers, read_new, remove_reader
@@ -257,7 +258,10 @@ def test_racing_and_dying_runs_commit_each_record_once(lake: Lake, s: LakeStream
 
 
 @pytest.mark.lengthy
-def test_old_positions_are_collected(lake: Lake, s: LakeStreams, records: Records, clock: Clock) -> None:
+def test_old_positions_are_collected(
+    lake: Lake, s: LakeStreams, records: Records, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commit_log, "MANIFESTS_KEPT", 100)
     for sequence in range(1, 125):
         s.append("s", records(("a", sequence)), producer="p", sequence=sequence)
         read_new(lake, "s", reader="r").commit()
