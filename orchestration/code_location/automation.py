@@ -23,7 +23,6 @@ from dagster._core.definitions.sensor_definition import SensorExecutionData
 
 from dagster_adjunct.orchestration.code_location.resources import LakeResource
 from dagster_adjunct.orchestration.code_location.sensor_ticks import (
-    INTERVAL_SECONDS,
     Launcher,
     Tick,
     digest,
@@ -336,7 +335,9 @@ class AutomationSensor(dg.AutomationConditionSensorDefinition):
     the tick, unless another one has a run to launch or something to remember: a failed tick remembers nothing.
     """
 
-    def __init__(self, name: str, steps: Steps, keys: Sequence[dg.AssetKey], metadata: Any = None) -> None:
+    def __init__(
+        self, name: str, steps: Steps, keys: Sequence[dg.AssetKey], interval: int, metadata: Any = None
+    ) -> None:
         self._steps, self._keys = steps, keys
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", dg.BetaWarning)  # of use_user_code_server
@@ -344,7 +345,7 @@ class AutomationSensor(dg.AutomationConditionSensorDefinition):
                 name,
                 target=dg.AssetSelection.assets(*keys),
                 default_status=dg.DefaultSensorStatus.STOPPED,
-                minimum_interval_seconds=INTERVAL_SECONDS,
+                minimum_interval_seconds=interval,
                 description="Launches what the automation conditions of these assets request.",
                 metadata=metadata,
                 emit_backfills=False,  # the runs of a backfill could not be completed
@@ -353,7 +354,9 @@ class AutomationSensor(dg.AutomationConditionSensorDefinition):
 
     def with_attributes(self, *, jobs: Any = None, metadata: Any = None) -> AutomationSensor:
         """Return a copy with other metadata."""
-        return AutomationSensor(self.name, self._steps, self._keys, self.metadata if metadata is None else metadata)
+        metadata = self.metadata if metadata is None else metadata
+        assert self.minimum_interval_seconds is not None
+        return AutomationSensor(self.name, self._steps, self._keys, self.minimum_interval_seconds, metadata)
 
     def evaluate_tick(self, context: dg.SensorEvaluationContext) -> SensorExecutionData:
         """Evaluate the conditions; see `complete_requests` for what is launched."""

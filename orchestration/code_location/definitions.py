@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from datetime import timedelta
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -52,9 +53,11 @@ from dagster_adjunct.orchestration.code_location.output_assets import outputs_as
 from dagster_adjunct.orchestration.code_location.resources import LOADER, AdjunctLoader, LakeResource, SparkResource
 from dagster_adjunct.orchestration.code_location.sensor_ticks import LaunchedJob, Launcher
 from dagster_adjunct.orchestration.operators.stream_facts import LineageNode
+from dagster_adjunct.resources.common import argument_error
 from dagster_adjunct.resources.errors import ConfigurationError, translate_file_errors
 from dagster_adjunct.resources.validation import validated
 
+_LONGEST_INTERVAL = 86_400
 Launch = LaunchedJob | dg.ScheduleDefinition | Launcher
 
 
@@ -67,6 +70,7 @@ def build_definitions(
     spark: SparkResource | None = None,
     iceberg: Mapping[str, IcebergTable] | None = None,
     launch_when: sensors.LaunchWhen | Mapping[str, sensors.LaunchWhen] | None = None,
+    look_every: timedelta = timedelta(seconds=30),
     preview_rows: int = 0,
     link_code: bool = False,
 ) -> dg.Definitions:
@@ -88,7 +92,7 @@ def build_definitions(
     or removes one version. `<application>_automation` (of the first application) evaluates automation conditions, if
     there are any. A dataset whose versions are partitions is not part of the application's job; it has the
     job `<dataset>_versions`, and the sensor `<dataset>_new_versions` if a stream or files list the
-    versions. All sensors and schedules are off by default.
+    versions. All sensors and schedules are off by default. Sensors look once every `look_every`, in whole seconds.
 
     Ops are in the pools `adjunct/dataset/<name>` and `adjunct/application/<name>`; with the granularity "run" and a
     limit of 1 (as in `prepare_dagster_home`) runs wait for each other; otherwise the second run waits for the
@@ -106,6 +110,10 @@ def build_definitions(
         expected = f"an integer from 0 to {MAX_PREVIEW_ROWS}"
         problem = f"build_definitions(): preview_rows must be {expected}, not {preview_rows!r}."
         raise ConfigurationError(problem, argument="preview_rows")
+    interval = int(look_every.total_seconds())
+    if not 1 <= interval <= _LONGEST_INTERVAL:
+        what = f"build_definitions(): look_every is {look_every}"
+        raise argument_error(what, "from a second to a day", argument="look_every")
     graph = AssetGraph(translator or AdjunctTranslator(), preview_rows, link_code)
     for application in apps:
         graph.add(application)
@@ -121,13 +129,13 @@ def build_definitions(
     _reject_taken_names(found)
     launchers = [one for one in found if isinstance(one, Launcher)]
     stale = _stale_launchers(graph, {launcher.job.name: launcher.job for launcher in launchers})
-    built, automation = _automate(graph, apps, [*launchers, *stale], lake_resource)
+    built, automation = _automate(graph, apps, [*launchers, *stale], lake_resource, interval)
     _reject_cycles(built)
     return dg.Definitions(
         assets=[*graph.external_specs(), *built],
         jobs=[one for one in found if isinstance(one, LaunchedJob)],
         schedules=[one for one in found if isinstance(one, dg.ScheduleDefinition)],
-        sensors=[*(launcher.sensor() for launcher in launchers), *automation],
+        sensors=[*(launcher.sensor(interval) for launcher in launchers), *automation],
         resources={
             "adjunct_lake": lake_resource,
             "adjunct_spark": spark_resource,
@@ -200,7 +208,7 @@ def _stale_launchers(graph: AssetGraph, jobs: Mapping[str, LaunchedJob]) -> Iter
 
 
 def _automate(
-    graph: AssetGraph, apps: Sequence[Application], launchers: Sequence[Launcher], resource: LakeResource
+    graph: AssetGraph, apps: Sequence[Application], launchers: Sequence[Launcher], resource: LakeResource, interval: int
 ) -> tuple[list[dg.AssetsDefinition], list[dg.SensorDefinition]]:
     """Return the built assets, whose ready-made conditions ask the launchers, and the sensor that evaluates them.
 
@@ -226,7 +234,7 @@ def _automate(
     units = [frozenset(asset.keys) for asset in built]
     made = {to_dagster_name(app): frozenset(own) for app, own in graph.made.items()}
     steps = Steps({key: unit for unit in units for key in unit}, made)
-    return bound, [AutomationSensor(f"{to_dagster_name(apps[0].name)}_automation", steps, keys)]
+    return bound, [AutomationSensor(f"{to_dagster_name(apps[0].name)}_automation", steps, keys, interval)]
 
 
 def _reject_duplicate_names(apps: Sequence[Application]) -> None:

@@ -129,7 +129,6 @@ def scan_ages(
 
 
 FIRST_WAIT, LONGEST_WAIT = 60.0, 3600.0
-INTERVAL_SECONDS = 30
 _MAX_LENGTH = 200
 
 
@@ -325,13 +324,13 @@ class Launcher:
     condition: str = ""
     on: Collection[dg.AssetKey] = ()
 
-    def sensor(self) -> dg.SensorDefinition:
-        """Return the sensor, which is off by default."""
+    def sensor(self, interval: int) -> dg.SensorDefinition:
+        """Return the sensor, which looks every `interval` seconds at most and is off by default."""
 
         @dg.sensor(
             name=self.name,
             job=self.job,
-            minimum_interval_seconds=INTERVAL_SECONDS,
+            minimum_interval_seconds=interval,
             default_status=dg.DefaultSensorStatus.STOPPED,
             description=self.description,
         )

@@ -443,3 +443,17 @@ def test_nothing_waits_for_the_end_of_a_run_that_stays() -> None:
 
 def test_an_answer_for_an_asset_that_was_not_requested_changes_nothing() -> None:
     assert cut([B], answer("first", [A])) == [["b"]]
+
+
+def test_sensors_look_as_often_as_the_code_location_says() -> None:
+    def intervals(**options: Any) -> set[int | None]:
+        made = build_definitions(shop(new_records()), spark=NO_SPARK, **options).sensors or ()
+        assert len(list(made)) > 2
+        return {sensor.minimum_interval_seconds for sensor in made}
+
+    assert intervals() == {30}
+    assert intervals(look_every=timedelta(seconds=5)) == {5}
+    for wrong in (timedelta(milliseconds=999), timedelta(days=1, seconds=1), timedelta(seconds=-5)):
+        with pytest.raises(ConfigurationError) as caught:
+            intervals(look_every=wrong)
+        assert caught.value.argument == "look_every"
