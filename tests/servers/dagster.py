@@ -31,7 +31,8 @@ _READY = "{ workspaceOrError { ... on Workspace { locationEntries { name locatio
 _LAUNCH = """mutation($params: ExecutionParams!) { launchPipelineExecution(executionParams: $params) {
   __typename ... on LaunchRunSuccess { run { runId } } ... on PythonError { message }
   ... on RunConfigValidationInvalid { errors { message } } } }"""
-_RUNS = "{ runsOrError { ... on Runs { results { runId jobName status startTime endTime tags { key value } } } } }"
+_RUNS = """{ runsOrError { ... on Runs { results {
+  runId jobName status creationTime startTime endTime tags { key value } } } } }"""
 _START_SENSOR = """mutation($sensor: SensorSelector!) { startSensor(sensorSelector: $sensor) {
   __typename ... on Sensor { sensorState { status } } ... on PythonError { message } } }"""
 
