@@ -45,7 +45,8 @@ from dagster_adjunct.resources.validation import validated_methods
 #     {"lake": "sqlite"}     FOLDER.key-values.sqlite, next to the lake's FOLDER
 #     {"lake": "objects"}    objects of the lake. Also for a folder that machines share, because SQLite's locks don't
 #                            work there
-
+#
+# Settings of a backend follow: {"lake": "sqlite", "busy_timeout": 30.0}.
 
 _LAKE = "lake"
 IN_SQLITE = {_LAKE: "sqlite"}
@@ -60,14 +61,14 @@ def lake_backends(lake: Lake) -> tuple[dict[str, str], ...]:
 
 def resolve_lake_backend(lake: Lake, description: Mapping[str, Any]) -> dict[str, Any]:
     """Return what `backend_from` accepts for a stored description, which may be relative to the lake."""
-    if description.keys() != {_LAKE}:
+    if _LAKE not in description:
         return dict(description)
-    root = lake.store.descriptor.url
-    if description == IN_SQLITE and "://" not in root:
+    root, settings = lake.store.descriptor.url, {name: v for name, v in description.items() if name != _LAKE}
+    if description.items() >= IN_SQLITE.items() and "://" not in root:
         folder = Path(root).resolve()
-        return {"backend": "sqlite", "path": str(folder.with_name(f"{folder.name}.key-values.sqlite"))}
-    if description == IN_OBJECTS:
-        return {"backend": "objects", "url": lake}
+        return {"backend": "sqlite", "path": str(folder.with_name(f"{folder.name}.key-values.sqlite")), **settings}
+    if description.items() >= IN_OBJECTS.items():
+        return {"backend": "objects", "url": lake, **settings}
     problem = f"a key-value table of {lake.url} is stored in {dict(description)!r}, which this lake does not have."
     step = "Open the lake where the table was created, or upgrade dagster-adjunct."
     raise errors.ConfigurationError(problem, step, url=lake.url)
@@ -177,9 +178,11 @@ class TableBackends:
             return dict(own[0])
         given = segment.describe_backend(self.given)
         for relative in own:
-            is_alike = resolve_lake_backend(self._lake, relative)["backend"] == given["backend"]
-            if is_alike and segment.describe_backend(self._from(relative)) == given:
-                return dict(relative)
+            if resolve_lake_backend(self._lake, relative)["backend"] == given["backend"]:
+                ours = segment.describe_backend(self._from(relative))
+                settings = {name: value for name, value in given.items() if ours.get(name) != value}
+                if not settings.keys() & {"path", "url", "s3"}:
+                    return {**relative, **settings}
         return given
 
     def has(self, name: TableName, table: StoredTable) -> bool:

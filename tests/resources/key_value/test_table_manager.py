@@ -316,13 +316,17 @@ def test_the_tables_of_a_lake_that_is_copied_are_not_those_of_the_first(tmp_path
     manager = KeyValueTableManager(open_lake(tmp_path / "lake"))
     manager.create_scope("plant")
     manager.create("plant", "machines", FOUR)
-    given = KeyValueTableManager(manager.lake, SqliteSegments(tmp_path / "lake.key-values.sqlite"))
-    assert given.create("plant", "places", FOUR) is True
+    database = tmp_path / "lake.key-values.sqlite"
+    given = {"places": SqliteSegments(database), "people": SqliteSegments(database, busy_timeout=3)}
+    for name, backend in given.items():
+        assert KeyValueTableManager(manager.lake, backend).create("plant", name, FOUR) is True
     for copy in ("lake", "lake.key-values.sqlite"):
         source, target = tmp_path / copy, tmp_path / copy.replace("lake", "copy", 1)
         shutil.copytree(source, target) if source.is_dir() else shutil.copyfile(source, target)
     copied = KeyValueTableManager(open_lake(tmp_path / "copy"))
-    for name in ("machines", "places"):
+    stored = dict(MetadataStore(copied.lake).namespace(NAMESPACE, "all").read().items())
+    assert stored["plant/people"]["backend"] == {"lake": "sqlite", "busy_timeout": 3}
+    for name in ("machines", "places", "people"):
         assert str(tmp_path / "copy.key-values.sqlite") in copied.segments("plant", name)[0].location
         assert copied.delete("plant", name) is True
         with manager_table(manager, name) as table:
