@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.assets.exchange.handover import Held, StreamView, View, ViewFiles, lend_whole_files, must_be_masked
 from dagster_adjunct.assets.exchange.position_deletes import write_position_deletes
+from dagster_adjunct.assets.reading.stored_file import StoredFile
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.leases import release_versions, retain_version
@@ -137,9 +138,10 @@ def register_in_iceberg(
 
     Raises DatasetError for a version that is not sealed or has rows of other times (see `parquet_files`), for one with
     deltas if the table is partitioned or not of format version 2, for a table that is not this dataset's, and for
-    columns that were removed or changed their type; ManifestMismatchError for a missing or damaged file;
-    CommitConflictError if another writer changed the table concurrently; TransientError if the catalogue does not
-    answer; ConfigurationError if PyIceberg is not installed, and for an identifier without a namespace.
+    columns that were removed or changed their type, or were widened in a way that Iceberg does not know;
+    ManifestMismatchError for a missing or damaged file; CommitConflictError if another writer changed the table
+    concurrently; TransientError if the catalogue does not answer; ConfigurationError if PyIceberg is not installed, and
+    for an identifier without a namespace.
     """
     import_package("Iceberg", "pyiceberg.table", "iceberg")
     _check_identifier(identifier)
@@ -342,23 +344,35 @@ def _data_files(files: ViewFiles, paths: list[str], table: Table, transaction: T
     """Return Iceberg's data files for those of the files that have these paths, from their footers."""
     from pyiceberg.io.pyarrow import parquet_files_to_data_files
 
-    view = files.view
+    view, listed = files.view, dict(zip(files.paths, files.files, strict=True))
     try:
         known = _with_hidden(files.hidden, transaction.table_metadata)
         data_files = list(parquet_files_to_data_files(table.io, known, iter(paths)))
     except (OSError, ValueError) as error:
+        if isinstance(view, VersionReader) and isinstance(error, ValueError):
+            _check_stored_types(view, [listed[path][1] for path in paths])
         problem = f"{_describe_view(view)}: a file can't be read by PyIceberg: {error}."
         step = (
             "Check the catalogue's settings for the lake (s3.endpoint, credentials), and the version itself: "
             "adjunct dataset verify."
         )
         raise errors.ManifestMismatchError(problem, step, dataset=view.dataset, version=view.version) from error
-    listed = dict(zip(files.paths, files.files, strict=True))
     for file in data_files:
         _, stored = listed[file.file_path]
         if (file.record_count, file.file_size_in_bytes) != (stored.file.rows, stored.file.size):
             raise stored.damaged(f"it has {file.record_count} rows in {file.file_size_in_bytes} bytes")
     return data_files
+
+
+def _check_stored_types(view: VersionReader, files: Collection[StoredFile]) -> None:
+    """Raise DatasetError where files have a column from before it was widened."""
+    types = {field.name: field.type for field in view.schema.to_arrow()}
+    stored = (field for file in files for field in file.open().schema_arrow)
+    if narrow := sorted({field.name for field in stored if field.type != types.get(field.name, field.type)}):
+        problem = f"{_describe_view(view)} has files from before {', '.join(narrow)} had the type of today, which "
+        problem += "Iceberg does not convert to."
+        step = f"Register a compacted version: adjunct dataset compact {view.dataset} --level major."
+        raise errors.DatasetError(problem, step, dataset=view.dataset, version=view.version)
 
 
 def _name_mapping(files: ViewFiles, metadata: TableMetadata) -> str:

@@ -16,6 +16,7 @@ import pytest
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.declaration.policies import DiscardPolicy
 from dagster_adjunct.assets.exchange.iceberg import IcebergSnapshot, register_in_iceberg, release_from_iceberg
+from dagster_adjunct.assets.reading.stored_file import verify_version
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.reading.superseded import mask_key, try_to_write_mask
 from dagster_adjunct.assets.reading.version_reader import VersionReader
@@ -24,6 +25,7 @@ from dagster_adjunct.assets.retention.erasure import erase_keys, find_keys
 from dagster_adjunct.assets.unbounded.compaction import compact_dataset
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
+from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from tests.assets.conftest import World
 from tests.assets.unbounded.tables import Content, content, faulty, send, table
@@ -284,6 +286,24 @@ def test_a_column_that_a_delta_adds_is_null_in_older_rows(published: Published) 
     assert published.rows() == {"b": 2, "c": 5, "d": 4}
 
 
+@pytest.mark.parametrize(("wide", "converts"), [("bigint", True), ("double", False)])
+def test_a_widened_column_is_read_of_older_rows_where_iceberg_converts_it(
+    published: Published, wide: str, converts: bool
+) -> None:
+    world = published.world
+    send(world, table(world, NAME), {"a": 1, "b": 2})
+    world.streams.create(NAME, schema=Schema.of(k="string", n=wide), key=["k"], partitions=2)
+    send(world, table(world, NAME), {"a": 3})
+    if not converts:
+        with pytest.raises(errors.DatasetError) as caught:
+            published.register()
+        assert "adjunct dataset compact table --level major" in caught.value.next_step
+        major(world)
+    published.register()
+    assert published.rows() == {"a": 3, "b": 2}
+    assert published.catalog.load_table(TABLE).scan(row_filter="n >= 3").count() == 1
+
+
 def test_deletions_that_a_base_keeps_are_left_out(published: Published) -> None:
     world = published.world
     spec = ordered(world)
@@ -322,11 +342,11 @@ def test_a_table_without_files_is_empty(published: Published) -> None:
 @pytest.mark.parametrize("kind", ["format version 1", "partitioned"])
 def test_a_table_that_takes_no_position_deletes_needs_a_compacted_version(published: Published, kind: str) -> None:
     from pyiceberg.partitioning import PartitionField, PartitionSpec
-    from pyiceberg.schema import Schema
+    from pyiceberg.schema import Schema as IcebergSchema
     from pyiceberg.transforms import BucketTransform
     from pyiceberg.types import IntegerType, NestedField, StringType
 
-    columns = Schema(NestedField(1, "k", StringType()), NestedField(2, "n", IntegerType()))
+    columns = IcebergSchema(NestedField(1, "k", StringType()), NestedField(2, "n", IntegerType()))
     if kind == "partitioned":
         spec = PartitionSpec(PartitionField(1, 1000, BucketTransform(2), "bucket"))
         published.catalog.create_table(TABLE, columns, partition_spec=spec)
@@ -472,6 +492,7 @@ def test_an_erasure_takes_no_delete_file_for_one_that_may_hold_a_key(published: 
     world = published.world
     with_deltas(published)
     published.register()
+    assert verify_version(published.current(), deep=True).ok
     assert find_keys(world.lake, NAME, ["nobody"]).clean
     assert erase_keys(world.lake, NAME, ["a"], reason="request 7", by="ada").pending
     published.check_reads()
