@@ -290,10 +290,13 @@ def lend_files(view: View, hand_over: Callable[[ViewFiles], T]) -> T:
     return hand_over(read_files(view))
 
 
-def lend_whole_files(view: View, hand_over: Callable[[ViewFiles], T]) -> T:
-    """Do the same for a view whose files have no other rows. Raises DatasetError for any other view."""
+def lend_whole_files(view: View, hand_over: Callable[[ViewFiles], T], *, masked: bool = False) -> T:
+    """Do the same for a view whose files have no other rows. Raises DatasetError for any other view.
+
+    With `masked`, `hand_over` leaves out itself what `must_be_masked`.
+    """
     if isinstance(view, Dataset):
-        return view.lend(lambda reader: lend_whole_files(reader, hand_over))
+        return view.lend(lambda reader: lend_whole_files(reader, hand_over, masked=masked))
     if _is_over_time(view) and not isinstance(view, EntriesOverTime):
         problem = f"dataset {view.dataset!r} keeps a history: its files also have rows of other times."
         step = "Use pyarrow_dataset, duckdb_view or polars_frame, which filter them; or take all rows, "
@@ -306,7 +309,7 @@ def lend_whole_files(view: View, hand_over: Callable[[ViewFiles], T]) -> T:
             "write the latest ones into a file: adjunct stream export --epochs latest.",
             stream=view.stream,
         )
-    files = read_files(view)
+    files = read_files(view, masked=masked)
     if any(span is not None for span, _ in files.files):
         problem = f"dataset {view.dataset!r}: the valid-from times are those of versions and not in their files."
         step = "Use one version, dataset.valid_at(…), or all of them with pyarrow_dataset, duckdb_view or polars_frame."
@@ -321,8 +324,8 @@ def _is_over_time(view: Held) -> bool:
     return isinstance(view, EntriesOverTime) or (isinstance(view, EntriesAt) and isinstance(view.reader, VersionReader))
 
 
-def read_files(view: Held) -> ViewFiles:
-    """Return what other engines read of a view. Raises DatasetError for a version whose files must be merged."""
+def read_files(view: Held, *, masked: bool = False) -> ViewFiles:
+    """Return what other engines read of a view. Unless `masked`, raises DatasetError for files that must be merged."""
     if isinstance(view, StreamView):
         condition = arrow_filter(view) if view.replaced else None
         files = [(None, stored) for stored in view.files]
@@ -331,7 +334,10 @@ def read_files(view: Held) -> ViewFiles:
         view = view.read  # the version that was valid then
     own = {field.name: field.type for field in view.schema.fields}
     if isinstance(view, VersionReader) and view.sealed.history is None:
-        return ViewFiles(view, [(None, stored) for stored in _whole_files(view)], own, dict(view.sealed.layout.hidden))
+        if not masked:
+            _check_whole(view)
+        stored_files = list_stored_files(view.store, view.dataset, view.sealed)
+        return ViewFiles(view, [(None, stored) for stored in stored_files], own, dict(view.sealed.layout.hidden))
     reader = view if isinstance(view, VersionReader) else view.reader
     hidden = {name: kind for name, kind in reader.sealed.layout.hidden if name not in SHOWN_OVER_TIME}
     over_time = reader if isinstance(view, EntriesOverTime) else None
@@ -430,8 +436,15 @@ def _lazy_frame(polars: Any, files: ViewFiles) -> polars.LazyFrame:
     return frame.select([_exactly(polars, name) for name in _shown_columns(files)])  # type: ignore[no-any-return]
 
 
-def _whole_files(view: VersionReader) -> list[StoredFile]:
-    """Return the files of a version if all their rows are entries. Raises DatasetError otherwise."""
+def must_be_masked(view: Held) -> bool:
+    """Whether a version without history may have stored rows that are no entries: superseded ones, or deletions."""
+    if not isinstance(view, VersionReader) or view.sealed.history is not None:
+        return False
+    return len(view.sealed.generations) > 1 or view.sealed.stored_rows != view.sealed.rows
+
+
+def _check_whole(view: VersionReader) -> None:
+    """Raise DatasetError for a version without history whose stored rows are not all entries."""
     sealed = view.sealed
     if len(sealed.generations) > 1 or sealed.lacks_base:
         raise _not_merged_error(view, len(sealed.generations), "superseded or deleted")
@@ -445,7 +458,6 @@ def _whole_files(view: VersionReader) -> list[StoredFile]:
             dataset=view.dataset,
             version=view.version,
         )
-    return list_stored_files(view.store, view.dataset, sealed)
 
 
 def _not_merged_error(reader: VersionReader, generations: int, problem: str) -> DatasetError:

@@ -1,5 +1,6 @@
 """Versions and streams registered as snapshots of an Iceberg table by PyIceberg, without copying rows.
 
+Stored rows that are no entries (superseded ones, deletions) are left out by a position delete file in the lake.
 The table's snapshots refer to the lake's own files, so holds in the lake keep these files (`versions/leases.py`,
 `streams/lake/maintenance.py`). Expire snapshots in the catalogue: the next registration releases their holds.
 """
@@ -11,7 +12,9 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from dagster_adjunct.assets.exchange.handover import Held, StreamView, View, ViewFiles, lend_whole_files
+from dagster_adjunct.assets.exchange.handover import Held, StreamView, View, ViewFiles, lend_whole_files, must_be_masked
+from dagster_adjunct.assets.exchange.position_deletes import write_position_deletes
+from dagster_adjunct.assets.reading.stored_file import StoredFile
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.leases import release_versions, retain_version
@@ -106,7 +109,7 @@ def _check_identifier(identifier: str) -> None:
 class IcebergSnapshot:
     """A dataset's version as a snapshot of an Iceberg table; `version` is its id, or the commit of a stream.
 
-    `files` are the lake's own; `new` tells whether this call created the snapshot.
+    `files` are the lake's own data files; `new` tells whether this call created the snapshot.
     """
 
     table: str
@@ -128,13 +131,17 @@ def register_in_iceberg(
     """Make a version the current snapshot of an Iceberg table, in one commit, and return the snapshot.
 
     The table is created on first use; its namespace must exist. The files of the previous version are replaced by those
-    of this one in a single snapshot; earlier snapshots stay for time travel. New columns are added to the table. The
-    snapshot's summary has dataset, version and `properties`. If the version is already current, nothing is done.
+    of this one in a single snapshot; earlier snapshots stay for time travel. Rows that deltas supersede or delete are
+    listed in a position delete file, made from the keys of all files unless the version has a mask. New columns are
+    added to the table. The snapshot's summary has dataset, version and `properties`. If the version is already current,
+    nothing is done.
 
-    Raises DatasetError for a version that is not sealed or whose files can't be used directly (see `parquet_files`),
-    for a table that is not this dataset's, and for columns that were removed or changed their type; CommitConflictError
-    if another writer changed the table concurrently; TransientError if the catalogue does not answer;
-    ConfigurationError if PyIceberg is not installed, and for an identifier without a namespace.
+    Raises DatasetError for a version that is not sealed or has rows of other times (see `parquet_files`), for one with
+    deltas if the table is partitioned or not of format version 2, for a table that is not this dataset's, and for
+    columns that were removed or changed their type, or were widened in a way that Iceberg does not know;
+    ManifestMismatchError for a missing or damaged file; CommitConflictError if another writer changed the table
+    concurrently; TransientError if the catalogue does not answer; ConfigurationError if PyIceberg is not installed, and
+    for an identifier without a namespace.
     """
     import_package("Iceberg", "pyiceberg.table", "iceberg")
     _check_identifier(identifier)
@@ -142,7 +149,9 @@ def register_in_iceberg(
         problem = "the properties of a snapshot of Iceberg have the name 'operation', which Iceberg sets itself."
         raise errors.ConfigurationError(problem, "Rename it.", argument="properties")
     with _translate_client_errors(catalog.name):
-        return lend_whole_files(view, lambda files: _register(files, catalog, identifier, dict(properties or {})))
+        return lend_whole_files(
+            view, lambda files: _register(files, catalog, identifier, dict(properties or {})), masked=True
+        )
 
 
 def _register(files: ViewFiles, catalog: Catalog, identifier: str, properties: dict[str, str]) -> IcebergSnapshot:
@@ -152,6 +161,8 @@ def _register(files: ViewFiles, catalog: Catalog, identifier: str, properties: d
         _check_sealed(view, lake)
     table = _load_or_create_table(files, catalog, identifier)
     _check_columns(files, table, identifier)
+    if must_be_masked(view):
+        _check_takes_deletes(view, table, identifier)
     holder = _holder(identifier)
     if isinstance(view, StreamView):
         stream_holds.retain_files(lake, view.stream, view.stream_id, view.version, view.attempts, holder=holder)
@@ -179,22 +190,22 @@ def publish_to_iceberg(
 ) -> IcebergSnapshot:
     """Make the served version of a dataset the current snapshot of an Iceberg table, and return the snapshot.
 
-    A change stream's table with deltas is compacted first; `spark` is called only then. A version that is already
-    current is not registered again. Raises as `register_in_iceberg` and `compact_dataset` do, and NoSealedVersionError
-    if no version is served.
+    A change stream's table with deltas is compacted first if it keeps a history or the Iceberg table takes no position
+    deletes; `spark` is called only then. A version that is already current is not registered again. Raises as
+    `register_in_iceberg` and `compact_dataset` do, and NoSealedVersionError if no version is served.
     """
     from dagster_adjunct.assets.reading.dataset import open_dataset
     from dagster_adjunct.assets.unbounded.compaction import compact_dataset
 
     catalog = table.open()
     with open_dataset(lake, dataset) as opened:
-        for _ in range(_COMPACTIONS):
+        keeps_history = opened.sealed.history is not None
+        # If changes are committed faster than they are compacted, registering raises DatasetError.
+        for _ in range(_COMPACTIONS if keeps_history or not _takes_deletes(catalog, table.identifier) else 0):
             if len(opened.sealed.generations) == 1 and not opened.sealed.lacks_base:
                 break
             compact_dataset(lake, dataset, spark=spark, by=by, level="major")
             opened.refresh()
-        # If changes are committed faster than they are compacted, registering raises DatasetError.
-        keeps_history = opened.sealed.history is not None
         return register_in_iceberg(opened.over_time() if keeps_history else opened, catalog, table.identifier)
 
 
@@ -270,15 +281,38 @@ def _check_columns(files: ViewFiles, table: Table, identifier: str) -> None:
         raise errors.DatasetError(problem, step, dataset=view.dataset, version=view.version)
 
 
+def _takes_deletes(catalog: Catalog, identifier: str) -> bool:
+    with _translate_client_errors(catalog.name):
+        return not catalog.table_exists(identifier) or _why_no_deletes(catalog.load_table(identifier)) is None
+
+
+def _why_no_deletes(table: Table) -> str | None:
+    """Return why position deletes can't be written for a table, or None."""
+    if table.format_version != 2:
+        return f"is of format version {table.format_version}"
+    return "is partitioned" if table.spec().fields else None
+
+
+def _check_takes_deletes(view: Held, table: Table, identifier: str) -> None:
+    if (reason := _why_no_deletes(table)) is not None:
+        problem = f"{_describe_view(view)} has superseded or deleted rows, which take position deletes to leave out, "
+        problem += f"and the Iceberg table {identifier!r} {reason}."
+        step = f"Register a compacted version: adjunct dataset compact {view.dataset} --level major. "
+        step += "Or use a table without partitions, of format version 2."
+        raise errors.DatasetError(problem, step, dataset=view.dataset, version=view.version)
+
+
 def _commit(files: ViewFiles, table: Table, identifier: str, properties: dict[str, str]) -> None:
     from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException, ValidationException
     from pyiceberg.table import TableProperties
+
+    from dagster_adjunct.assets.exchange.iceberg_snapshot import SnapshotOfFiles
 
     view = files.view
     summary = {**properties, DATASET: view.dataset, VERSION: view.version}
     if isinstance(view, VersionReader) and view.sealed.name is not None:
         summary[NAME] = view.sealed.name
-    leaving = [task.file for task in table.scan().plan_files()]
+    deletes = write_position_deletes(view) if isinstance(view, VersionReader) and must_be_masked(view) else None
     try:
         with table.transaction() as transaction:
             with transaction.update_schema() as update:
@@ -288,13 +322,11 @@ def _commit(files: ViewFiles, table: Table, identifier: str, properties: dict[st
             # The files have no field ids, so readers find columns by this mapping.
             wanted[TableProperties.DEFAULT_NAME_MAPPING] = _name_mapping(files, transaction.table_metadata)
             transaction.set_properties(wanted)
-            arriving = _data_files(files, table, transaction)
             # One snapshot: deleting and then adding would leave a snapshot without rows in between.
-            with transaction.update_snapshot(summary).overwrite() as snapshot:
-                for file in leaving:
-                    snapshot.delete_data_file(file)
-                for file in arriving:
-                    snapshot.append_data_file(file)
+            snapshot = SnapshotOfFiles(transaction, table.io, summary)
+            arriving = _data_files(files, snapshot.missing_paths(files.paths), table, transaction)
+            snapshot.replace_files(frozenset(files.paths), arriving, deletes)
+            snapshot.commit()
     except CommitStateUnknownException as error:
         problem = f"it is unknown whether version {view.version} was committed to the Iceberg table {identifier!r}."
         step = "Register it again: a committed version is not registered twice."
@@ -308,25 +340,39 @@ def _commit(files: ViewFiles, table: Table, identifier: str, properties: dict[st
         ) from error
 
 
-def _data_files(files: ViewFiles, table: Table, transaction: Transaction) -> list[DataFile]:
-    """Return Iceberg's data files for these files, from their footers."""
+def _data_files(files: ViewFiles, paths: list[str], table: Table, transaction: Transaction) -> list[DataFile]:
+    """Return Iceberg's data files for those of the files that have these paths, from their footers."""
     from pyiceberg.io.pyarrow import parquet_files_to_data_files
 
-    view = files.view
+    view, listed = files.view, dict(zip(files.paths, files.files, strict=True))
     try:
         known = _with_hidden(files.hidden, transaction.table_metadata)
-        data_files = list(parquet_files_to_data_files(table.io, known, iter(files.paths)))
+        data_files = list(parquet_files_to_data_files(table.io, known, iter(paths)))
     except (OSError, ValueError) as error:
+        if isinstance(view, VersionReader) and isinstance(error, ValueError):
+            _check_stored_types(view, [listed[path][1] for path in paths])
         problem = f"{_describe_view(view)}: a file can't be read by PyIceberg: {error}."
         step = (
             "Check the catalogue's settings for the lake (s3.endpoint, credentials), and the version itself: "
             "adjunct dataset verify."
         )
         raise errors.ManifestMismatchError(problem, step, dataset=view.dataset, version=view.version) from error
-    for (_, stored), file in zip(files.files, data_files, strict=True):
+    for file in data_files:
+        _, stored = listed[file.file_path]
         if (file.record_count, file.file_size_in_bytes) != (stored.file.rows, stored.file.size):
             raise stored.damaged(f"it has {file.record_count} rows in {file.file_size_in_bytes} bytes")
     return data_files
+
+
+def _check_stored_types(view: VersionReader, files: Collection[StoredFile]) -> None:
+    """Raise DatasetError where files have a column from before it was widened."""
+    types = {field.name: field.type for field in view.schema.to_arrow()}
+    stored = (field for file in files for field in file.open().schema_arrow)
+    if narrow := sorted({field.name for field in stored if field.type != types.get(field.name, field.type)}):
+        problem = f"{_describe_view(view)} has files from before {', '.join(narrow)} had the type of today, which "
+        problem += "Iceberg does not convert to."
+        step = f"Register a compacted version: adjunct dataset compact {view.dataset} --level major."
+        raise errors.DatasetError(problem, step, dataset=view.dataset, version=view.version)
 
 
 def _name_mapping(files: ViewFiles, metadata: TableMetadata) -> str:

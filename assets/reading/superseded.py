@@ -256,7 +256,7 @@ def mask_key(sealed: SealedVersion) -> str:
 
 
 def is_mask(key: str) -> bool:
-    """Whether the object of this key, in a folder of files, is a mask."""
+    """Whether the object of this key, in a folder of files, is a mask, or a position delete file made from one."""
     return key.rpartition("/")[2].startswith(_MASK_NAME)
 
 

@@ -162,8 +162,8 @@ def iceberg_job(
 ) -> dg.JobDefinition:
     """Return the job that registers the served versions of these datasets in their Iceberg tables.
 
-    An unbounded dataset with deltas is compacted first. A new snapshot is logged as an observation of the dataset's
-    asset. Datasets without a version are skipped.
+    An unbounded dataset with a history and deltas is compacted first. A new snapshot is logged as an observation of the
+    dataset's asset. Datasets without a version are skipped.
     """
 
     @op_job(application, "iceberg", "Registers the served versions of datasets in their Iceberg tables.")

@@ -1,0 +1,131 @@
+"""A snapshot of an Iceberg table that has exactly the given files, position deletes included.
+
+PyIceberg reads position delete files, but its writers make manifests of data files only. The two classes below add
+what is missing, on PyIceberg's internal classes; so `pyproject.toml` names the minor version that they fit.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Sequence
+from functools import cached_property
+
+from pyiceberg.exceptions import ValidationException
+from pyiceberg.io import FileIO
+from pyiceberg.manifest import (
+    DataFile,
+    DataFileContent,
+    FileFormat,
+    ManifestContent,
+    ManifestEntry,
+    ManifestEntryStatus,
+    ManifestFile,
+    ManifestWriter,
+    ManifestWriterV2,
+)
+from pyiceberg.partitioning import PartitionSpec
+from pyiceberg.table import Transaction
+from pyiceberg.table.snapshots import Operation
+from pyiceberg.table.update.snapshot import _OverwriteFiles
+from pyiceberg.typedef import Record
+
+from dagster_adjunct.assets.exchange.position_deletes import PATH_ID, PositionDeletes
+
+
+class SnapshotOfFiles(_OverwriteFiles):
+    """A new snapshot of exactly these files, in one commit.
+
+    Data files that are in the table stay, with their sequence numbers; all other files leave. The delete file always
+    arrives anew: it applies only to data files that are not younger than itself.
+    """
+
+    def __init__(self, transaction: Transaction, io: FileIO, properties: dict[str, str]) -> None:
+        is_first = transaction.table_metadata.current_snapshot() is None
+        operation = Operation.APPEND if is_first else Operation.OVERWRITE
+        super().__init__(operation, transaction, io, snapshot_properties=properties)
+
+    @cached_property
+    def live(self) -> list[ManifestEntry]:
+        """The entries of the current snapshot."""
+        current = self._transaction.table_metadata.current_snapshot()
+        manifests = current.manifests(self._io) if current is not None else []
+        return [entry for manifest in manifests for entry in manifest.fetch_manifest_entry(self._io)]
+
+    def missing_paths(self, paths: Sequence[str]) -> list[str]:
+        """Return those of the data files that are not in the table."""
+        there = {e.data_file.file_path for e in self.live if e.data_file.content == DataFileContent.DATA}
+        return [path for path in paths if path not in there]
+
+    def replace_files(
+        self, paths: Collection[str], arriving: Sequence[DataFile], deletes: PositionDeletes | None
+    ) -> None:
+        """Set the files of the snapshot: the data files of these paths, of which some arrive, and a delete file."""
+        self._deleted_data_files = {entry.data_file for entry in self.live if entry.data_file.file_path not in paths}
+        self._added_data_files = [*arriving, *([_delete_file(deletes)] if deletes is not None else [])]
+
+    def _validate_concurrency(self) -> None:
+        """Refuse to retry on a snapshot that another writer has committed."""
+        if self._commit_window is not None and not self._commit_window.is_empty():
+            raise ValidationException("another snapshot was committed")
+
+    def _manifests(self) -> list[ManifestFile]:
+        """Write one manifest of the data files, and one of the delete files, for each partition spec."""
+        entries: dict[tuple[ManifestContent, int], list[ManifestEntry]] = defaultdict(list)
+        for entry in self.live:
+            leaves = entry.data_file in self._deleted_data_files
+            entries[_manifest_of(entry.data_file), entry.data_file.spec_id].append(
+                ManifestEntry.from_args(
+                    status=ManifestEntryStatus.DELETED if leaves else ManifestEntryStatus.EXISTING,
+                    snapshot_id=self._snapshot_id if leaves else entry.snapshot_id,
+                    sequence_number=entry.sequence_number,
+                    file_sequence_number=entry.file_sequence_number,
+                    data_file=entry.data_file,
+                )
+            )
+        default = self._transaction.table_metadata.default_spec_id
+        for file in self._added_data_files:
+            added = ManifestEntry.from_args(
+                status=ManifestEntryStatus.ADDED, snapshot_id=self._snapshot_id, data_file=file
+            )
+            entries[_manifest_of(file), default].append(added)
+        return [self._write(content, self.spec(spec), listed) for (content, spec), listed in entries.items()]
+
+    def _write(self, content: ManifestContent, spec: PartitionSpec, entries: Sequence[ManifestEntry]) -> ManifestFile:
+        writer: ManifestWriter
+        if content == ManifestContent.DATA:
+            writer = self.new_manifest_writer(spec)
+        else:
+            output = self.new_manifest_output()
+            writer = _DeleteManifestWriter(spec, self.schema(), output, self._snapshot_id, self._compression)
+        with writer:
+            for entry in entries:
+                writer.add_entry(entry)
+        return writer.to_manifest_file()
+
+
+class _DeleteManifestWriter(ManifestWriterV2):
+    """Writes a manifest of delete files."""
+
+    def content(self) -> ManifestContent:
+        return ManifestContent.DELETES
+
+    @property
+    def _meta(self) -> dict[str, str]:
+        return {**super()._meta, "content": "deletes"}
+
+
+def _manifest_of(file: DataFile) -> ManifestContent:
+    return ManifestContent.DATA if file.content == DataFileContent.DATA else ManifestContent.DELETES
+
+
+def _delete_file(deletes: PositionDeletes) -> DataFile:
+    return DataFile.from_args(
+        content=DataFileContent.POSITION_DELETES,
+        file_path=deletes.path,
+        file_format=FileFormat.PARQUET,
+        partition=Record(),
+        record_count=deletes.rows,
+        file_size_in_bytes=deletes.size,
+        lower_bounds={PATH_ID: deletes.first.encode()},
+        upper_bounds={PATH_ID: deletes.last.encode()},
+    )
