@@ -115,13 +115,15 @@ def _discard_retired(
 
 
 _log = logging.getLogger("adjunct.run")
+MAX_REPORTS = 100
 
 
 @dataclass(frozen=True, slots=True)
 class RunReport(Report):
     """What one run did: a report for each dataset that advanced, and the step's report.
 
-    A dataset that advanced again between batches has a further report each time, after the initial ones.
+    A dataset that advanced again between batches has a further report each time, after the initial ones. Of a run that
+    stays these are the last ones: at least MAX_REPORTS, and all with a rejected version.
     """
 
     datasets: tuple[AdvanceReport, ...]
@@ -360,6 +362,8 @@ def run_application(
     def record_report(report: AdvanceReport) -> None:
         on_event(report)
         datasets.append(report)
+        if len(datasets) >= 2 * MAX_REPORTS:
+            datasets[:-MAX_REPORTS] = [older for older in datasets[:-MAX_REPORTS] if older.rejected]
 
     claim = Claim(wait=validate_span("wait", wait), take_over=take_over, stays=lasts is not None, say=report_lease)
     datasets: list[AdvanceReport] = []

@@ -20,7 +20,7 @@ import random
 import threading
 import time
 import uuid
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -180,7 +180,7 @@ def commit_with_rebase(
 
 MANIFESTS_KEPT = 200
 """The newest manifests of a log, which stay whatever their age."""
-_KEPT_BYTES = 64 * 1024 * 1024
+_KEPT_BYTES, _KEPT_COMMITS = 64 * 1024 * 1024, 8
 
 
 class KeptManifests:
@@ -194,13 +194,14 @@ class KeptManifests:
         self._lock = threading.Lock()  # for blocks alone: a process may fork while another thread reads
         self._entered = self._size = 0
         self._kept: dict[str, bytes] = {}
+        self._of_log: dict[str, deque[str]] = {}
 
     def __reduce__(self) -> tuple[type[KeptManifests], tuple[()]]:
         return KeptManifests, ()
 
     @contextmanager
     def while_kept(self) -> Iterator[None]:
-        """Keep manifests, some 64 MiB of them, until all blocks have ended."""
+        """Keep manifests, of each log the last 8, some 64 MiB in all, until all blocks have ended."""
         with self._lock:
             self._entered += 1
         try:
@@ -209,7 +210,7 @@ class KeptManifests:
             with self._lock:
                 self._entered -= 1
                 if not self._entered:
-                    self._kept, self._size = {}, 0
+                    self._clear()
 
     def find(self, key: str) -> bytes | None:
         """Return the manifest of this key, if it is kept."""
@@ -220,9 +221,16 @@ class KeptManifests:
         if not self._entered or key in self._kept:
             return
         if self._size + len(manifest) > _KEPT_BYTES:
-            self._kept, self._size = {}, 0
+            self._clear()
         self._kept[key] = manifest
         self._size += len(manifest)
+        of_log = self._of_log.setdefault(key.rpartition("/")[0], deque())
+        of_log.append(key)
+        if len(of_log) > _KEPT_COMMITS:
+            self._size -= len(self._kept.pop(of_log.popleft(), b""))
+
+    def _clear(self) -> None:
+        self._kept, self._of_log, self._size = {}, {}, 0
 
 
 class CommitLog:

@@ -401,7 +401,7 @@ def data_folder(prefix: str, attempt: str) -> str:
 
 _RESTORE = "Restore this object from a backup or an older object version; the records themselves are untouched."
 FAN_OUT = 32
-_MAX_CACHED_PAGES = 512
+_MAX_CACHED_PAGES = 128
 Span = tuple[int, int]
 
 
@@ -429,7 +429,6 @@ class StreamFiles:
     def write(self, level: int, entries: Sequence[IndexEntry]) -> Page:
         """Store consecutive entries as a new page of this level and return its summary."""
         ref = commit_log.write_page(self.store, self.prefix, [entry.model_dump(mode="json") for entry in entries])
-        self._cache[ref.key] = tuple(entries)
         return Page(
             key=ref.key,
             sha256=ref.sha256,
