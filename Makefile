@@ -13,7 +13,7 @@ PYTEST_ARGS ?= -n 3 --dist loadfile --no-loadscope-reorder --timings
 # Where an image keeps Python from writing bytecode, each process would compile all that it imports anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo demo-kafka test test-fast test-long test-drawn test-spark unit lint types layers ui bench docs servers classes java clean help
+.PHONY: setup demo demo-kafka test test-fast test-long test-drawn test-engines test-spark unit lint types layers ui bench docs servers classes java clean help
 
 setup: java $(READY)  ## Make the virtual environment; all other targets do it, too
 
@@ -39,6 +39,9 @@ test-long: java $(READY) classes servers  ## What `make test` leaves out: varian
 
 test-drawn: java $(READY)  ## 10,000 drawn applications without Spark, and 60 by all engines, against plain Python
 	@ADJUNCT_ALL_ROUNDS=1 $(BIN)/python -m pytest -n 2 tests/orchestration/test_drawn_batches_in_process.py
+
+test-engines: java $(READY) classes  ## The tests of batches, with each run done by all engines and compared
+	@ADJUNCT_TEST_ENGINES=all $(BIN)/python -m pytest -n 2 --dist loadfile -m "spark and not long" tests/orchestration/test_*.py
 
 # Beside the environment, whose Spark stays as it is.
 test-spark: java $(READY) servers  ## The tests with Spark, by another of its releases: make test-spark SPARK=4.1.4

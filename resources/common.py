@@ -103,11 +103,8 @@ class CodeLine:
         return f"{file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file}:{self.line}"
 
     def describe(self) -> str:
-        """Return it for a message: "flights.py, line 12", with the path where it is below the working directory."""
-        file = Path(self.file)
-        here = Path.cwd()
-        shown = file.relative_to(here) if file.is_relative_to(here) else Path(file.name)
-        return f"{shown}, line {self.line}"
+        """Return it for a message: "flights.py, line 12". Tasks, which have other working directories, say the same."""
+        return f"{Path(self.file).name}, line {self.line}"
 
 
 def is_library_code(file: str) -> bool:

@@ -354,16 +354,19 @@ def _sum_reports(reports: Sequence[TaskReport], write: TableWrite, what: str) ->
     at_most = write.dead_letters
     metrics_hooks.report_metrics(write.table.name, total)
     failed = [report for report in reports if report.error is not None]
-    if failed:
-        raise _failure_error(failed, sum(min(len(report.letters), at_most or 0) for report in reports), write)
     letters = tuple(letter for report in reports for letter in report.letters)
-    if at_most is not None and len(letters) > at_most:
+    if at_most is not None and len(letters) > at_most and all(report.unfit for report in failed):
+        # Each task keeps its first ones, so that these are the first of all, however many tasks there are.
+        first = sorted(letters, key=lambda letter: (letter.get("partition", 0), letter.get("offset", 0)))[: at_most + 1]
+        keys = ", ".join([*dict.fromkeys(letter["key"] for letter in first)][:KEYS_SHOWN])
         raise errors.TableError(
             f"{what}: table {write.table.name} rejects more than {at_most} records of this batch, the limit of its "
-            f"dead letters; the first has key {letters[0]['key']}: {letters[0]['problem']}",
+            f"dead letters; the first have the keys {keys}: {first[0]['problem']}",
             "Correct the records or the table, then run the batch again; or raise the limit with at_most=….",
             table=write.table.name,
         )
+    if failed:
+        raise _failure_error(failed, sum(min(len(report.letters), at_most or 0) for report in reports), write)
     counters = {"null_keys": sum(report.null_keys for report in reports), "dead_letters": len(letters)}
     return WriteResult({**total.counts(), **counters}, letters, total)
 
@@ -381,11 +384,7 @@ def _failure_error(failed: Sequence[TaskReport], letters: int, write: TableWrite
     keys = list(dict.fromkeys(key for report in failed for key in report.keys))[:KEYS_SHOWN]
     shown = ", ".join(keys) + (", …" if count > len(keys) else "")
     problem = f"table {write.table.name} rejected {count} records, the first with the keys {shown}"
-    next_step, bound = error.next_step, write.dead_letters
-    if bound is not None and count > bound and failed[0].unfit:
-        problem += f", more than the {bound} dead letters that a batch may have"
-        next_step = f"{next_step} Or raise the limit with at_most=…."
-    return error.reworded(f"{problem}: {error.problem}", next_step)
+    return error.reworded(f"{problem}: {error.problem}", error.next_step)
 
 
 def _sort_records(df: DataFrame, write: TableWrite) -> tuple[DataFrame, TableWrite]:

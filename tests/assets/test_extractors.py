@@ -218,7 +218,7 @@ def test_what_pandas_calls_missing_is_null_in_an_entry() -> None:
     ("returned", "problem"),
     [
         ("1 / 0", "failed: ZeroDivisionError: division by zero"),
-        ("record['x']", "failed: KeyError: 'x' (tests/assets/extractors.py, line "),
+        ("record['x']", "failed: KeyError: 'x' (extractors.py, line "),
         ("None", "returned the NoneType 'None': expected an iterable of dicts with tailnum string, at"),
         ("{'tailnum': 'x'}", "returned the dict \"{'tailnum': 'x'}\": expected an iterable of dicts"),
         ("7", "returned the int '7': expected an iterable of dicts"),

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from dagster_adjunct.orchestration.application.message_stream import MessageStream
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.one_engine]
 
 
 def counting(calls: Path) -> Callable[[DataFrame], DataFrame]:

@@ -150,6 +150,7 @@ def test_few_rows_of_all_datasets_and_states_are_for_interpreted_plans() -> None
 
 
 @pytest.mark.spark
+@pytest.mark.one_engine
 @pytest.mark.parametrize("dies", [False, True])
 def test_the_plans_of_few_records_are_interpreted_and_the_session_is_as_before(world: StepWorld, *, dies: bool) -> None:
     conf, seen = world.spark().conf, list[tuple[str | None, ...]]()

@@ -140,6 +140,7 @@ def test_the_error_for_a_null_key_names_operator_position_and_next_step(step_wor
         step_world.run(app)
 
 
+@pytest.mark.one_engine
 def test_records_that_go_on_are_computed_once(step_world: StepWorld) -> None:
     step_world.stream("visits", "shop", 2, visitor="string", shop="string")
     step_world.send("visits", *[(str(n), "ab"[n % 2]) for n in range(10)])

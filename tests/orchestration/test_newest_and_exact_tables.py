@@ -166,6 +166,7 @@ def test_a_replay_ahead_of_the_position_takes_nothing_from_a_table_that_skips(
     assert store.counts() == {tag: 2 * count for tag, count in Counter(tag for _, tag, _ in [*scans, *more]).items()}
 
 
+@pytest.mark.one_engine
 def test_rows_of_a_message_that_differ_in_each_run_are_refused(step_world: StepWorld, tmp_path: Path) -> None:
     send(step_world, scanned(6, 20))
     app = Application("random")

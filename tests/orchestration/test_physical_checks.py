@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.graph import DatasetHandle
     from dagster_adjunct.orchestration.application.message_stream import MessageStream
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.one_engine]
 
 PLANES = bounded_dataset("planes", input="lake.planes", key="tailnum", partitions=2)
 CREWS = bounded_dataset("crews", input="lake.crews", key="tailnum", partitions=2)

@@ -177,6 +177,7 @@ def test_a_value_of_another_type_fails_the_batch_and_names_key_and_column(step_w
     assert [row["places"] for row in out(step_world)] == [1, None]
 
 
+@pytest.mark.one_engine
 def test_a_service_and_a_dataset_are_looked_up_in_as_other_tables(step_world: StepWorld) -> None:
     flights(step_world, *FLIGHTS, ("f8", "a/b"))
     step_world.stream("makers", "plane", 2, plane="string", maker="string")

@@ -238,6 +238,7 @@ def test_a_join_whose_records_go_nowhere_does_not_keep_the_batch_waiting(step_wo
     assert step_world.run(app).counters["lake.out"]["rows"] == 4
 
 
+@pytest.mark.one_engine
 def test_the_join_with_planes_merges_bucketed_scans_without_an_exchange(step_world: StepWorld, spark: Any) -> None:
     assert spark.conf.get("spark.sql.autoBroadcastJoinThreshold") == "-1"
     trips(step_world)
