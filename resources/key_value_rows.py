@@ -595,7 +595,7 @@ class KeyValueRows(StoreTable):
             await self._opened(make=False)
 
     async def close(self) -> None:
-        """Release what the running event loop uses, not what others use. A closed function may be opened again."""
+        """Release what this event loop uses, not what others use. A closed function may be opened again."""
         if self._open is not None:
             await self._open.close()
 

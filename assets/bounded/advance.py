@@ -421,7 +421,7 @@ def input_position(
 
 
 def commit_reason(answer: Delivery | Awaiting, *more: str) -> str:
-    """Return a commit's reason: `more`, then the losses and notes of the source's answer."""
+    """Return a commit's reason: `more`, then what was lost, and the notes, of what the source has delivered."""
     lost = answer.lost.summary() if answer.lost is not None else ""
     return "; ".join(filter(None, (*more, lost, *answer.notes)))
 
@@ -540,7 +540,7 @@ def _apply_to_manifest(
 
 
 def is_at_or_after_head(candidate: CandidateVersion) -> bool:
-    """Whether a version does not come before the head, in the dataset's own order."""
+    """Whether a version is not before the one that the last switch chose (the head) in the dataset's order."""
     manifest = candidate.member.manifest
     head = manifest.ref(manifest.head) if manifest.head else None
     order = actions.version_order(manifest)

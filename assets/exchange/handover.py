@@ -311,7 +311,7 @@ def lend_whole_files(view: View, hand_over: Callable[[ViewFiles], T], *, masked:
         )
     files = read_files(view, masked=masked)
     if any(span is not None for span, _ in files.files):
-        problem = f"dataset {view.dataset!r}: the valid-from times are those of versions and not in their files."
+        problem = f"dataset {view.dataset!r}: its files have no valid-from times, which are those of whole versions."
         step = "Use one version, dataset.valid_at(…), or all of them with pyarrow_dataset, duckdb_view or polars_frame."
         raise DatasetError(problem, step, dataset=view.dataset)
     return hand_over(files)

@@ -78,8 +78,8 @@ from dagster_adjunct.resources.validation import validated
 class RewrittenVersion:
     """A version that held some of the keys, and its replacement. `rows` is the number of erased entries.
 
-    Of an unbounded dataset, a generation: `old` and `new` are folders, `rows` counts live rows and tombstones, and
-    `state` is "served" or "building".
+    For an unbounded dataset, it describes a generation: `old` and `new` are folders, `rows` counts live rows and
+    tombstones, and `state` is "served" or "building".
     """
 
     old: str

@@ -108,7 +108,7 @@ class VersionSource(ABC):
         return BoundedManifest(name=self.spec.name, declaration=self.declaration, offsets={})
 
     def follow_repartition(self, stored: DatasetManifest) -> DatasetManifest | None:
-        """Return a stored manifest at its position in an input that was repartitioned after all was read; else None."""
+        """Return the manifest moved to a repartitioned input; None if records were unread when that happened."""
         return None
 
     def resume_manifest(self, stored: DatasetManifest) -> BoundedManifest:
@@ -209,7 +209,7 @@ class IncompleteVersion:
     """No version is complete. `version` is the one that some partitions have delivered, if any.
 
     `missing` are the partitions without its marker. `offsets` are those after the re-deliveries in `dropped`; {} if
-    only the missing markers tell where to resume after truncated records.
+    records were truncated, so that where to resume is known once the missing markers have come.
     """
 
     version: str | None
@@ -412,7 +412,8 @@ def settled_from_manifest(
 ) -> tuple[dict[SystemStreamPartition, int], Settled, frozenset[str]]:
     """Return the offsets of a dataset in its stream, the settled versions, and the names that are reusable.
 
-    Settled versions have the facts of their markers, none for abandoned, rejected and old ones, which are not compared.
+    Settled versions have the facts of their markers, with which re-deliveries are compared; abandoned, rejected and old
+    ones have none.
     Lost, revoked, and rejected-then-dropped versions are reusable: a delivery under their name is a new version.
     """
     offsets = {SystemStreamPartition.parse(text): int(offset) for text, offset in manifest.offsets.items()}

@@ -222,8 +222,9 @@ def write_changes(
 ) -> tuple[Advance, Generation, dict[str, int], Samples | None]:
     """Write the changes of these ranges as one generation; return the advance, the generation, counters and samples.
 
-    The samples are the first values that changes are ordered by. The advance is new where ranges with dead letters
-    were committed first. Raises BadChangeError and NullKeyError for changes that can't be applied.
+    The samples are the first values that changes are ordered by. If ranges with dead letters had to be committed first,
+    the returned advance is the one after that commit. Raises BadChangeError and NullKeyError for changes that can't be
+    applied.
     """
     source, spec, manifest, lake = advance.source, advance.spec, advance.manifest, advance.context.lake
     following, late = spec.following, None

@@ -477,7 +477,7 @@ class UnboundedManifest(CommonManifest):
         return startpoint_id in self.applied.get(ssp, ())
 
     def with_applied(self, ids: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
-        """Return `applied` after a commit that applies these startpoints (id by partition)."""
+        """Return `applied` with these startpoints (id by partition) added, of which the newest are kept."""
         newest = {ssp: (*self.applied.get(ssp, ()), applied)[-_REMEMBERED:] for ssp, applied in ids.items()}
         return {**self.applied, **newest}
 
@@ -521,7 +521,7 @@ def as_unbounded(manifest: DatasetManifest) -> UnboundedManifest:
 
 
 def as_follower(manifest: DatasetManifest) -> UnboundedManifest | None:
-    """Return the manifest of a table that follows a stream, else None."""
+    """Return the manifest if it is that of an unbounded dataset and not of a local table, else None."""
     if isinstance(manifest, UnboundedManifest) and manifest.declaration.owner is None:
         return manifest
     return None

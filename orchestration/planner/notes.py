@@ -251,8 +251,8 @@ def plan_tables(app: Application, catalog: Catalog, columns: Mapping[str, Column
                 )
         if before.renumbered and table.on_replay == "skip":  # a replay can't be recognised
             raise PlanningError(
-                f'{operator.id}: table {send.table} has on_replay="skip", but after {before.renumbered}, which '
-                f"combines {' and '.join(sorted(before.streams))}, replayed records have new positions.",
+                f'{operator.id}: table {send.table} has on_replay="skip", which can\'t recognise replayed records: '
+                f"{before.renumbered} combines {' and '.join(sorted(before.streams))} and gives records new positions.",
                 f'Send them to the table before {before.renumbered}, or leave on_replay="skip" out.',
                 operator=operator.id,
             )

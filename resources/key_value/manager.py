@@ -317,7 +317,10 @@ class TableTransition:
 def decide_create(
     current: StoredTable | None, wanted: StoredTable, name: TableName, same_backend: Callable[[StoredTable], bool]
 ) -> TableTransition:
-    """Create `wanted`; the answer is whether it is new. Raises KeyValueTableExistsError for another configuration."""
+    """Decide how to create `wanted`. The answer is whether it is new, None while a deletion must be finished first.
+
+    Raises KeyValueTableExistsError for another configuration.
+    """
     if current is None:
         return TableTransition(True, wanted)
     if current.state is TableState.DELETING:
@@ -371,7 +374,7 @@ def decide_delete(current: StoredTable | None) -> TableTransition:
 
 
 def finish_transition(current: StoredTable | None, done: StoredTable) -> StoredTable | None:
-    """Return the entry once the backend has done the work of `done`; others' transitions since are kept."""
+    """Return the entry after the backend has finished the transition `done`; unchanged if another has replaced it."""
     if current is None or current.incarnation != done.incarnation or current.state is not done.state:
         return current
     after = {TableState.CREATING: TableState.ACTIVE, TableState.SEALING: TableState.SEALED}

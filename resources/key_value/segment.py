@@ -297,7 +297,8 @@ class SegmentBackend(Protocol):
     """A store of key-value tables. Picklable, without secrets, and described by plain values.
 
     `create`, `seal` and `delete` block. They may run concurrently and repeatedly, also after a crash of an earlier
-    call, and lead to the same state. If `waits` is False, segments never suspend, also in an event loop.
+    call, and lead to the same state. If `waits` is False, their coroutines never suspend, so they run without an event
+    loop, too.
     """
 
     limits: SegmentLimits

@@ -287,7 +287,7 @@ class KeyValueTable(Generic[K, V]):
     def all_entries(
         self, *, partitions: Sequence[int] | None = None, page_size: int = PAGE_SIZE, state: IteratorState | None = None
     ) -> TablePages[TableEntry[K, V]]:
-        """Iterate over the entries of the whole table, as `all_keys` does."""
+        """Iterate over the entries of the whole table, partition by partition, in the order of their keys in each."""
         return self._pages(KeyRange(), self._coder.page_entries, page_size, state, partitions=partitions, values=True)
 
     async def close(self) -> None:

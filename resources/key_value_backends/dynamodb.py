@@ -326,8 +326,8 @@ class DynamoDbSegment:
             if not await patience.wait():
                 if answer is TransactionAnswer.IN_PROGRESS:
                     self._remember(token, number, term)
-                    problem = f"{self._calls.label}: a copy of a write has been in progress for {PATIENCE:g} s."
-                    raise ReplyLostError(problem, "It is checked again.")
+                    problem = f"{self._calls.label}: it still works on an earlier copy of a write after {PATIENCE:g} s."
+                    raise ReplyLostError(problem, "Whether it took effect is looked up.")
                 raise self._contended()
             if answer is not TransactionAnswer.IN_PROGRESS:
                 # This try is over. A server that remembers cancelled ones would cancel it for ever.

@@ -151,7 +151,7 @@ def decide_append(state: StreamState, append: Append, now_ms: int) -> tuple[Stre
         return None, result_from_sequence(before, duplicate=True)
     if append.files and append.started < state.horizon:
         problem = f"{what}: its files were written by an attempt begun {(state.horizon - append.started) / 1000:.0f} s "
-        problem += "before the stream's horizon, so they may have been deleted."
+        problem += "before the time up to which unlisted files are deleted, so they may be gone."
         step = "Nothing was added. Append again; if that fails at once, correct this machine's clock."
         raise CommitConflictError(problem, step, stream=f"lake.{append.stream}")
     state = manifest.apply_fold(state, append.fold)
