@@ -8,10 +8,10 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.code_location.nodes import AssetSubject as AssetSubject
     from dagster_adjunct.orchestration.code_location.resources import AdjunctLoader as AdjunctLoader
     from dagster_adjunct.orchestration.code_location.sensors import LaunchWhen as LaunchWhen
-    from dagster_adjunct.orchestration.code_location.services import EmrCluster as EmrCluster
-    from dagster_adjunct.orchestration.code_location.services import EmrServerless as EmrServerless
-    from dagster_adjunct.orchestration.code_location.services import Glue as Glue
-    from dagster_adjunct.orchestration.code_location.services import Kubernetes as Kubernetes
+    from dagster_adjunct.orchestration.code_location.spark_services import EmrCluster as EmrCluster
+    from dagster_adjunct.orchestration.code_location.spark_services import EmrServerless as EmrServerless
+    from dagster_adjunct.orchestration.code_location.spark_services import Glue as Glue
+    from dagster_adjunct.orchestration.code_location.spark_services import Kubernetes as Kubernetes
     from dagster_adjunct.orchestration.code_location.table_resources import (
         DynamoDbTableResource as DynamoDbTableResource,
     )

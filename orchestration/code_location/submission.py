@@ -8,8 +8,8 @@ handles that with the same functions, wherever the work runs:
     handles what was told                   <-  tell(name, value), in a message of Pipes
     returns the result, or raises the error <-  the last one told
 
-`services.py` has what starts the application. An application ends with the op's process: the next run continues as
-after any crash. The two exchange objects in a folder of an object store:
+`spark_services.py` has what starts the application. An application ends with the op's process: the next run continues
+as after any crash. The two exchange objects in a folder of an object store:
 
     driver.py          what a service starts, if it takes a script from S3
     spark.properties   settings for spark-submit on this machine; the driver deletes them

@@ -46,8 +46,8 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
     from dagster_adjunct.orchestration.application.application import Application
-    from dagster_adjunct.orchestration.step.arrow_batch import ArrowBatch
     from dagster_adjunct.orchestration.step.batch import BatchContext
+    from dagster_adjunct.orchestration.step.in_process_batch import ArrowBatch
 
 
 # Types of keys that are equal for Arrow exactly where they are for Spark.

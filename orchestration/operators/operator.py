@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.application.application import Application
     from dagster_adjunct.orchestration.operators.event_time import EventTime
     from dagster_adjunct.orchestration.operators.remote_tables import ChangedColumns, TableSend
-    from dagster_adjunct.orchestration.step.arrow_batch import ArrowBatch
     from dagster_adjunct.orchestration.step.batch import BatchContext
+    from dagster_adjunct.orchestration.step.in_process_batch import ArrowBatch
 
 
 def find_schemas_in_fields(spec: object) -> Iterator[Schema]:

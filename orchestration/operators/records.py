@@ -60,8 +60,8 @@ from dagster_adjunct.resources.user_code import check_plain_function
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from dagster_adjunct.orchestration.step.arrow_batch import ArrowBatch
     from dagster_adjunct.orchestration.step.batch import BatchContext
+    from dagster_adjunct.orchestration.step.in_process_batch import ArrowBatch
 
 
 DefaultOffset = Literal["oldest", "upcoming"]

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
     from dagster_adjunct.orchestration.application.application import Application
     from dagster_adjunct.orchestration.operators.table_updates import Update
-    from dagster_adjunct.orchestration.step.arrow_batch import ArrowBatch
     from dagster_adjunct.orchestration.step.batch import BatchContext
+    from dagster_adjunct.orchestration.step.in_process_batch import ArrowBatch
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,7 @@ from dagster_adjunct.orchestration.step.plan_batch import (
 )
 from dagster_adjunct.orchestration.step.progress import StepEvent, StepReport, measure_input_times, times_at_batch_start
 from dagster_adjunct.orchestration.step.recorded_answers import OpenTables, purge_answers
-from dagster_adjunct.orchestration.step.small_batch import is_small_batch
+from dagster_adjunct.orchestration.step.small_spark_batch import is_small_batch
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.spark.tasks import find_adjunct_error
 from dagster_adjunct.resources.tables.shared_rate import RunCredits

@@ -21,7 +21,7 @@ from dagster._core.pipes.context import PipesMessageHandler
 from dagster_adjunct import Application, Lake, SparkResource, open_lake
 from dagster_adjunct.code_location import EmrCluster, EmrServerless, Glue, Kubernetes
 from dagster_adjunct.errors import ConfigurationError
-from dagster_adjunct.orchestration.code_location import services, submission
+from dagster_adjunct.orchestration.code_location import spark_services, submission
 from dagster_adjunct.orchestration.code_location.submission import Exchange, Inbox, do_order, pack
 from dagster_adjunct.resources.objects.store import InMemoryStore
 from tests.doc_blocks import ROOT
@@ -53,7 +53,7 @@ def lake(tmp_path: Path, versitygw: S3Server, monkeypatch: pytest.MonkeyPatch) -
     for name in set(os.environ) - set(own):
         monkeypatch.delenv(name)
     versitygw.set_in(monkeypatch)
-    monkeypatch.setattr(services, "_POLL_SECONDS", 0.3)
+    monkeypatch.setattr(spark_services, "_POLL_SECONDS", 0.3)
     lake = open_lake(versitygw.url())
     small.create_streams(lake)
     submitted.call(lake, tmp_path, 1, range(40))
