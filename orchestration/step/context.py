@@ -34,6 +34,7 @@ from dagster_adjunct.orchestration.startpoints.recorded_replay import RecordedPl
 from dagster_adjunct.orchestration.startpoints.store import StartpointManager, open_startpoints
 from dagster_adjunct.orchestration.step.failures import list_sensitive_columns
 from dagster_adjunct.orchestration.step.progress import (
+    MAX_STARTPOINTS,
     MAX_VERSIONS,
     StepEvent,
     StepReport,
@@ -166,15 +167,20 @@ class BatchVersions:
         return VersionsOverTime(self._runtime.lake.store, name, sealed)
 
     def persisted(self, rows: str, versions: object, frame: Callable[[], DataFrame]) -> DataFrame:
-        """Return these rows of a dataset, which Spark keeps until the rows of other versions are wanted, or the run
-        ends.
-        """
+        """Return these rows of a dataset, which Spark keeps until `unpersist`, or until other versions are wanted."""
         kept = self._frames.get(rows)
         if kept is None or kept[0] != versions:
             if kept is not None:
                 kept[1].unpersist()
             self._frames[rows] = versions, frame().persist()
         return self._frames[rows][1]
+
+    def unpersist(self) -> None:
+        """Let go of all rows that Spark keeps: what tasks read has their memory."""
+        for _, frame in self._frames.values():
+            with suppress(Exception):  # its session has ended
+                frame.unpersist()
+        self._frames.clear()
 
     def plan_of(self, replay: Replay) -> RecordedPlan:
         """Return the plan of a recorded replay. Raises ConfigurationError if it is gone."""
@@ -235,9 +241,7 @@ class BatchVersions:
         try:
             map_in_threads(Lease.release, self._leases.values())
         finally:
-            for _, frame in self._frames.values():
-                with suppress(Exception):  # its session has ended
-                    frame.unpersist()
+            self.unpersist()
             for table in self._tables.values():
                 table.release()
 
@@ -351,7 +355,8 @@ class StepState:
         """Send an event for each message about startpoints; return the state with these messages."""
         for text in texts:
             context.on_event(StepEvent("startpoint", self.logged.state.batch, {"text": text}))
-        return replace(self, report=replace(self.report, startpoints=(*self.report.startpoints, *texts)))
+        told = (*self.report.startpoints, *texts)[-MAX_STARTPOINTS:]
+        return replace(self, report=replace(self.report, startpoints=told))
 
     def with_batch(self, done: ClosedBatch, commit_seconds: float, outputs: BatchMetrics, *, few: bool) -> StepState:
         """Return the state after one more batch, with its counters and table metrics."""

@@ -245,8 +245,8 @@ def new_planned_event(app: Application) -> StepEvent:
     return StepEvent("planned", 0, {kind: len(all_of_it) for kind, all_of_it in kinds.items()})
 
 
-MAX_VERSIONS = 100
-"""The versions of a dataset that a report names: those of a run that stays may be thousands."""
+MAX_VERSIONS, MAX_STARTPOINTS = 100, 10_000
+"""The versions of a dataset and the lines about startpoints in a report: those of a run that stays may be more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,10 +254,10 @@ class StepReport(Report):
     """What one run of the step did. Counters are of this run; `state` is the application's state after it.
 
     `versions` are the dataset versions that its batches read, the last MAX_VERSIONS of each. `startpoints` describes
-    the startpoints that were resolved and applied, and the replays that began and ended. `measured` has the metrics of
-    each remote table in this run's tasks. `few_batches` took one task a stage; `in_process_batches` of them were
-    computed without Spark. `watermarks` has the event times of each input that declares them, `state_sizes` the size of
-    each state table.
+    the startpoints that were resolved and applied, and the replays that began and ended (the last lines). `measured`
+    has the metrics of each remote table in this run's tasks. `few_batches` took one task a stage; `in_process_batches`
+    of them were computed without Spark. `watermarks` has the event times of each input that declares them,
+    `state_sizes` the size of each state table.
     """
 
     batches: int

@@ -194,6 +194,8 @@ def _commit_intent(
     records = sum(context.systems[ssp.system].distance(ssp, span.start, span.end) for ssp, span in spans)
     broadcast = {dataset.name for dataset in app.datasets if dataset.broadcast}
     few, interpreted = is_small_batch(records, intent.tasks, app.few_records, opened, broadcast)
+    if not few:
+        context.versions.unpersist()
     detail = {"records": records, "unit": context.unit, "versions": intent.versions, "few": few}
     context.on_event(StepEvent("intent", intent.batch, detail))
     inputs = BatchInputs(

@@ -6,10 +6,12 @@ grows with each batch by design is left out: records, and commits of logs until 
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
 import statistics
 import threading
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,7 +36,7 @@ VERSION, CHANGES, STARTPOINT = 20, 5, 15  # in batches: how often they come
 
 
 def declare(world: StepWorld, engine: Any) -> Application:
-    """Return joins with entries of both kinds, a lookup, dead letters, updates of a table, and two outputs."""
+    """Return joins with entries of both kinds, a lookup and updates of a table, and two outputs."""
     app = Application("shopping", engine=engine)
     shops = app.table(bounded_dataset("shops", input="lake.shops", key="shop", partitions=2))
     prices = app.table(unbounded_dataset("prices", input="lake.prices", key="shop", partitions=2))
@@ -78,6 +80,8 @@ def deliver(world: StepWorld, app: Application, number: int) -> None:
 def count_held(world: StepWorld, spark: SparkSession | None) -> dict[str, int]:
     """Return how much of each kind this process, its session and the lake hold now."""
     gc.collect()  # frames that Python forgets are forgotten by the JVM, too
+    with suppress(AttributeError):  # of the GNU library: what it keeps for later is not in use
+        ctypes.CDLL(None).malloc_trim(0)
     objects = [item.key for item in world.lake.store.list("")]
     found = {
         "objects": len(gc.get_objects()),

@@ -11,7 +11,7 @@ import pytest
 
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset, unbounded_dataset
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.step import small_batch
+from dagster_adjunct.orchestration.step import small_spark_batch
 from dagster_adjunct.orchestration.step.engines import BatchEngine
 from dagster_adjunct.orchestration.step.step import run_step
 from dagster_adjunct.resources.errors import AdjunctError
@@ -146,6 +146,21 @@ def test_a_version_is_kept_over_the_batches_that_read_it_and_let_go_at_the_end_o
     assert cached(world.spark()) == before
 
 
+def test_what_tasks_read_has_the_memory_of_what_is_kept(world: StepWorld) -> None:
+    app = joined(PLANES)
+
+    def leave_to_tasks(event: StepEvent) -> None:
+        if event.what == "batch" and event.batch == 2:
+            app.few_records = 0
+
+    world.send("planes", ("a", 1), ("b", 2), version="1")
+    world.send("trips", *[("a", number) for number in range(6)])
+    world.advance(PLANES)
+    before, kept = cached(world.spark()), Kept()
+    assert run_step(world.context(app, on_event=leave_to_tasks), kept).batches == 3
+    assert kept.frames == [before + 1, before + 1, before]
+
+
 def test_batches_read_the_versions_that_are_served_by_then(world: StepWorld) -> None:
     def deliver(event: StepEvent) -> None:
         if event.what == "batch" and event.batch == 1:
@@ -166,7 +181,7 @@ def counting(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return the applications of the small batches that are made, as they are made."""
     made: list[str] = []
 
-    class Noted(small_batch.SmallBatch):
+    class Noted(small_spark_batch.SmallBatch):
         def __init__(self, *given: Any) -> None:
             made.append(given[0].app.name)
             super().__init__(*given)
@@ -212,7 +227,7 @@ def test_what_is_large_is_left_to_tasks(world: StepWorld, large: str, monkeypatc
     made = counting(monkeypatch)
     for limits in ({}, LIMITS[large]):
         for name, limit in limits.items():
-            monkeypatch.setattr(small_batch, name, limit)
+            monkeypatch.setattr(small_spark_batch, name, limit)
         world.send("trips", ("a", 1), ("b", 2))
         run_step(world.context(app))
     assert len(made) == 1
@@ -232,7 +247,7 @@ def test_rows_that_are_large_are_written_by_tasks_alike(world: StepWorld, monkey
         sent.map("concat(k, text) as k", "v", "1 as w").send_to(table)
         return app
 
-    monkeypatch.setattr(small_batch, "_MAX_BYTES", 100_000)
+    monkeypatch.setattr(small_spark_batch, "_MAX_BYTES", 100_000)
     world.send("trips", ("a", 0), ("b", 1), ("c", 2))
     made, other = counting(monkeypatch), twin_of(world)
     reports = [run_step(world.context(declare(world))), run_step(other.context(declare(other)), ByTasks())]
