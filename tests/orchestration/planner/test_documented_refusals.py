@@ -32,7 +32,7 @@ ELSEWHERE = {
     "records.py, _check_columns_unchanged": "what only Spark knows, in a run",
     "checking.py, check_select": "SQL of a dataset or a validator, whose pages have it",
     "planner.py, check_syntax": "what only Spark's parser knows, which the command asks",
-    ' has on_replay="skip", but after ': "what takes operators with several inputs",
+    " and gives records new positions": "what takes operators with several inputs",
 }
 """What is refused, but not by planning what the public methods describe: a part of where it is made, and how."""
 

@@ -226,7 +226,7 @@ def test_an_attempt_older_than_the_horizon_can_not_commit(s: LakeStreams, record
     stray = s.lake.store.put_if_absent("streams/s/data/1700000000000-dead/part", b"x")
     assert stray
     slow = LakeStreams(Lake(slow_store, "x", clock=Clock()))
-    with pytest.raises(CommitConflictError, match="before the stream's horizon") as caught:
+    with pytest.raises(CommitConflictError, match="before the time up to which unlisted files are deleted") as caught:
         slow.append("s", records(("b", 2)), producer="slow", sequence=0)
     assert caught.value.stream == "lake.s"
     assert [row[1] for row in everything(s)] == [1]
