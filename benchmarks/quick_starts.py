@@ -43,7 +43,7 @@ def application(engine: str) -> Application:
 
 def run(rounds: int) -> None:
     """Print the seconds of each."""
-    code_location(rounds)
+    _code_location(rounds)
     with TemporaryDirectory() as folder:
         lake = _filled(Path(folder))
         _commands(lake, rounds)
@@ -53,7 +53,7 @@ def run(rounds: int) -> None:
             _daemon(Path(folder), rounds, engine, goal)
 
 
-def code_location(rounds: int) -> None:
+def _code_location(rounds: int) -> None:
     """Compare loading the flights' code location with importing Dagster, in processor time."""
     used: dict[str, list[float]] = {"dagster": [], "dagster_adjunct.orchestration.definitions": []}
     for _ in range(rounds + 1):

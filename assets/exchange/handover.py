@@ -293,7 +293,7 @@ def lend_files(view: View, hand_over: Callable[[ViewFiles], T]) -> T:
 def lend_whole_files(view: View, hand_over: Callable[[ViewFiles], T], *, masked: bool = False) -> T:
     """Do the same for a view whose files have no other rows. Raises DatasetError for any other view.
 
-    With `masked`, `hand_over` leaves out itself what `must_be_masked`.
+    With `masked`, the files of a version may have superseded and deleted rows, which `hand_over` leaves out itself.
     """
     if isinstance(view, Dataset):
         return view.lend(lambda reader: lend_whole_files(reader, hand_over, masked=masked))
@@ -437,7 +437,7 @@ def _lazy_frame(polars: Any, files: ViewFiles) -> polars.LazyFrame:
 
 
 def must_be_masked(view: Held) -> bool:
-    """Whether a version without history may have stored rows that are no entries: superseded ones, or deletions."""
+    """Whether the files of a version without history may have superseded or deleted rows, which a mask leaves out."""
     if not isinstance(view, VersionReader) or view.sealed.history is not None:
         return False
     return len(view.sealed.generations) > 1 or view.sealed.stored_rows != view.sealed.rows

@@ -315,7 +315,7 @@ def _forget_old_batches(context: StepContext) -> None:
     if context.app.log_retention is not None:
         try:
             context.log.forget(context.app.log_retention)
-        except errors.TransientError as error:
+        except errors.AdjunctError as error:
             _log.warning("the batch log of %s keeps old commits for now: %s", context.app.name, error)
 
 

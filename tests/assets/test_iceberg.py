@@ -156,15 +156,7 @@ def test_a_lake_on_s3_can_be_registered(
     versitygw: S3Server, new_catalog: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     versitygw.set_in(monkeypatch)
-    catalog = new_catalog(
-        **{
-            "warehouse": f"s3://{versitygw.bucket()}/warehouse",
-            "s3.endpoint": versitygw.endpoint,
-            "s3.access-key-id": versitygw.env["AWS_ACCESS_KEY_ID"],
-            "s3.secret-access-key": versitygw.env["AWS_SECRET_ACCESS_KEY"],
-            "s3.region": versitygw.env["AWS_REGION"],
-        }
-    )
+    catalog = new_catalog(**versitygw.warehouse())
     check_versions_follow_each_other(Published(open_lake(versitygw.url()), catalog))
 
 

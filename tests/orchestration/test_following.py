@@ -21,6 +21,7 @@ from dagster_adjunct import Application, Lake, LakeStreams, Schema, bounded_data
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.versions.reports import AdvanceReport
 from dagster_adjunct.errors import (
+    AdjunctError,
     ApplicationBusyError,
     CommitConflictError,
     ConfigurationError,
@@ -40,7 +41,7 @@ from dagster_adjunct.orchestration.step.progress import MAX_VERSIONS, StepEvent,
 from dagster_adjunct.orchestration.step.run import RunReport
 from dagster_adjunct.orchestration.step.step import run_step
 from dagster_adjunct.resources.objects import commit_log
-from dagster_adjunct.resources.objects.store import ObjectInfo
+from dagster_adjunct.resources.objects.store import ObjectInfo, ObjectStore
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from dagster_adjunct.resources.streams.system import SystemStreamPartition
 from dagster_adjunct.startpoints import StartpointOldest, Startpoints
@@ -521,10 +522,10 @@ def run_once(lake: Lake, app: Application) -> RunReport:
         return run_application(app, lake=lake, spark=IN_PROCESS, wait=0)
 
 
-@pytest.mark.parametrize("failing", [False, True])
+@pytest.mark.parametrize("failing", [None, StoreUnavailableError, ConfigurationError])
 @pytest.mark.parametrize("retention", [timedelta(days=20), None])
 def test_old_batches_go_from_the_log_while_a_run_stays(
-    tmp_path: Path, retention: timedelta | None, failing: bool, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, retention: timedelta | None, failing: type[AdjunctError] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(commit_log, "MANIFESTS_KEPT", 4)
     monkeypatch.setattr(step_module, "_FORGETTING", 5)
@@ -538,7 +539,10 @@ def test_old_batches_go_from_the_log_while_a_run_stays(
             send(lake, "orders", number)
 
     app = copy_app(log_retention=retention)
-    store = Unlisted(lake.store) if failing else lake.store
+    store: ObjectStore = lake.store
+    if failing is not None:
+        store = Unlisted(lake.store)
+        store.failure = failing("it can't be listed.", "")
     assert stay(Lake(store, lake.id), app, during=more).step.batches == 13
     kept = len(list(lake.store.list(manifests)))
     assert kept == (27 if failing or retention is None else 11), "batch 10 was the last to delete some"
@@ -547,9 +551,11 @@ def test_old_batches_go_from_the_log_while_a_run_stays(
 class Unlisted(FaultyStore):
     """A store that does not list the batch log."""
 
+    failure: AdjunctError
+
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         if prefix.endswith("/manifests/"):
-            raise StoreUnavailableError("no answer.", "")
+            raise self.failure
         return super().list(prefix)
 
 

@@ -63,6 +63,16 @@ class S3Server:
     def settings(self) -> LakeSettings:
         return LakeSettings(endpoint=self.endpoint, region=REGION, path_style=True)
 
+    def warehouse(self) -> dict[str, str]:
+        """Return PyIceberg's settings of a catalogue with its files in a bucket of its own."""
+        return {
+            "warehouse": f"s3://{self.bucket()}/warehouse",
+            "s3.endpoint": self.endpoint,
+            "s3.access-key-id": ACCESS_KEY,
+            "s3.secret-access-key": SECRET_KEY,
+            "s3.region": REGION,
+        }
+
     def client(self) -> S3Client:
         return _client(self.endpoint)
 
