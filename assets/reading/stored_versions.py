@@ -19,8 +19,8 @@ from typing import Any, NoReturn, TypeAlias
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, QuerySource
 from dagster_adjunct.assets.reading.diff import VersionDiff, diff_versions
-from dagster_adjunct.assets.reading.history import VersionsOverTime
 from dagster_adjunct.assets.reading.key_lookup import FileCache
+from dagster_adjunct.assets.reading.valid_time import VersionsOverTime
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.sources.deliveries import Awaiting
 from dagster_adjunct.assets.versions import actions, dataset_log

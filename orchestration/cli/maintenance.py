@@ -25,7 +25,7 @@ from dagster_adjunct.assets.writing.generation import Runtime
 from dagster_adjunct.orchestration.application.application import Application, load_application
 from dagster_adjunct.orchestration.application.graph import group_datasets
 from dagster_adjunct.orchestration.cli import options, output
-from dagster_adjunct.orchestration.maintenance.discard import collect_metadata, erase_keys, expire_versions
+from dagster_adjunct.orchestration.maintenance.expire import collect_metadata, erase_keys, expire_versions
 from dagster_adjunct.orchestration.planner.planner import open_dataset_systems, systems_for
 from dagster_adjunct.orchestration.step.run import advance_unit, apply_startpoints
 from dagster_adjunct.resources.common import split_stream_name

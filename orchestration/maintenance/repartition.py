@@ -12,7 +12,7 @@ from dagster_adjunct.assets.versions.dataset_log import DatasetLog, commit_repar
 from dagster_adjunct.assets.versions.manifest import UnboundedManifest, has_read_all
 from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog, list_application_states, list_applications
 from dagster_adjunct.orchestration.maintenance.delete import Readers, find_followers
-from dagster_adjunct.orchestration.maintenance.discard import needed_versions
+from dagster_adjunct.orchestration.maintenance.expire import needed_versions
 from dagster_adjunct.orchestration.startpoints.positions import (
     carry_over_stream,
     describe_carry_over,

@@ -26,7 +26,7 @@ from pydantic import Field as Default
 from pydantic import ValidationError
 
 from dagster_adjunct.assets.reading.stored_versions import read_batch_version
-from dagster_adjunct.assets.unbounded.transient import is_transient
+from dagster_adjunct.assets.unbounded.transient_table import is_transient
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.manifest import DatasetManifest
 from dagster_adjunct.orchestration.application.application import Application

@@ -1,4 +1,4 @@
-"""The stored rows of windows: how records are assigned to them, and how rows of earlier batches are updated.
+"""Assigns records to windows, and updates the windows' stored rows by them.
 
 Users' functions get all records of a window, which are stored for them, and are called in tasks.
 """
