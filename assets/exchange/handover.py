@@ -188,7 +188,7 @@ def stream_view(
         raise DatasetError(
             f"stream {name!r}: replaced records are in {len(replaced):,} ranges, more than other engines take as "
             f"conditions ({_MOST_CONDITIONS:,}).",
-            "Write the latest results into files: adjunct stream export --epochs latest.",
+            f"Write the latest results into files: adjunct stream export {name} --epochs latest --to FOLDER.",
             stream=f"lake.{name}",
         )
     return StreamView(lake.store, name, state.id, str(commit.number), state.declaration.columns, files, tuple(replaced))
@@ -306,7 +306,7 @@ def lend_whole_files(view: View, hand_over: Callable[[ViewFiles], T], *, masked:
         raise DatasetError(
             f"stream {view.stream!r}: its files also have records that a replay has replaced.",
             'Use pyarrow_dataset, duckdb_view or polars_frame, which filter them; or all records (epochs="all"); or '
-            "write the latest ones into a file: adjunct stream export --epochs latest.",
+            f"write the latest ones into files: adjunct stream export {view.stream} --epochs latest --to FOLDER.",
             stream=view.stream,
         )
     files = read_files(view, masked=masked)

@@ -354,7 +354,7 @@ def _data_files(files: ViewFiles, paths: list[str], table: Table, transaction: T
         problem = f"{_describe_view(view)}: a file can't be read by PyIceberg: {error}."
         step = (
             "Check the catalogue's settings for the lake (s3.endpoint, credentials), and the version itself: "
-            "adjunct dataset verify."
+            f"adjunct dataset verify {view.dataset}."
         )
         raise errors.ManifestMismatchError(problem, step, dataset=view.dataset, version=view.version) from error
     for file in data_files:

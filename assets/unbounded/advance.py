@@ -311,7 +311,7 @@ def advance_unbounded(
     if not spec.following.persistent:
         raise DatasetError(
             f"dataset {spec.name!r} is declared persistent=False: each run builds its own table and none is stored.",
-            "Run the application (adjunct run), or declare persistent=True to store the table.",
+            "Run the application (adjunct run MODULE:APP), or declare persistent=True to store the table.",
             dataset=spec.name,
         )
     stages = Stages(spec.name, on_stage)
@@ -395,7 +395,7 @@ def rebuild_dataset(
     """
     if not spec.follows_changes:
         problem = f"dataset {spec.name!r} is bounded: only unbounded datasets are rebuilt from a stream."
-        step = "Deliver a new version, or serve an earlier one: adjunct dataset rollback."
+        step = f"Deliver a new version, or serve an earlier one: adjunct dataset rollback {spec.name} --reason …."
         raise DatasetError(problem, step, dataset=spec.name)
     require_audit_fields("rebuild", spec.name, reason, by)
     with open_runtime([spec], lake=lake, systems=systems, spark=spark, by=by) as runtime:

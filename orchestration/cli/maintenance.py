@@ -54,7 +54,7 @@ def advance(
     command rejected a version, even if it published a later one.
     """
     if make_current and partition is None:
-        step = "Add --partition, or use adjunct dataset rollback to serve an earlier version."
+        step = f"Add --partition. To serve an earlier version: adjunct dataset rollback {name} --reason …."
         raise ConfigurationError("--make-current needs --partition.", step, setting="--make-current")
     app = load_application(reference)
     group = advance_group(app, name)

@@ -84,8 +84,8 @@ def repartition_stream(
     def check(state: StreamState) -> None:
         _inspect_readers(lake, name, state)[2].check(
             f"stream {name!r} can't be repartitioned now",
-            "Let their runs end, abandon their batches (adjunct checkpoint abandon) or clear startpoints (adjunct "
-            "startpoint clear), and repeat it.",
+            "Let their runs end, abandon their batches (adjunct checkpoint abandon APPLICATION --reason …) or take "
+            f"back startpoints (adjunct startpoint clear MODULE:APP lake.{name} --reason …), and repeat it.",
             "Run the readers that have not read all of it, and repeat it. Or force it (--force, force=True): no record "
             "is lost or read twice, and the readers' next run fails with advice.",
             force=force,

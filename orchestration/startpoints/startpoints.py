@@ -217,7 +217,7 @@ def take_back_startpoints(
     )
     kept += [
         f"{replay.ssp}: the replay from {replay.position} ({replay.by}: {replay.reason}): the open batch is reading "
-        "it; try again after the batch, or abandon it (adjunct checkpoint abandon)"
+        f"it; try again after the batch, or abandon it (adjunct checkpoint abandon {app.name} --reason …)"
         for replay in going
     ]
     if task is not None:
