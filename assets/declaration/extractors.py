@@ -74,7 +74,7 @@ class KeyValueExtractor(Protocol):
         ...
 
     def describe(self) -> str:
-        """Return a description in one line, without addresses of objects."""
+        """Return a one-line description that is the same in every process: no addresses such as `<f at 0x…>`."""
         ...
 
 

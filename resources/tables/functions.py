@@ -468,7 +468,10 @@ def check_conditions(table: str, function: str, capabilities: Capabilities, oper
 
 @dataclass(frozen=True, slots=True)
 class FunctionLayer:
-    """Sends gets to the read function and writes to the write function, opening each before its request."""
+    """Sends gets to the read function and writes to the write function.
+
+    Before every request it calls the function's `open`, which does nothing if the function is connected.
+    """
 
     table: str
     read_function: TableFunction | None
