@@ -138,7 +138,7 @@ def open_runtime(
 
 
 def no_session() -> NoReturn:
-    """Stand for Spark where no records are read."""
+    """Pass this as `spark` where no records are read; it fails if it is called after all."""
     raise AssertionError("no records are read here")
 
 

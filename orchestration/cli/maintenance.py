@@ -313,8 +313,8 @@ def erase(lake: Lake, name: str, key: tuple[str, ...], keys_from: Path | None, y
     manifest = open_stored_versions(lake, name).require_manifest()
     declared = manifest.declaration
     if bool(key) == (keys_from is not None):
-        problem = f"dataset {name!r} can't erase {'keys given twice' if key else 'no keys'}."
-        raise ConfigurationError(problem, "Give KEYs, or a file with --keys-from.", dataset=name)
+        problem = f"the keys to erase from dataset {name!r} are {'given twice' if key else 'missing'}."
+        raise ConfigurationError(problem, "Give KEYs or --keys-from FILE, not both.", dataset=name)
     fields = [Field(column, kind) for column, kind in zip(declared.key, declared.key_types, strict=True)]
     texts = (
         options.read_keys(name, declared.key, keys_from) if keys_from else options.split_keys(name, declared.key, key)

@@ -190,7 +190,7 @@ class TableBackends:
         return given
 
     def has(self, name: TableName, table: StoredTable) -> bool:
-        """Whether a table is in the backend for new tables, whatever other settings its own description has."""
+        """Whether the table is in the backend for new tables: at the same location, even with other settings."""
         description = self.description()
         if description == table.backend:
             return True

@@ -164,7 +164,8 @@ class TableFunction:
     async def send(self, operation: Operation[Any]) -> Outcomes:
         """Execute the operation in the order of each key's entries, and return each entry's outcome.
 
-        Unless overridden, with one request per entry, or with one `_all` form that is overridden.
+        By default it calls the `_all` method of the operation once, if that is overridden, else the method for one
+        entry for each of them.
         """
         entries, args, kind = operation.entries, operation.args, operation.kind
         several = _METHODS[kind][1]
