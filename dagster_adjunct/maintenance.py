@@ -14,8 +14,8 @@ from dagster_adjunct.assets.unbounded.rewind import rewind_dataset as rewind_dat
 from dagster_adjunct.orchestration.maintenance.delete import DeletionReport as DeletionReport
 from dagster_adjunct.orchestration.maintenance.delete import delete_dataset as delete_dataset
 from dagster_adjunct.orchestration.maintenance.delete import delete_stream as delete_stream
-from dagster_adjunct.orchestration.maintenance.discard import erase_keys as erase_keys
-from dagster_adjunct.orchestration.maintenance.discard import expire_all_versions as expire_all_versions
-from dagster_adjunct.orchestration.maintenance.discard import expire_versions as expire_versions
+from dagster_adjunct.orchestration.maintenance.expire import erase_keys as erase_keys
+from dagster_adjunct.orchestration.maintenance.expire import expire_all_versions as expire_all_versions
+from dagster_adjunct.orchestration.maintenance.expire import expire_versions as expire_versions
 from dagster_adjunct.orchestration.maintenance.rename import RenameReport as RenameReport
 from dagster_adjunct.orchestration.maintenance.rename import rename_application as rename_application

@@ -9,10 +9,10 @@ from dagster_adjunct.assets.bounded.advance import advance_bounded, advance_vers
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.reading.dataset import Dataset, open_dataset
 from dagster_adjunct.assets.sources.entries import OpenedStream
-from dagster_adjunct.assets.unbounded.advance import advance_unbounded, decide_recovery
-from dagster_adjunct.assets.unbounded.commit import inspect_table
+from dagster_adjunct.assets.unbounded.advance import advance_unbounded
 from dagster_adjunct.assets.unbounded.local_table import advance_local
-from dagster_adjunct.assets.unbounded.transient import TransientTable
+from dagster_adjunct.assets.unbounded.recovery import decide_recovery, inspect_table
+from dagster_adjunct.assets.unbounded.transient_table import TransientTable
 from dagster_adjunct.assets.versions.reports import AdvanceReport, OnStage, ignore_stage
 from dagster_adjunct.assets.writing.generation import Runtime, no_session, open_runtime
 from dagster_adjunct.resources.common import resolve_user

@@ -244,7 +244,7 @@ def _build_version(member: Member, delivery: Delivery, attempt: Attempt) -> Seal
             counters["read"] = entries
         elif spec.extractor is None and entries != records:
             problem = f"{what}: the source gave {entries} records where it counts {records}."
-            step = "Nothing was published. Compare the stream's files with its manifest: adjunct stream show."
+            step = "Nothing was published. Compare the stream's files with its manifest: adjunct stream show STREAM."
             raise errors.DatasetError(problem, step, dataset=member.spec.name, version=delivery.version)
         counters = sum_counters(counters, counted)
     if generation.footer_size > _MAX_FOOTER_BYTES:

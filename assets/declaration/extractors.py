@@ -74,7 +74,7 @@ class KeyValueExtractor(Protocol):
         ...
 
     def describe(self) -> str:
-        """Return a description in one line, without addresses of objects."""
+        """Return a one-line description that is the same in every process: no addresses such as `<f at 0x…>`."""
         ...
 
 
@@ -231,8 +231,8 @@ class PythonExtractor:
             given, field = records.field(name, f"{what}: the record"), declared.field(name)
             if given.type != field.type:
                 problem = (
-                    f"{what}: extractor {self.factory} passes {name} on unchanged as {field.type}, the record has "
-                    f"{given.type}."
+                    f"{what}: extractor {self.factory} declares {name} as unchanged and as {field.type}, but in the "
+                    f"record it is {given.type}."
                 )
                 raise SchemaMismatchError(problem, f"Declare it as {given.type}.", column=name)
         return declared

@@ -129,9 +129,9 @@ class ChangeStreamOptions:
     - `changes`: the format of the records
     - `order_by`: the column whose highest value wins, or several, of which the first that differs decides; None for the
       offset
-    - `keep_tombstones`: how far behind the newest value of `order_by` deletions are remembered, in its own unit
-      (microseconds for a timestamp, days for a date), or in offsets where rows of snapshots never replace streamed
-      changes; None for ever
+    - `keep_tombstones`: how far below the newest value of `order_by` deletions are remembered, in its own unit
+      (microseconds for a timestamp, days for a date); None for ever. Without `order_by`, in offsets, and only for
+      formats whose snapshot rows never replace streamed changes
     - `on_bad_change`: what happens to changes that can't be read or have no key
     - `initial`: a bulk snapshot to start from
     - `max_age`: how long a table stays valid after it was last confirmed to be caught up

@@ -13,10 +13,10 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dagster_adjunct.assets.declaration.change_values import describe_order
-from dagster_adjunct.assets.reading import history
+from dagster_adjunct.assets.reading import valid_time
 from dagster_adjunct.assets.reading.dataset import Dataset
-from dagster_adjunct.assets.reading.history import EntriesAt, EntriesOverTime, Reader, Span, VersionsOverTime
 from dagster_adjunct.assets.reading.stored_file import StoredFile, list_stored_files
+from dagster_adjunct.assets.reading.valid_time import EntriesAt, EntriesOverTime, Reader, Span, VersionsOverTime
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.versions.version import TOMBSTONE, datetime_from_micros
 from dagster_adjunct.resources.bucketing.files import VALID_FROM, VALID_TO, attempt_id
@@ -67,7 +67,7 @@ def _valid_rows(view: VersionReader | EntriesOverTime | EntriesAt, reader: Reade
 
 
 def _edge(reader: Reader) -> datetime | None:
-    edge = history.history_edge(reader)
+    edge = valid_time.history_edge(reader)
     return None if edge is None else datetime_from_micros(edge)
 
 
@@ -78,12 +78,12 @@ def _polars_over_time(pl: Any, reader: Reader, rows: Any) -> polars.LazyFrame:
     key = [_exactly(pl, name) for name in reader.sealed.key]
     same = pl.col(VALID_TO).shift(1).over(key) == pl.col(VALID_FROM)
     same &= ~pl.col(TOMBSTONE).shift(1).over(key) & ~pl.col(TOMBSTONE)
-    for name in history.content_columns(reader):
+    for name in valid_time.content_columns(reader):
         same &= _exactly(pl, name).shift(1).over(key).eq_missing(_exactly(pl, name))
     rows = rows.sort(*key, VALID_FROM).with_columns(__starts=~same.fill_null(False))
     rows = rows.with_columns(__run=pl.col("__starts").cum_sum().over(key))
     rows = rows.with_columns(pl.col(VALID_TO).last().over([*key, "__run"]))
-    start, end, current = history.time_column_names(reader)
+    start, end, current = valid_time.time_column_names(reader)
     times = [pl.col(VALID_FROM).alias(start)] if start else []
     times += [pl.col(VALID_TO).alias(end), pl.col(VALID_TO).is_null().alias(current)]
     entries = [_exactly(pl, name) for name in reader.schema.names]
@@ -188,7 +188,7 @@ def stream_view(
         raise DatasetError(
             f"stream {name!r}: replaced records are in {len(replaced):,} ranges, more than other engines take as "
             f"conditions ({_MOST_CONDITIONS:,}).",
-            "Write the latest results into files: adjunct stream export --epochs latest.",
+            f"Write the latest results into files: adjunct stream export {name} --epochs latest --to FOLDER.",
             stream=f"lake.{name}",
         )
     return StreamView(lake.store, name, state.id, str(commit.number), state.declaration.columns, files, tuple(replaced))
@@ -306,7 +306,7 @@ def lend_whole_files(view: View, hand_over: Callable[[ViewFiles], T], *, masked:
         raise DatasetError(
             f"stream {view.stream!r}: its files also have records that a replay has replaced.",
             'Use pyarrow_dataset, duckdb_view or polars_frame, which filter them; or all records (epochs="all"); or '
-            "write the latest ones into a file: adjunct stream export --epochs latest.",
+            f"write the latest ones into files: adjunct stream export {view.stream} --epochs latest --to FOLDER.",
             stream=view.stream,
         )
     files = read_files(view, masked=masked)
@@ -386,7 +386,8 @@ def _duckdb_query(connection: duckdb.DuckDBPyConnection, files: ViewFiles, name:
     if files.over_time is not None:
         edge = _edge(files.over_time)
         moment = f"TIMESTAMPTZ '{edge.isoformat(sep=' ')}'" if edge else ""
-        return history.intervals_sql(files.over_time, _register(connection, name, files.all_rows()), _sql_name, moment)
+        rows = _register(connection, name, files.all_rows())
+        return valid_time.intervals_sql(files.over_time, rows, _sql_name, moment)
     columns = ", ".join(map(_sql_name, _shown_columns(files)))
     if isinstance(files.view, StreamView):
         columns = columns.replace(_sql_name(EPOCH), f"coalesce({EPOCH}, 0) AS {EPOCH}")

@@ -146,7 +146,7 @@ def register_in_iceberg(
     import_package("Iceberg", "pyiceberg.table", "iceberg")
     _check_identifier(identifier)
     if "operation" in (properties or {}):
-        problem = "the properties of a snapshot of Iceberg have the name 'operation', which Iceberg sets itself."
+        problem = "properties has the name 'operation', which Iceberg itself sets in each snapshot."
         raise errors.ConfigurationError(problem, "Rename it.", argument="properties")
     with _translate_client_errors(catalog.name):
         return lend_whole_files(
@@ -354,7 +354,7 @@ def _data_files(files: ViewFiles, paths: list[str], table: Table, transaction: T
         problem = f"{_describe_view(view)}: a file can't be read by PyIceberg: {error}."
         step = (
             "Check the catalogue's settings for the lake (s3.endpoint, credentials), and the version itself: "
-            "adjunct dataset verify."
+            f"adjunct dataset verify {view.dataset}."
         )
         raise errors.ManifestMismatchError(problem, step, dataset=view.dataset, version=view.version) from error
     for file in data_files:
@@ -369,8 +369,8 @@ def _check_stored_types(view: VersionReader, files: Collection[StoredFile]) -> N
     types = {field.name: field.type for field in view.schema.to_arrow()}
     stored = (field for file in files for field in file.open().schema_arrow)
     if narrow := sorted({field.name for field in stored if field.type != types.get(field.name, field.type)}):
-        problem = f"{_describe_view(view)} has files from before {', '.join(narrow)} had the type of today, which "
-        problem += "Iceberg does not convert to."
+        problem = f"{_describe_view(view)} has files from before the type of {', '.join(narrow)} was widened, and "
+        problem += "Iceberg does not convert them."
         step = f"Register a compacted version: adjunct dataset compact {view.dataset} --level major."
         raise errors.DatasetError(problem, step, dataset=view.dataset, version=view.version)
 

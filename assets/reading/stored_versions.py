@@ -19,8 +19,8 @@ from typing import Any, NoReturn, TypeAlias
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, QuerySource
 from dagster_adjunct.assets.reading.diff import VersionDiff, diff_versions
-from dagster_adjunct.assets.reading.history import VersionsOverTime
 from dagster_adjunct.assets.reading.key_lookup import FileCache
+from dagster_adjunct.assets.reading.valid_time import VersionsOverTime
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.sources.deliveries import Awaiting
 from dagster_adjunct.assets.versions import actions, dataset_log
@@ -485,12 +485,12 @@ def no_version_error(
 ) -> errors.NoSealedVersionError:
     """Return the error for a dataset without a version; `waiting` describes what a delivered one waits for."""
     by_name = False
-    step = "Advance it when a version is completely delivered: materialise its asset, or use adjunct run."
+    step = "Advance it when a version is completely delivered: materialise its asset, or use adjunct run MODULE:APP."
     if _is_computed(spec, manifest):
         # Whether versions are partitions of the asset.
         by_name = spec.versions is not None if spec else bool(manifest and manifest.declaration.order == "name")
-        step = f"Materialise {_describe_partitions(spec, by_name)} in Dagster, or run adjunct dataset advance {name} "
-        step += f"MODULE:APP{' --partition NAME' if by_name else ''}."
+        command = f"adjunct dataset advance {name} MODULE:APP{' --partition NAME' if by_name else ''}"
+        step = f"Materialise {_describe_partitions(spec, by_name)} in Dagster, or run {command}."
     cause = _describe_cause(spec, manifest, waiting, by_name)
     return errors.NoSealedVersionError(f"dataset {name!r} has no version to read yet: {cause}.", step, dataset=name)
 

@@ -467,7 +467,9 @@ class VersionReader:
         try:
             {key for key, _ in wanted}
         except TypeError as error:
-            problem = f"{self._what}: get_all has a key that its answer, a dict, can't have: {error}."
+            problem = (
+                f"{self._what}: get_all returns a dict by key, and one of these keys can't be used in a dict: {error}."
+            )
             step = "Give a key of several columns as a tuple, and that of one column as its value."
             raise ConfigurationError(problem, step, argument="keys", dataset=self.dataset) from error
         # In the order of the files, so that each row group is read once.

@@ -108,7 +108,8 @@ def _check_unused(dataset: str, roots: Roots) -> None:
     if readers := _list_readers(roots):
         problem = f"dataset {dataset!r} can't be repartitioned now: {'; '.join(readers)}."
         step = (
-            "Run the application to finish its batch, or give the batch up (adjunct checkpoint abandon). Then repeat."
+            "Run the application to finish its batch, or abandon the batch (adjunct checkpoint abandon APPLICATION "
+            "--reason …). Then repeat."
         )
         raise errors.StillReadError(problem, step, dataset=dataset, readers=readers)
 
@@ -148,7 +149,7 @@ def _rebucket_generation(
     if new.rows != old.rows:
         log.drop(new)
         problem = f"{options.what}: rewriting generation {old.id} wrote {new.rows} rows, the manifest lists {old.rows}."
-        step = "Nothing was committed. Check the version: adjunct dataset verify."
+        step = f"Nothing was committed. Check the version: adjunct dataset verify {log.name} {version.id}."
         raise errors.ManifestMismatchError(problem, step, dataset=log.name, version=version.id)
     return new
 

@@ -77,7 +77,7 @@ def delete_dataset_objects(lake: Lake, dataset: str, seen: Commit, *, reason: st
         raise DatasetError(
             f"dataset {dataset!r} is deleted, but {held[0].holder} still reads {', '.join(held[0].versions)}, so its "
             "objects are kept.",
-            f"Repeat adjunct dataset delete {dataset} after {held[0].expires_at}.",
+            f"Delete it again after {held[0].expires_at}: adjunct dataset delete {dataset} --reason ….",
             dataset=dataset,
         )
     listed = str(commit_log.deletion_record(last)["listed"])

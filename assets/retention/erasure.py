@@ -175,7 +175,7 @@ def erase_keys(
 
 @validated
 def find_keys(lake: Lake, dataset: str, keys: Iterable[object]) -> KeySearch:
-    """Return where a dataset stores these keys, given as for `get`; changes nothing."""
+    """Return which objects of a dataset store these keys, given as for `Dataset.get`; changes nothing."""
     log = DatasetLog(lake, dataset)
     return key_search.search_keys(log, KeySet.of(f"dataset {dataset!r}", _key_fields(log.require()[1]), keys))
 

@@ -247,7 +247,7 @@ class OpenedStream:
             raise errors.DatasetError(
                 f"dataset {spec.name!r} is a local table: its application writes it, and it has no input stream.",
                 f"To rebuild it, delete it (adjunct dataset delete {spec.name} --reason …), and let the application "
-                "read its input again from an earlier offset: adjunct startpoint set.",
+                "read its input again: adjunct startpoint set MODULE:APP STREAM --oldest --reason ….",
                 dataset=spec.name,
             )
         what = f"dataset {spec.name!r} has the input {spec.input}"
@@ -387,9 +387,9 @@ def check_changes_ordered(spec: AdjunctDataset, key: Sequence[str], partitions: 
         return
     keyed = f"keyed by ({', '.join(key)})" if key else "not keyed"
     raise errors.DatasetError(
-        f"dataset {spec.name!r} has the key ({', '.join(spec.key)}), and its input {spec.input} is {keyed} over "
-        f"{partitions} partitions ({partitioner}): changes of one key could be in several partitions, "
-        "where nothing orders them.",
+        f"dataset {spec.name!r}: changes of one key could arrive in different partitions, in no defined order. Its key "
+        f"is ({', '.join(spec.key)}), but its input {spec.input} is {keyed}, in {partitions} partitions (partitioner: "
+        f"{partitioner}).",
         f"Key the stream by columns of ({', '.join(spec.key)}), give it one partition, or declare order_by=COLUMN.",
         dataset=spec.name,
     )

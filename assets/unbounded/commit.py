@@ -1,43 +1,36 @@
-"""Inspects an unbounded dataset's table and its stream, and commits the table during an advance.
+"""Commits the table of an unbounded dataset during an advance.
 
-A table is valid if its manifest and objects are complete, its stream has the same partitions and still holds its
-offsets, and it was confirmed caught up within `max_age`. A bootstrap continues unless its stream or its columns have
-changed. Each commit holds data and offsets together, so one commit is one consistent cut across all partitions; it is
-retried where another writer only compacted or discarded.
+Each commit holds data and offsets together, so one commit is one consistent cut across all partitions; it is retried
+where another writer only compacted or discarded.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from itertools import takewhile
-from typing import Any, Literal
+from typing import Any
 
-from dagster_adjunct.assets.declaration.change_values import describe_order
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.declaration.envelopes import DebeziumEnvelope
 from dagster_adjunct.assets.sources.entries import Offsets, OpenedStream, Ranges, offsets_by_partition, offsets_to_json
 from dagster_adjunct.assets.sources.transactions import limit_to_complete_transactions
+from dagster_adjunct.assets.unbounded.recovery import TableSnapshot, effective_max_age
 from dagster_adjunct.assets.versions.dataset_log import Attempt, DatasetLog
 from dagster_adjunct.assets.versions.manifest import (
     Bootstrap,
     Change,
-    DatasetManifest,
     Decision,
     Retired,
     UnboundedManifest,
     as_unbounded,
-    follow_repartition,
 )
 from dagster_adjunct.assets.versions.reports import Stages
 from dagster_adjunct.assets.versions.version import (
-    DatasetDeclaration,
     SealedVersion,
     build_layout,
     build_version,
-    check_declaration,
     count_current_rows,
     describe_history_length,
     history_from_spec,
@@ -45,197 +38,9 @@ from dagster_adjunct.assets.versions.version import (
 )
 from dagster_adjunct.assets.writing.generation import Runtime, count_deletions
 from dagster_adjunct.resources.bucketing.files import BucketLayout, Generation
-from dagster_adjunct.resources.errors import CommitConflictError, MalformedDocumentError, OffsetOutOfRangeError
-from dagster_adjunct.resources.objects.commit_log import Commit, commit_with_rebase, is_deletion_commit
+from dagster_adjunct.resources.errors import CommitConflictError
+from dagster_adjunct.resources.objects.commit_log import Commit, commit_with_rebase
 from dagster_adjunct.resources.streams.system import SystemStreamPartition
-
-ADVANCE_AGAIN = "Nothing of this attempt is visible. Advance again, which continues from the other commit."
-
-
-@dataclass(frozen=True, slots=True)
-class TableSnapshot:
-    """A table and its stream at the moment `at`.
-
-    `commit` is the current one, None before the first. `manifest` is None without a table; where `damage` says why the
-    current manifest can't be read, it is the newest readable one; if `carried`, it is not committed yet and continues
-    in the repartitioned stream. `oldest` and `ends` are, by partition, the first offset that the stream holds and the
-    next one to come. `missing` are objects of the table that are missing or truncated. `refusal` is the error where
-    nothing can be decided: the pointer is lost, or another writer committed meanwhile.
-    """
-
-    source: OpenedStream
-    at: datetime
-    commit: Commit | None
-    manifest: UnboundedManifest | None
-    oldest: Offsets
-    ends: Offsets
-    carried: bool = False
-    damage: str = ""
-    missing: tuple[str, ...] = ()
-    refusal: CommitConflictError | MalformedDocumentError | None = None
-
-    @property
-    def spec(self) -> AdjunctDataset:
-        """The declaration."""
-        return self.source.spec
-
-    @property
-    def has_all_keys(self) -> bool:
-        """Whether the stream, read from its oldest offset, holds a record of every key that was ever in it."""
-        return self.source.info.has_all_keys(self.oldest)
-
-
-@dataclass(frozen=True, slots=True)
-class TableContinuity:
-    """Whether a table can be continued.
-
-    `problem` says why it is not valid, `lost` that retention has deleted the changes that come next, `building` that
-    its bootstrap is not finished. `refusal` is the error to raise if the stream was recreated.
-    """
-
-    store: Literal["none", "building", "invalid", "valid"]
-    problem: str = ""
-    lost: bool = False
-    building: bool = False
-    refusal: OffsetOutOfRangeError | None = None
-
-
-def inspect_table(context: Runtime, spec: AdjunctDataset) -> TableSnapshot:
-    """Return the table and its stream as they are now; reads no data files and changes nothing.
-
-    Raises DatasetError for an input that does not fit this dataset, and for another key, partitioning or input than the
-    table was declared with. Columns are checked later.
-    """
-    source = OpenedStream.of(context.systems, spec)
-    log = context.log(spec.name)
-    commit, stored, damage = log.read_or_newest()
-    manifest = None if stored is None else require_matching_manifest(stored, source.declaration)
-    carried = follow_repartition(manifest, source.info) if manifest is not None and not damage else None
-    manifest = manifest if carried is None else as_unbounded(carried)
-    at = context.now()
-    ends = source.system.upcoming(source.ssps)
-    snapshot = TableSnapshot(
-        source,
-        at,
-        commit,
-        manifest,
-        oldest=source.system.oldest(source.ssps),
-        ends=ends,
-        carried=carried is not None,
-        damage=damage,
-        missing=() if manifest is None or damage else tuple(_missing_objects(log, manifest)),
-    )
-    if manifest is None and not damage:
-        return replace(snapshot, refusal=_lost_pointer_error(log))
-    if commit is not None and assess_continuity(snapshot).store == "invalid":
-        head = log.log.head()
-        if head is not None and head.id != commit.id:  # whose writer may have removed the table's files
-            return replace(snapshot, refusal=_overtaken_error(log, f" (number {head.number}, after {commit.number})"))
-    return snapshot
-
-
-def require_matching_manifest(stored: DatasetManifest, declared: DatasetDeclaration) -> UnboundedManifest:
-    """Return the stored manifest; raise DatasetError where its declaration does not match the declared one.
-
-    The number of input partitions is not compared: `assess_continuity` does that.
-    """
-    partitions = {"input_partitions": stored.declaration.input_partitions}
-    check_declaration(stored.name, stored.declaration, declared.model_copy(update=partitions))
-    return as_unbounded(stored)
-
-
-def assess_continuity(snapshot: TableSnapshot) -> TableContinuity:
-    """Return whether the table can be continued, and if not, why."""
-    source, manifest = snapshot.source, snapshot.manifest
-    if snapshot.damage:
-        return TableContinuity("invalid", f"its manifest is damaged ({snapshot.damage})")
-    if manifest is None:
-        return TableContinuity("none")
-    building = manifest.bootstrap.state == "running"
-    offsets = offsets_by_partition(manifest.offsets)
-    refusal = source.recreated_error(manifest.stream, offsets, snapshot.ends)
-    if refusal is not None:
-        return TableContinuity("invalid", refusal.problem, building=building, refusal=refusal)
-    added, removed = sorted(set(source.ssps) - set(offsets)), sorted(set(offsets) - set(source.ssps))
-    if added or removed:
-        changed = ((added, "added"), (removed, "removed"))
-        problem = "; ".join(f"{', '.join(map(str, ssps))} {what}" for ssps, what in changed if ssps)
-        problem = f"the partitions of its stream have changed ({problem})"
-        return TableContinuity("invalid", problem, building=building)
-    lost = [ssp for ssp, offset in offsets.items() if source.system.compare(offset, snapshot.oldest[ssp]) < 0]
-    if lost:
-        ssp, oldest = lost[0], snapshot.oldest[lost[0]]
-        problem = f"it continues at offset {offsets[ssp]} of {ssp}, and the oldest in the stream is {oldest}"
-        return TableContinuity("invalid", problem, lost=True, building=building)
-    if snapshot.missing:
-        problem = f"{len(snapshot.missing)} of its objects are missing or cut, first {snapshot.missing[0]}"
-        return TableContinuity("invalid", problem, building=building)
-    if building:
-        problem = _bootstrap_problem(manifest, source, snapshot.at)
-        return TableContinuity("invalid", problem, building=True) if problem else TableContinuity("building")
-    behind = any(source.system.compare(offset, snapshot.ends[ssp]) < 0 for ssp, offset in offsets.items())
-    limit, confirmed = effective_max_age(source), manifest.confirmed_at
-    if behind and limit is not None and confirmed is not None and snapshot.at - confirmed > limit:
-        return TableContinuity(
-            "invalid",
-            f"it was last confirmed caught up {confirmed:%Y-%m-%d %H:%M} UTC, longer than {limit} ago, and has not "
-            "read all that came since",
-        )
-    return TableContinuity("valid")
-
-
-def effective_max_age(source: OpenedStream) -> timedelta | None:
-    """Return how long a table that is behind stays valid: the declared `max_age`, else the retention of tombstones."""
-    return source.spec.following.max_age or source.info.tombstones_kept
-
-
-def _missing_objects(log: DatasetLog, manifest: UnboundedManifest) -> list[str]:
-    generations = manifest.version.generations if manifest.version else ()
-    if manifest.bootstrap.state == "running":
-        generations = manifest.bootstrap.building
-    return log.find_missing_files(f"{log.prefix}/data", generations)
-
-
-def _lost_pointer_error(log: DatasetLog) -> CommitConflictError | MalformedDocumentError | None:
-    """Return the error for a log with commits and no pointer; starting again at number 1 would hide these commits."""
-    if is_deletion_commit(log.log.current()):
-        return None
-    newest = next(log.log.commits_before(sys.maxsize), None)
-    if newest is None or newest.number <= 1:
-        return None
-    if log.log.head() is not None:
-        return _overtaken_error(log)
-    return MalformedDocumentError(
-        f"dataset {log.name!r} has {newest.number} commits, and its pointer {log.log.pointer_key} is missing in "
-        f"{log.lake.url}.",
-        "Restore that object from a backup or an older object version; the manifests are intact. To start over, "
-        "declare the dataset under a new name.",
-        dataset=log.name,
-        document=log.log.pointer_key,
-    )
-
-
-def _overtaken_error(log: DatasetLog, numbers: str = "") -> CommitConflictError:
-    problem = f"dataset {log.name!r}: another writer committed first, while this one read the table{numbers}."
-    return CommitConflictError(problem, ADVANCE_AGAIN, dataset=log.name)
-
-
-def _bootstrap_problem(manifest: UnboundedManifest, source: OpenedStream, now: datetime) -> str:
-    """Return why a running bootstrap can't be continued, "" if it can."""
-    bootstrap, kept = manifest.bootstrap, source.info.tombstones_kept
-    if bootstrap.columns is not None and bootstrap.columns != source.schema:
-        return f"the declared columns have changed since it began ({bootstrap.columns.difference(source.schema)})"
-    before, after = manifest.declaration, source.declaration
-    if (before.order_by, before.position_type) != (after.order_by, after.position_type):
-        was, wanted = describe_order(before.order_by), describe_order(after.order_by)
-        return f"the declared order has changed since it began, from {was} to {wanted}"
-    if kept is not None and now - bootstrap.started_at > kept:
-        return (
-            f"it began {bootstrap.started_at:%Y-%m-%d %H:%M} UTC, and its stream keeps deletions for {kept} only: it "
-            "may have missed some"
-        )
-    return ""
-
 
 _NO_BOOTSTRAP = Bootstrap(state="running", start={}, target={}, started_at=datetime.fromtimestamp(0, UTC))
 

@@ -21,17 +21,17 @@ from typing import TYPE_CHECKING, Literal
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.sources.entries import OpenedStream, Ranges, offsets_by_partition
-from dagster_adjunct.assets.unbounded.advance import (
-    compact_if_due,
-    execute_plan,
+from dagster_adjunct.assets.unbounded.advance import compact_if_due, execute_plan, resume_table
+from dagster_adjunct.assets.unbounded.changes import apply_changes, apply_ranges
+from dagster_adjunct.assets.unbounded.commit import Advance
+from dagster_adjunct.assets.unbounded.progress import build_report
+from dagster_adjunct.assets.unbounded.recovery import (
+    TableSnapshot,
+    inspect_table,
     order_change_error,
     plan_recovery,
     require_complete_stream,
-    resume_table,
 )
-from dagster_adjunct.assets.unbounded.changes import apply_changes, apply_ranges
-from dagster_adjunct.assets.unbounded.commit import Advance, TableSnapshot, inspect_table
-from dagster_adjunct.assets.unbounded.progress import build_report
 from dagster_adjunct.assets.versions.actions import require_audit_fields
 from dagster_adjunct.assets.versions.leases import Lease
 from dagster_adjunct.assets.versions.manifest import Change, Decision, UnboundedManifest

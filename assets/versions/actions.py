@@ -95,7 +95,7 @@ class VersionActions:
                 raise DatasetError(
                     f"dataset {manifest.name!r} is pinned to {manifest.pin.version} by {manifest.pin.by} "
                     f"({manifest.pin.reason}), so a rollback would change nothing for readers.",
-                    f"Unpin it first: adjunct dataset unpin {manifest.name}.",
+                    f"Unpin it first: adjunct dataset unpin {manifest.name} --reason ….",
                     dataset=manifest.name,
                 )
             return with_served_version(

@@ -305,7 +305,7 @@ class BoundedManifest(CommonManifest):
         if ref is None or set(ref.folders) & set(self.doomed):
             served = self.version.id if self.version else "none"
             problem = f"dataset {self.name!r}: version {version_id} has been discarded; the one served is {served}."
-            step = "Open the dataset again, or pin the versions that must stay: adjunct dataset pin."
+            step = f"Open the dataset again. To keep a version: adjunct dataset pin {self.name} VERSION --reason …."
             raise VersionDiscardedError(problem, step, dataset=self.name, version=version_id)
 
     def without(self, removed: Sequence[str], garbage: Sequence[str]) -> Self:

@@ -138,7 +138,7 @@ def open_runtime(
 
 
 def no_session() -> NoReturn:
-    """Stand for Spark where no records are read."""
+    """Pass this as `spark` where no records are read; it fails if it is called after all."""
     raise AssertionError("no records are read here")
 
 
@@ -180,9 +180,8 @@ def write_generation(
     if conflicting and options.name_conflicting:
         keys = [key for file in files for key in file.stats.get("conflicting_keys", ())]
         problem = (
-            f"{options.what}: {conflicting} record(s) have the key ({', '.join(layout.key)}) of another "
-            "record but different values, and the dataset is declared with duplicates='error': "
-            f"{format_first(keys)}."
+            f"{options.what}: {conflicting} record(s) have the same key ({', '.join(layout.key)}) as another record "
+            f"but other values, which duplicates='error' forbids. Such keys: {format_first(keys)}."
         )
         raise SchemaMismatchError(problem, "Deliver each key once, or declare duplicates='last'.", column=layout.key[0])
     counters = {name: count for name, count in counters.items() if count or name in ("superseded", "deleted")}

@@ -64,8 +64,8 @@ def describe_partitions(dataset: AdjunctDataset) -> str:
         )
     sensor = f"the sensor {to_dagster_name(dataset.name)}_new_versions"
     return (
-        f"Dataset {dataset.name} has its versions as partitions: adjunct run publishes delivered versions, the "
-        f"application's job in Dagster does not. Launch {job} for them, or switch on {sensor}."
+        f"Dataset {dataset.name} has its versions as partitions: adjunct run MODULE:APP publishes delivered versions, "
+        f"the application's job in Dagster does not. Launch {job} for them, or switch on {sensor}."
     )
 
 

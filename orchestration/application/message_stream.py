@@ -216,8 +216,9 @@ class MessageStream:
 
         `as_of` names a timestamp or date column: each record is joined with the entry that was valid at that time, from
         a dataset with a history (`history=`, or `valid_from=` of versions). A record from before the history of its key
-        has no entry, the oldest entry with before_history="oldest", or fails the batch ("error"); a record whose time
-        is null has no entry, or fails the batch with on_null_time="fail".
+        has no entry, or the key's first one with before_history="oldest" (of a bounded dataset the one in the oldest
+        version, if any), or fails the batch ("error"); a record whose time is null has no entry, or fails the batch
+        with on_null_time="fail".
 
         A remote table is asked once for each key of a batch. `select` may give types of columns that the table does not
         declare, {"seats": "int"}; `args` are passed to the table's function.

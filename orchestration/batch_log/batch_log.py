@@ -434,7 +434,7 @@ class BatchLog:
         if intent is None:
             problem = f"application {self._application!r} has no open batch to abandon."
             raise errors.ConfigurationError(
-                problem, "See its state: adjunct checkpoint show.", application=self._application
+                problem, f"See its state: adjunct checkpoint show {self._application}.", application=self._application
             )
         note = f"batch {intent.batch} {'skipped' if skip else 'abandoned'}: {reason}"
         update: dict[str, object] = {"open": None, "batch": intent.batch}
@@ -460,7 +460,7 @@ class BatchLog:
             raise errors.ConfigurationError(
                 f"batch {state.open.batch} of application {self._application!r} is reading a replay on "
                 f"{', '.join(str(replay.ssp) for replay in stopped)}.",
-                "Try again after the batch, or abandon it: adjunct checkpoint abandon.",
+                f"Try again after the batch, or abandon it: adjunct checkpoint abandon {self._application} --reason ….",
                 application=self._application,
             )
         replays = {key: replay for key, replay in state.offsets.replays.items() if replay not in stopped}

@@ -291,8 +291,9 @@ class RunLease:
         return errors.ApplicationBusyError(
             f"application {self._application!r} is being run by {stored.describe()}, last renewed at "
             f"{stored.written:%H:%M:%S} UTC: this run did not start{waited}.",
-            "Wait for its end (adjunct run --wait 1h), or stop it. Take over from a run that hangs with adjunct run "
-            "--take-over, run_application(…, take_over=True), or take_over in the config of the Dagster op.",
+            "Wait for its end (adjunct run MODULE:APP --wait 1h), or stop it. Take over from a run that hangs with "
+            "adjunct run MODULE:APP --take-over, run_application(…, take_over=True), or take_over in the config of the "
+            "Dagster op.",
             application=self._application,
             run=stored.holder.run if stored.holder else None,
         )

@@ -25,7 +25,7 @@ from dagster_adjunct.assets.writing.generation import Runtime
 from dagster_adjunct.orchestration.application.application import Application, load_application
 from dagster_adjunct.orchestration.application.graph import group_datasets
 from dagster_adjunct.orchestration.cli import options, output
-from dagster_adjunct.orchestration.maintenance.discard import collect_metadata, erase_keys, expire_versions
+from dagster_adjunct.orchestration.maintenance.expire import collect_metadata, erase_keys, expire_versions
 from dagster_adjunct.orchestration.planner.planner import open_dataset_systems, systems_for
 from dagster_adjunct.orchestration.step.run import advance_unit, apply_startpoints
 from dagster_adjunct.resources.common import split_stream_name
@@ -54,7 +54,7 @@ def advance(
     command rejected a version, even if it published a later one.
     """
     if make_current and partition is None:
-        step = "Add --partition, or use adjunct dataset rollback to serve an earlier version."
+        step = f"Add --partition. To serve an earlier version: adjunct dataset rollback {name} --reason …."
         raise ConfigurationError("--make-current needs --partition.", step, setting="--make-current")
     app = load_application(reference)
     group = advance_group(app, name)
@@ -313,8 +313,8 @@ def erase(lake: Lake, name: str, key: tuple[str, ...], keys_from: Path | None, y
     manifest = open_stored_versions(lake, name).require_manifest()
     declared = manifest.declaration
     if bool(key) == (keys_from is not None):
-        problem = f"dataset {name!r} can't erase {'keys given twice' if key else 'no keys'}."
-        raise ConfigurationError(problem, "Give KEYs, or a file with --keys-from.", dataset=name)
+        problem = f"the keys to erase from dataset {name!r} are {'given twice' if key else 'missing'}."
+        raise ConfigurationError(problem, "Give KEYs or --keys-from FILE, not both.", dataset=name)
     fields = [Field(column, kind) for column, kind in zip(declared.key, declared.key_types, strict=True)]
     texts = (
         options.read_keys(name, declared.key, keys_from) if keys_from else options.split_keys(name, declared.key, key)

@@ -274,7 +274,7 @@ def _reject_cycles(built: Sequence[dg.AssetsDefinition]) -> None:
     except CycleError as error:
         circle = " -> ".join(key.to_user_string() for key in error.args[1])
         problem = f"build_definitions(): applications feed each other in a circle, which Dagster can't show: {circle}."
-        step = "Leave one of them out and start it by adjunct run, or let it write or read another stream."
+        step = "Leave one of them out and start it by adjunct run MODULE:APP, or let it write or read another stream."
         raise ConfigurationError(problem, step, argument="more") from None
 
 

@@ -338,7 +338,7 @@ def discard_job(application: str, members: Sequence[DatasetAsset]) -> dg.JobDefi
         "Deletes versions that the retention policies no longer keep, and what failed builds left.",
     )
     def discard(context: dg.OpExecutionContext, config: DiscardConfig, adjunct_lake: LakeResource) -> None:
-        from dagster_adjunct.orchestration.maintenance.discard import expire_all_versions
+        from dagster_adjunct.orchestration.maintenance.expire import expire_all_versions
 
         with translate_errors(context):
             lake = adjunct_lake.open()

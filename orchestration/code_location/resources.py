@@ -261,8 +261,9 @@ class AdjunctLoader(dg.ConfigurableIOManager):
         lake = open_lake(self.lake)
         stream, dataset = facts.get(STREAM), facts.get(DATASET, "")
         if stream is None and not dataset:
-            problem = f"input {context.name!r} is no dataset and no stream that this code location has from "
-            problem += "build_definitions."
+            problem = (
+                f"input {context.name!r} is neither a dataset nor a stream of the definitions of build_definitions."
+            )
             step = "Merge them with Definitions.merge, or load it in the asset itself."
             raise ConfigurationError(problem, step, argument=context.name)
         versions = list(context.asset_partition_keys) if dataset and context.has_asset_partitions else [None]

@@ -378,7 +378,7 @@ def _ask_for_application() -> SparkSession:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What the driver of an application needs to run work for an op's process; for another machine without secrets."""
+    """What a Spark driver needs to do the work of an op; for a driver on another machine, without secrets."""
 
     work: Callable[[Host], Any]
     open_systems: Callable[..., Mapping[str, StreamSystem]]
@@ -390,7 +390,10 @@ class Order:
 
 
 def drive() -> None:
-    """Do the work that the op's process offers, in the driver of an application. Glue's has arguments, no variables."""
+    """Do the work that the op's process offers, in a Spark driver.
+
+    Glue passes what Pipes needs as arguments, the others as environment variables.
+    """
     writer = Writer()
     loaders: list[Any] = [PipesCliArgsParamsLoader, PipesEnvVarParamsLoader]
     loader = next((one for kind in loaders if (one := kind()).is_dagster_pipes_process()), None)

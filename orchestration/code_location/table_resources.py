@@ -105,7 +105,10 @@ _COLUMNS = "Types of the columns by name."
 
 
 class TableResource(dg.ConfigurableResource):  # type: ignore[type-arg]
-    """A store's table as configuration; `function` creates the function that reads and writes it."""
+    """A Dagster resource that configures one table of a store.
+
+    `function` returns the object that reads and writes the table, not connected yet.
+    """
 
     key: list[str] = Field(description="The key's columns.")
 
@@ -131,7 +134,7 @@ class TableResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         super().__init__(**settings)
 
     def function(self) -> Any:
-        """Return the store's function, closed."""
+        """Return the table function of the store for this table, not connected yet."""
         names = {**self.arguments, **self.variables}
         # A class that users derive may have other fields too.
         declaring: Any = next(cls for cls in type(self).__mro__ if "store" in vars(cls))

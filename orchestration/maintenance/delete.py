@@ -213,8 +213,8 @@ def _delete(
             return lambda: report
         reading.check(
             f"{kind} {name!r} is still read",
-            "Run the application, or abandon its batch (adjunct checkpoint abandon); close the readers. A lease that "
-            "nobody renews expires within minutes.",
+            "Run the application, or abandon its batch (adjunct checkpoint abandon APPLICATION --reason …); close the "
+            "readers. A lease that nobody renews expires within minutes.",
             "Remove it from these first. Or force the deletion (--force, force=True): no data is mixed up, and their "
             "next run fails with advice.",
             force=force,

@@ -12,7 +12,7 @@ from dagster_adjunct.assets.versions.dataset_log import DatasetLog, commit_repar
 from dagster_adjunct.assets.versions.manifest import UnboundedManifest, has_read_all
 from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog, list_application_states, list_applications
 from dagster_adjunct.orchestration.maintenance.delete import Readers, find_followers
-from dagster_adjunct.orchestration.maintenance.discard import needed_versions
+from dagster_adjunct.orchestration.maintenance.expire import needed_versions
 from dagster_adjunct.orchestration.startpoints.positions import (
     carry_over_stream,
     describe_carry_over,
@@ -84,8 +84,8 @@ def repartition_stream(
     def check(state: StreamState) -> None:
         _inspect_readers(lake, name, state)[2].check(
             f"stream {name!r} can't be repartitioned now",
-            "Let their runs end, abandon their batches (adjunct checkpoint abandon) or clear startpoints (adjunct "
-            "startpoint clear), and repeat it.",
+            "Let their runs end, abandon their batches (adjunct checkpoint abandon APPLICATION --reason …) or take "
+            f"back startpoints (adjunct startpoint clear MODULE:APP lake.{name} --reason …), and repeat it.",
             "Run the readers that have not read all of it, and repeat it. Or force it (--force, force=True): no record "
             "is lost or read twice, and the readers' next run fails with advice.",
             force=force,

@@ -61,8 +61,9 @@ OnNullTime = Literal["null", "fail"]
 class AsOf:
     """The options of an as-of join, which uses the entry that was valid at the time in the record's `column`.
 
-    A record from before the history of its key has no entry ("null"), the oldest entry, or fails the batch; a record
-    without a time has no entry or fails the batch.
+    A record from before the history of its key has no entry ("null"), the key's first entry ("oldest"; of a bounded
+    dataset, the one in the oldest version, if any), or fails the batch; a record without a time has no entry or fails
+    the batch.
     """
 
     column: str

@@ -467,7 +467,7 @@ _NAMED = re.compile(r"\sas\s", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class PartitionBy(PassThroughSpec):
-    """An intermediate stream: the records repartitioned by `columns`; the count is inferred if None."""
+    """An intermediate stream: the records repartitioned by `columns` into `partitions` (None: inferred)."""
 
     kind: ClassVar[str] = "partition-by"
     role: ClassVar[Role] = "intermediate"

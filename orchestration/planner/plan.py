@@ -43,7 +43,7 @@ class JoinGroup:
 
 @dataclass(frozen=True, slots=True)
 class FedDataset:
-    """A joined dataset that the application feeds: by which streams, at which operators (`sinks`)."""
+    """A joined dataset whose input streams the application itself writes, with the operators `sinks`."""
 
     dataset: str
     streams: tuple[str, ...]

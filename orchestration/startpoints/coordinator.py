@@ -380,7 +380,7 @@ def describe_other_writers(lake: Lake, app: Application) -> list[str]:
     if state.renamed_to is not None:
         return [f"application {app.name!r} was renamed {state.renamed_to!r}: no run starts under its former name."]
     writers = [] if commit is not None else _find_writers(app, list_application_states(lake))
-    return [f"{summary} (adjunct app rename)." for _, _, summary in writers]
+    return [f"{summary} (adjunct app rename {name} {app.name} --reason …)." for name, _, summary in writers]
 
 
 def check_first_run(lake: Lake, app: Application, *, adopt: bool = False) -> None:

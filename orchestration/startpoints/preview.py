@@ -183,8 +183,9 @@ def mark_blocked_previews(unreadable: Sequence[Unreadable], previews: Sequence[P
             of_task = unread.at is not None and unread.at in shown.tasks
             holds = unread.at is not None and (unread.ssp == asked.ssp or (unread.ssp is None and of_task))
             if waits or holds:
-                way = f"{asked.ssp} --reason …" if unread.ssp else f"--all --task {str(unread.at)!r} --reason …"
-                error = f"{unread.summary()} Take that back first: adjunct startpoint clear MODULE:APP {way}."
+                way = asked.ssp if unread.ssp else f"--all --task {str(unread.at)!r}"
+                clear = f"adjunct startpoint clear MODULE:APP {way} --reason …"
+                error = f"{unread.summary()} Take that back first: {clear}."
                 return with_fields(shown, error=error, falls_back=False)
         return shown
 
@@ -237,8 +238,8 @@ def other_kind_error(replaced: Sequence[tuple[PendingStartpoint, StartpointReque
             other = "a startpoint that moves the position" if request.until is not None else "a bounded replay"
             return ConfigurationError(
                 f"{what} would replace {other}: {held.summary()}.",
-                "Let a run apply that first, take it back (adjunct startpoint clear), or replace it with --replace "
-                "(replace=True in Python).",
+                f"Let a run apply that first, take it back (adjunct startpoint clear MODULE:APP {request.ssp} --reason "
+                "…), or replace it with --replace (replace=True in Python).",
                 stream=request.ssp.qualified_stream,
             )
     return None

@@ -26,7 +26,7 @@ from pydantic import Field as Default
 from pydantic import ValidationError
 
 from dagster_adjunct.assets.reading.stored_versions import read_batch_version
-from dagster_adjunct.assets.unbounded.transient import is_transient
+from dagster_adjunct.assets.unbounded.transient_table import is_transient
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.assets.versions.manifest import DatasetManifest
 from dagster_adjunct.orchestration.application.application import Application
@@ -127,8 +127,8 @@ def read_plan(lake: Lake, application: str, plan: str) -> RecordedPlan:
     except ValidationError as error:
         raise MalformedDocumentError(
             f"the plan of a recorded replay can't be read in {key}: {first_validation_problem(error)}.",
-            "Take the replay back (adjunct startpoint clear) and request it again, or upgrade if a newer version "
-            "wrote it.",
+            "Take the replay back (adjunct startpoint clear MODULE:APP PARTITION --reason …) and request it again, or "
+            "upgrade if a newer version wrote it.",
             document=key,
         ) from error
 
@@ -430,7 +430,8 @@ def explain_cut(
         return {}
     problem = f"only a part of batch {reads.cut[0]} is requested, and its joins read in {min(joined_after_sends)!r} "
     problem += "what the whole batch had sent there before."
-    step = "Request whole batches, of all their partitions at once: adjunct checkpoint history lists their offsets."
+    step = "Request whole batches, of all their partitions at once: adjunct checkpoint history APPLICATION lists their "
+    step += "offsets."
     return {ssp: str(offset_error(ssp, f"{ssp}: {problem}", step)) for ssp in asked.spans}
 
 

@@ -428,8 +428,8 @@ def check_task(task: str) -> str:
 def malformed_error(where: str, problem: str) -> errors.MalformedDocumentError:
     """Return the error of a stored entry, `where`, that can't be read."""
     step = (
-        "Take it back (adjunct startpoint clear MODULE:APP, with its partition or --all) and request it again, or "
-        "upgrade if a newer version wrote it."
+        "Take it back (adjunct startpoint clear MODULE:APP PARTITION --reason …, or --all for PARTITION) and "
+        "request it again, or upgrade if a newer version wrote it."
     )
     return errors.MalformedDocumentError(f"{where} can't be read: {problem.rstrip('.')}.", step, document=where)
 

@@ -217,7 +217,7 @@ def take_back_startpoints(
     )
     kept += [
         f"{replay.ssp}: the replay from {replay.position} ({replay.by}: {replay.reason}): the open batch is reading "
-        "it; try again after the batch, or abandon it (adjunct checkpoint abandon)"
+        f"it; try again after the batch, or abandon it (adjunct checkpoint abandon {app.name} --reason …)"
         for replay in going
     ]
     if task is not None:
@@ -310,7 +310,9 @@ class Startpoints:
         if not isinstance(self.app, Application):
             known = f": {describe_similar_names(self.lake, self.app)}" if isinstance(self.app, str) else ""
             step = "Pass the Application itself: its plan says which task reads what."
-            raise ConfigurationError(f"Startpoints got {self.app!r} for an application{known}.", step, argument="app")
+            raise ConfigurationError(
+                f"Startpoints: app is {self.app!r}, not an Application{known}.", step, argument="app"
+            )
 
     def preview(
         self,

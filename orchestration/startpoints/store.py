@@ -389,7 +389,10 @@ class StartpointManager:
         )
 
     def fingerprint(self) -> str | None:
-        """Return a text that changes with the requests. One request to the store."""
+        """Return a text that changes with every change to the stored requests; None if there never were any.
+
+        Costs one read of the store.
+        """
         return self._requests.etag()
 
     def has_any(self) -> bool:

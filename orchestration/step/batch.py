@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
-from dagster_adjunct.assets.reading.history import Reader, VersionsOverTime
+from dagster_adjunct.assets.reading.valid_time import Reader, VersionsOverTime
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.sources.entries import derive_stored_schema
 from dagster_adjunct.assets.unbounded.local_table import (
@@ -78,7 +78,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import Column, DataFrame, Observation, Row, SparkSession
 
-    from dagster_adjunct.assets.unbounded.transient import TransientVersion
+    from dagster_adjunct.assets.unbounded.transient_table import TransientVersion
     from dagster_adjunct.orchestration.operators.table_updates import Update
 
 _TIME_COUNTS = {BEFORE_HISTORY: "before_history", NO_TIME: "null_times"}

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.assets.reading.history import VersionsOverTime
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
+from dagster_adjunct.assets.reading.valid_time import VersionsOverTime
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.unbounded.local_table import state_dataset_name
-from dagster_adjunct.assets.unbounded.transient import TransientTable, TransientVersion, is_transient
+from dagster_adjunct.assets.unbounded.transient_table import TransientTable, TransientVersion, is_transient
 from dagster_adjunct.assets.versions.leases import Lease
 from dagster_adjunct.assets.writing.generation import Runtime
 from dagster_adjunct.orchestration.application.application import Application

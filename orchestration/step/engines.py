@@ -100,7 +100,7 @@ def no_session_error(application: str, needs: Sequence[str]) -> ConfigurationErr
     return ConfigurationError(
         f"application {application!r} needs Spark, and there is no session (the master is none): {'; '.join(needs)}.",
         "Run it with another master, such as ADJUNCT_SPARK_MASTER=local[2], which needs Java; or write it without what "
-        "needs Spark: adjunct plan says what does.",
+        "needs Spark (adjunct plan MODULE:APP says what does).",
         application=application,
     )
 

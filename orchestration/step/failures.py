@@ -492,6 +492,6 @@ def analysis_error(operator: Operator, error: AnalysisException) -> errors.Plann
     place = failing_line(error) or operator.declared_at
     return errors.PlanningError(
         f"{operator.id}: {problem}{f' ({place.describe()})' if place else ''}.",
-        "Correct the expression or function; adjunct plan lists the operators by these names.",
+        "Correct the expression or function; adjunct plan MODULE:APP lists the operators by these names.",
         operator=operator.id,
     )

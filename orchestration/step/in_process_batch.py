@@ -12,7 +12,7 @@ from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from dagster_adjunct.assets.reading.history import Reader
+from dagster_adjunct.assets.reading.valid_time import Reader
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.orchestration.operators.columns import BRANCH, ORIGIN, first_duplicate
 from dagster_adjunct.orchestration.operators.functions import RecordCall, call_in_process

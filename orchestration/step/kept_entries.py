@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
-from dagster_adjunct.assets.reading.history import Reader, VersionsOverTime, read_rows_over_time
 from dagster_adjunct.assets.reading.superseded import read_entries
+from dagster_adjunct.assets.reading.valid_time import Reader, VersionsOverTime, read_rows_over_time
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.versions.version import TOMBSTONE
 from dagster_adjunct.resources.bucketing.files import IS_FIRST, VALID_FROM, VALID_TO
@@ -94,10 +94,12 @@ class TimedEntries:
     def find(
         self, columns: Sequence[pa.ChunkedArray], times: Sequence[int | None], *, oldest: bool
     ) -> tuple[pa.Array, pa.Array]:
-        """Return the row of the entry of each record's key at its time, null for none; and whether its time is before
-        the history of its key.
+        """Return two arrays with a value for each record: the row of its key's entry at its time (null for none), and
+        whether that time is before the history of the key.
 
-        `times` are in microseconds. With `oldest` a record from before the history gets the key's oldest entry.
+        `times` are in microseconds. A record without a key or time gets null and False. With `oldest`, a record from
+        before the history gets the key's first entry, but null if the key has no rows or `firsts` does not mark its
+        first row: a bounded dataset's oldest version lacks the key.
         """
         known = reduce(pc.and_, [column.is_valid() for column in columns]).to_pylist()
         numbers = self.keys.find(columns).to_pylist()

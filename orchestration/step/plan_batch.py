@@ -15,7 +15,7 @@ from dagster_adjunct.assets.unbounded.local_table import maintain_state, require
 from dagster_adjunct.assets.unbounded.progress import StreamPosition
 from dagster_adjunct.assets.versions.manifest import DatasetManifest, as_bounded, as_unbounded
 from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, Intent, Replay
-from dagster_adjunct.orchestration.maintenance.discard import expire_versions
+from dagster_adjunct.orchestration.maintenance.expire import expire_versions
 from dagster_adjunct.orchestration.operators.operator import BROADCAST
 from dagster_adjunct.orchestration.operators.stream_facts import RECORDED
 from dagster_adjunct.orchestration.startpoints.coordinator import start_run

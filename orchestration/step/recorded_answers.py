@@ -77,9 +77,10 @@ def call_or_replay(
         rows = frame.count()  # counts upstream complete only once their records are consumed
         if rows != recorded.num_rows and not call.cut:
             raise errors.PlanningError(
-                f"{call.operator}: this batch was retried with {rows} records, and had {recorded.num_rows} when the "
-                f"results of {call.name} were recorded.",
-                "Make the operators before it deterministic; or abandon the batch: adjunct checkpoint abandon.",
+                f"{call.operator}: this retry of the batch passes {rows} records to {call.name}, but "
+                f"{recorded.num_rows} results were recorded for it.",
+                f"Make the operators before {call.operator} deterministic, or abandon the batch: adjunct checkpoint "
+                f"abandon {call.application} --reason ….",
                 operator=call.operator,
             )
         return recorded, {"rows": recorded.num_rows, "calls": 0}
@@ -232,7 +233,8 @@ class RecordedAnswers:
             raise errors.MalformedDocumentError(
                 f"the answers of {self.operator} in batch {self.batch} of application {self.application!r} can't be "
                 f"read: {error}.",
-                "Restore that object from a backup, or abandon the batch: adjunct checkpoint abandon.",
+                "Restore that object from a backup, or abandon the batch: adjunct checkpoint abandon "
+                f"{self.application} --reason ….",
                 document=key,
             ) from error
         if about != self.about:
@@ -241,7 +243,8 @@ class RecordedAnswers:
                 f"{self.operator}: batch {self.batch} of application {self.application!r} was started by another "
                 f"version of the code, which asked for {before}; this one asks for {now}."
             )
-            step = "Let that version finish the batch, then deploy this one; or abandon it: adjunct checkpoint abandon."
+            abandon = f"adjunct checkpoint abandon {self.application} --reason …"
+            step = f"Let that version finish the batch, then deploy this one; or abandon it: {abandon}."
             raise errors.ConfigurationError(problem, step, application=self.application, operator=self.operator)
         return table
 

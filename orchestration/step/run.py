@@ -28,7 +28,7 @@ from dagster_adjunct.orchestration.application.graph import (
 )
 from dagster_adjunct.orchestration.application.table_registry import register_tables
 from dagster_adjunct.orchestration.batch_log.run_lease import DEFAULT_WAIT, Claim, RunLease, validate_span
-from dagster_adjunct.orchestration.maintenance.discard import expire_all_versions
+from dagster_adjunct.orchestration.maintenance.expire import expire_all_versions
 from dagster_adjunct.orchestration.planner.notes import note_table_order
 from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
 from dagster_adjunct.orchestration.planner.planner import plan_application, systems_for

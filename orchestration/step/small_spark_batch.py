@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dagster_adjunct.assets.reading.history import Reader
+from dagster_adjunct.assets.reading.valid_time import Reader
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.orchestration.operators.operator import Exchange
 from dagster_adjunct.orchestration.step.batch import BatchContext
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame
 
-    from dagster_adjunct.assets.unbounded.transient import TransientVersion
+    from dagster_adjunct.assets.unbounded.transient_table import TransientVersion
 
 MAX_ROWS = 300_000
 """The rows of all partitioned datasets that one task reads, at most: some tenths of a second."""

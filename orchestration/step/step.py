@@ -27,7 +27,7 @@ from typing import Any
 
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.unbounded.local_table import create_state
-from dagster_adjunct.assets.unbounded.transient import TransientVersion
+from dagster_adjunct.assets.unbounded.transient_table import TransientVersion
 from dagster_adjunct.orchestration.batch_log.batch_log import ClosedBatch, Counters, add_counters
 from dagster_adjunct.orchestration.step.context import BatchInputs, BatchMetrics, StepContext, StepState
 from dagster_adjunct.orchestration.step.engines import BatchEngine, choose_engine

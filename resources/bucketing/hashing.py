@@ -394,7 +394,7 @@ def arrow_checksum(table: pa.Table, schema: Schema) -> str:
 
 
 def parse_records_checksum(text: str | None) -> str | None:
-    """Return the records' checksum in `text`; None without one, or for a checksum of the producer's own form."""
+    """Return `text` in lower case if it is a checksum of records as made here (r2-…), else None."""
     return text.lower() if text is not None and _PATTERN.fullmatch(text) else None
 
 

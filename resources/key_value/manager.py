@@ -60,7 +60,11 @@ def lake_backends(lake: Lake) -> tuple[dict[str, str], ...]:
 
 
 def resolve_lake_backend(lake: Lake, description: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what `backend_from` accepts for a stored description, which may be relative to the lake."""
+    """Return the settings of a stored backend description, for `backend_from`.
+
+    A description such as `{"lake": "sqlite"}` means this lake's own backend; others are returned unchanged. Raises
+    ConfigurationError if this lake has no such backend.
+    """
     if _LAKE not in description:
         return dict(description)
     root, settings = lake.store.descriptor.url, {name: v for name, v in description.items() if name != _LAKE}
@@ -186,7 +190,7 @@ class TableBackends:
         return given
 
     def has(self, name: TableName, table: StoredTable) -> bool:
-        """Whether a table is in the backend for new tables, whatever other settings its own description has."""
+        """Whether the table is in the backend for new tables: at the same location, even with other settings."""
         description = self.description()
         if description == table.backend:
             return True
@@ -276,7 +280,7 @@ def require_scope(snapshot: NamespaceSnapshot, scope: str) -> None:
     """Raise ScopeNotFoundError if the scope does not exist."""
     stored = snapshot.get(scope)
     if stored is None:
-        step = "Check the name, or create it: create_scope, or adjunct kv scope create."
+        step = f"Check the name, or create it: create_scope, or adjunct kv scope create {scope}."
         raise errors.ScopeNotFoundError(f"there is no scope {scope!r} of key-value tables.", step, scope=scope)
     parse_stored_entry(StoredScope, stored, f"scope {scope!r} of key-value tables")
 

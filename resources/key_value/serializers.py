@@ -353,5 +353,7 @@ def serializer_named(name: str) -> Serializer[Any]:
     """Return the serializer of this name. Raises ConfigurationError for an unknown one."""
     if name not in _SERIALIZERS:
         problem = f"no serializer is named {name!r}: expected {', '.join(_SERIALIZERS)}."
-        raise ConfigurationError(problem, "Others can be passed as objects in Python.", argument="name")
+        raise ConfigurationError(
+            problem, "Choose one of these; in Python you can also pass a Serializer.", argument="name"
+        )
     return _SERIALIZERS[name]

@@ -117,7 +117,7 @@ class SqliteConnections:
             self._idle.append(connection)
 
     def drop(self, connection: FileConnection) -> None:
-        """Close a connection that was taken."""
+        """Close a connection from `take` instead of giving it back."""
         try:
             connection.close()
         finally:
@@ -199,7 +199,7 @@ os.register_at_fork(before=_before_fork, after_in_parent=_forking.release, after
 
 
 def is_busy(error: BaseException) -> bool:
-    """Whether others hold a lock, so that a request had no effect."""
+    """Whether the error says that another connection holds SQLite's lock, so that the request changed nothing."""
     return getattr(error, "sqlite_errorcode", 0) & 0xFF in _BUSY
 
 

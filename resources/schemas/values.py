@@ -109,7 +109,10 @@ def readable_value(scalar: pa.Scalar, errors: Errors = "backslashreplace") -> An
 
 
 def unreadable_condition(value: str, kind: str) -> str:
-    """Return the Spark SQL condition that a value of this type, one of CHECKED_TYPES, is one that Python can't hold."""
+    """Return a Spark SQL condition that is true for values that Python can't hold.
+
+    `value` is the SQL of the value, `kind` its type, one of CHECKED_TYPES.
+    """
     if kind == "string":
         return f"NOT is_valid_utf8({value})"
     count, (least, most) = ("unix_date", DAYS) if kind == "date" else ("unix_micros", MICROS)

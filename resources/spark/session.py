@@ -295,7 +295,7 @@ def new_session(
 
 
 def prepare_session(session: SparkSession) -> None:
-    """Check the release of a session that has just been started, and spare it lookups in its JVM."""
+    """Check that a new session has the release of this PySpark, and cache the JVM functions that it looks up often."""
     _check_release(session, session.sparkContext.master)
     tuning.cache_jvm_functions(session)
 

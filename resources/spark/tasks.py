@@ -184,8 +184,10 @@ def _corresponding_error(text: str) -> AdjunctError | None:
         problem = f"{what} was interrupted: {cut_off['cause'].rstrip('.')}."
         return StoreUnavailableError(problem, "Run it again.", url=file)
     if file and damaged:
-        step = "The object is missing or damaged: restore it from a backup, or serve an earlier version (adjunct "
-        step += "dataset rollback). adjunct dataset verify names every such object of a version."
+        step = (
+            "The object is missing or damaged: restore it from a backup, or serve an earlier version (adjunct dataset "
+            "rollback NAME --reason …). To list all such objects of a dataset: adjunct dataset verify NAME."
+        )
         return ManifestMismatchError(f"Spark can't read {file}: {damaged['cause']}.", step, url=file)
     if _TOO_DEEP.search(text):
         return PlanningError(

@@ -365,7 +365,7 @@ class Ticket:
         return self._entries.keys
 
     def wait_for(self, others: set[Ticket]) -> None:
-        """Place it behind these tickets."""
+        """Let this request begin only after these others are over."""
         self.ahead = len(others)
         for other in others:
             other.behind.append(self)

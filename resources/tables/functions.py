@@ -164,7 +164,8 @@ class TableFunction:
     async def send(self, operation: Operation[Any]) -> Outcomes:
         """Execute the operation in the order of each key's entries, and return each entry's outcome.
 
-        Unless overridden, with one request per entry, or with one `_all` form that is overridden.
+        By default it calls the `_all` method of the operation once, if that is overridden, else the method for one
+        entry for each of them.
         """
         entries, args, kind = operation.entries, operation.args, operation.kind
         several = _METHODS[kind][1]
@@ -468,7 +469,10 @@ def check_conditions(table: str, function: str, capabilities: Capabilities, oper
 
 @dataclass(frozen=True, slots=True)
 class FunctionLayer:
-    """Sends gets to the read function and writes to the write function, opening each before its request."""
+    """Sends gets to the read function and writes to the write function.
+
+    Before every request it calls the function's `open`, which does nothing if the function is connected.
+    """
 
     table: str
     read_function: TableFunction | None

@@ -125,8 +125,10 @@ def key_columns(table: str, key: str | Sequence[str]) -> tuple[str, ...]:
     """The names of a table's key columns, in order."""
     names: tuple[Any, ...] = (key,) if isinstance(key, str) else tuple(key) if isinstance(key, list | tuple) else ()
     if not names or not all(isinstance(name, str) and name for name in names) or len(set(names)) < len(names):
-        problem = f"table {table}: key={key!r}; expected at least one key column, by name and in order, each once."
-        raise ConfigurationError(problem, "Pass a column name or a list of them.", argument="key", table=table)
+        problem = f"table {table}: key={key!r} is not a column name, or a list of one or more different column names."
+        raise ConfigurationError(
+            problem, "Pass the name of the key column, or a list of the names in order.", argument="key", table=table
+        )
     return names
 
 

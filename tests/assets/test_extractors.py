@@ -73,7 +73,7 @@ def test_an_extractors_schema_is_what_entries_have_and_nothing_is_imported_for_i
         (Projection("tailnum STRING, n INT"), "the record has no column 'n'"),
         (Projection("tailnum STRING, seats SMALLINT"), "declares seats as smallint, the record has int"),
         (Projection("tailnum BINARY"), "declares tailnum as binary, the record has string"),
-        (PythonExtractor("m:f", "tailnum BINARY", ("tailnum",)), "passes tailnum on unchanged as binary"),
+        (PythonExtractor("m:f", "tailnum BINARY", ("tailnum",)), "declares tailnum as unchanged and as binary"),
         (PythonExtractor("m:f", "n INT", ("n",)), "the record has no column 'n'"),
     ],
 )

@@ -15,7 +15,7 @@ from dagster_adjunct.assets.declaration.dataset import FileSource, bounded_datas
 from dagster_adjunct.assets.exchange.handover import duckdb_view, parquet_files, polars_frame, pyarrow_dataset
 from dagster_adjunct.assets.exchange.iceberg import register_in_iceberg
 from dagster_adjunct.assets.reading.dataset import open_dataset
-from dagster_adjunct.assets.reading.history import EntriesAt, EntriesOverTime
+from dagster_adjunct.assets.reading.valid_time import EntriesAt, EntriesOverTime
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.versions.leases import list_leases
 from dagster_adjunct.assets.versions.version import KeptHistory

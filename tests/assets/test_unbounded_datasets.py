@@ -185,7 +185,7 @@ def test_other_bucket_counts_than_the_streams_are_built_with_an_exchange(sparkli
 def test_a_stream_whose_keys_spread_over_partitions_is_refused_by_name(world: World, key) -> None:
     world.streams.create("weather", schema=SCHEMA, key=["origin", "hour"], partitions=4)
     spec = unbounded_dataset("w", input="lake.weather", key=key, partitions=4)
-    with pytest.raises(DatasetError, match=r"lake.weather is keyed by \(origin, hour\) over 4 partitions"):
+    with pytest.raises(DatasetError, match=r"lake.weather is keyed by \(origin, hour\), in 4 partitions"):
         world.advance(spec)
 
 

@@ -237,12 +237,12 @@ def test_conflicting_duplicates_refuse_a_version_where_the_dataset_says_so(plane
     planes.send("planes", [("N1", 1), ("N1", 2)], version="v2")
     report = planes.advance(spec)
     assert report.action == "rejected"
-    assert "1 record(s) have the key (tailnum) of another record but different values" in report.note
-    assert "duplicates='error': 'N1'" in report.note
+    assert "1 record(s) have the same key (tailnum) as another record but other values" in report.note
+    assert "Such keys: 'N1'" in report.note
     planes.send("planes", [(f"N{i % 8}", i) for i in range(24)], version="v3")
     note = planes.advance(spec).note
-    assert "16 record(s) have the key" in note
-    named = re.findall(r"'N\d'", note.partition("duplicates='error'")[2].partition("Next:")[0])
+    assert "16 record(s) have the same key" in note
+    named = re.findall(r"'N\d'", note.partition("Such keys")[2].partition("Next:")[0])
     assert (len(named), len(set(named))) == (5, 5)
     assert "…" in note
     with pytest.raises(DatasetError, match="rejected before it was built"):

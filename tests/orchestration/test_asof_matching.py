@@ -245,3 +245,13 @@ def test_a_time_that_is_none_is_refused_in_the_applications_own_words(spark: Spa
             joined(join(), make(kind), FakeBatch(stored(spark, HISTORY)))
         assert (caught.value.operator, caught.value.column) == ("join-2", "at")
         assert step in caught.value.next_step
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_the_oldest_entry_is_used_only_if_the_history_begins_with_it(is_first: bool) -> None:
+    rows = {"item": ["a"], "price": [3], VALID_FROM: [30], VALID_TO: [None], IS_FIRST: [is_first], TOMBSTONE: [False]}
+    instant = pa.timestamp("us", "UTC")
+    table = pa.table(rows, pa.schema([*SCHEMA.to_arrow(), (VALID_FROM, instant), (VALID_TO, instant),
+        (IS_FIRST, pa.bool_()), (TOMBSTONE, pa.bool_())]))  # fmt: skip
+    places, early = TimedEntries.of(table, SCHEMA, ("item",), 20).find([pa.chunked_array([["a"]])], [10], oldest=True)
+    assert (places.to_pylist(), early.to_pylist()) == ([0 if is_first else None], [True])

@@ -21,7 +21,7 @@ from dagster_adjunct.assets.unbounded.local_table import LocalTableWriter, Writi
 from dagster_adjunct.assets.writing.generation import ARROW, Runtime
 from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog, Intent
 from dagster_adjunct.orchestration.maintenance.delete import delete_dataset
-from dagster_adjunct.orchestration.maintenance.discard import expire_versions, versions_in_open_batches
+from dagster_adjunct.orchestration.maintenance.expire import expire_versions, versions_in_open_batches
 from dagster_adjunct.orchestration.maintenance.repartition import repartition_dataset
 from dagster_adjunct.resources.errors import DatasetError, StillReadError, VersionDiscardedError
 from dagster_adjunct.resources.objects.lake import Lake, open_lake

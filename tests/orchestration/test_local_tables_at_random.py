@@ -17,7 +17,7 @@ from dagster_adjunct.assets.declaration.policies import DeltaCompaction, Discard
 from dagster_adjunct.assets.reading.dataset import open_dataset
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog
-from dagster_adjunct.orchestration.maintenance.discard import expire_versions
+from dagster_adjunct.orchestration.maintenance.expire import expire_versions
 from dagster_adjunct.resources.errors import DatasetNotFoundError
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.schemas.schema import Schema

@@ -17,7 +17,7 @@ from dagster_adjunct.assets.retention.discard import discard as discard_sparing
 from dagster_adjunct.assets.writing.generation import Runtime
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, BatchLog
-from dagster_adjunct.orchestration.maintenance.discard import expire_all_versions, needed_versions
+from dagster_adjunct.orchestration.maintenance.expire import expire_all_versions, needed_versions
 from dagster_adjunct.orchestration.planner.planner import plan_application
 from dagster_adjunct.orchestration.startpoints import recorded_replay as plan_module
 from dagster_adjunct.orchestration.startpoints.coordinator import fan_out_for_run

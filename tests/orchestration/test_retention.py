@@ -19,7 +19,7 @@ from dagster_adjunct.orchestration.batch_log.batch_log import (
     Intent,
     list_applications,
 )
-from dagster_adjunct.orchestration.maintenance.discard import versions_in_open_batches
+from dagster_adjunct.orchestration.maintenance.expire import versions_in_open_batches
 from dagster_adjunct.resources.errors import MalformedDocumentError
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
 from dagster_adjunct.resources.streams.system import OffsetRange

@@ -18,7 +18,7 @@ from dagster_adjunct.assets.versions.leases import list_leases
 from dagster_adjunct.assets.writing.generation import Runtime
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog
-from dagster_adjunct.orchestration.maintenance.discard import expire_all_versions
+from dagster_adjunct.orchestration.maintenance.expire import expire_all_versions
 from dagster_adjunct.orchestration.planner.planner import plan_application
 from dagster_adjunct.orchestration.startpoints.coordinator import fan_out_for_run
 from dagster_adjunct.orchestration.step import step as outputs_module

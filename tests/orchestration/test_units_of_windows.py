@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from dagster_adjunct.orchestration.operators.windows.rows import Windows
+from dagster_adjunct.orchestration.operators.windows.assignment import Windows
 from dagster_adjunct.windows import Distinct, Tumbling
 
 

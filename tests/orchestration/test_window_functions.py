@@ -9,7 +9,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from dagster_adjunct.orchestration.operators.windows.rows import POSITION, WindowFunctionCall
+from dagster_adjunct.orchestration.operators.windows.assignment import POSITION, WindowFunctionCall
 from dagster_adjunct.resources.errors import SchemaMismatchError
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.windows import Aggregate

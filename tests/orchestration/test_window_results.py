@@ -21,13 +21,13 @@ from dagster_adjunct.orchestration.operators.event_time import (
     REPLAYED_REASON,
     Watermarks,
 )
-from dagster_adjunct.orchestration.operators.windows.kinds import Kind, Session, Sliding, Tumbling
-from dagster_adjunct.orchestration.operators.windows.rows import (
+from dagster_adjunct.orchestration.operators.windows.assignment import (
     PARTLY_LATE,
     Windows,
     classify_window_records,
     union_sessions,
 )
+from dagster_adjunct.orchestration.operators.windows.kinds import Kind, Session, Sliding, Tumbling
 from dagster_adjunct.orchestration.operators.windows.window import build_window
 from dagster_adjunct.resources.streams.system import TOMBSTONE
 from dagster_adjunct.windows import Count, Distinct, Max, Mean, Min, Sum

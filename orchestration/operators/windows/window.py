@@ -38,8 +38,7 @@ from dagster_adjunct.orchestration.operators.windows.aggregates import (
     ExactSum,
     exact_column,
 )
-from dagster_adjunct.orchestration.operators.windows.kinds import Kind, Session, max_duration_after
-from dagster_adjunct.orchestration.operators.windows.rows import (
+from dagster_adjunct.orchestration.operators.windows.assignment import (
     ABSORBED,
     CLOSING,
     END,
@@ -64,6 +63,7 @@ from dagster_adjunct.orchestration.operators.windows.rows import (
     union_sessions,
     update_fixed_windows,
 )
+from dagster_adjunct.orchestration.operators.windows.kinds import Kind, Session, max_duration_after
 from dagster_adjunct.resources.common import argument_error, check_name
 from dagster_adjunct.resources.errors import ConfigurationError, OperatorFailedError, PlanningError
 from dagster_adjunct.resources.lazy_modules import F

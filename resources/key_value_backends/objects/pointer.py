@@ -91,7 +91,7 @@ class Status(IntEnum):
 
 
 class DroppedRun(StoredDocument):
-    """A run that is unused since a time in milliseconds. Its object is deleted later."""
+    """A run that nothing uses since `at` (ms since the epoch). Its object is deleted later."""
 
     id: str
     at: int

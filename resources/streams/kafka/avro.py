@@ -178,8 +178,9 @@ def convert_to_avro(column: pa.Array, declared: Any, name: str, what: str) -> li
     try:
         return [None if value is None else parse(value) for value in values]
     except (*formats.CONVERSION_ERRORS, AttributeError) as error:
-        form = "JSON of its Avro type" if is_json_column(declared) else f"an ISO {logical}, which has no zone"
-        raise SchemaMismatchError(f"{what} has a text that is not {form}.", column=name) from error
+        form = "JSON of its Avro type" if is_json_column(declared) else f"an ISO {logical}"
+        reason = str(error) if isinstance(error, Unfit) else ""
+        raise SchemaMismatchError(f"{what} has a text that is not {form}{reason}.", column=name) from error
 
 
 def _value_from_json(value: Any, declared: Any) -> Any:
@@ -204,11 +205,16 @@ def _value_from_json(value: Any, declared: Any) -> Any:
 
 
 def _parse_time(logical: str, text: str) -> dt.time | dt.datetime:
-    """Return an ISO text as the value of a logical type of times. Raises ValueError if fastavro would change it."""
+    """Return an ISO text as the value of a logical type of times.
+
+    Raises ValueError for another text, and Unfit, with the reason, for a time that fastavro would change.
+    """
     kind, _, unit = logical.rpartition("-")
     value = dt.time.fromisoformat(text) if kind == "time" else dt.datetime.fromisoformat(text)
-    if (value.tzinfo is not None) != (kind == "timestamp") or (unit == "millis" and value.microsecond % 1000):
-        raise ValueError(f"{text!r} is no {logical}")
+    if (value.tzinfo is not None) != (kind == "timestamp"):
+        raise Unfit(f": a {logical} needs a time zone" if kind == "timestamp" else f": a {logical} has no time zone")
+    if unit == "millis" and value.microsecond % 1000:
+        raise Unfit(f": a {logical} can't hold digits below a millisecond")
     return value
 
 

@@ -260,8 +260,9 @@ def _repartitioned_error(stream: str, reader: str, name: str) -> ConfigurationEr
     application = reader.partition("@")[0]
     why = f"{name} was repartitioned after {application!r} had read it, and then partly replayed: which earlier "
     why += "results were replaced is not known"
-    step = f"Let {application!r} read all of {name} again, which replaces all its results: adjunct startpoint set "
-    step += f"MODULE:APP {name} --oldest --reason …, and a run. Or compare the records by __epoch."
+    again = f"adjunct startpoint set MODULE:APP {name} --oldest --reason …"
+    step = f"Let {application!r} read all of {name} again, which replaces all its results: {again}, and a run. Or "
+    step += "compare the records by __epoch."
     return _ambiguous_error(stream, why, step)
 
 

@@ -359,6 +359,9 @@ class StreamState(StoredDocument):
     @model_validator(mode="after")
     def _index_is_whole(self) -> StreamState:
         n = self.declaration.partitions
+        for name, values in (("oldest", self.oldest), ("marked_until", self.marked_until)):
+            if len(values) != n:
+                raise ValueError(f"{name} has {len(values)} partitions, expected {n}")
         at: tuple[int, ...] = self.oldest
         for entry in self.entries():
             if not len(entry.base) == len(entry.next) == n:
@@ -366,8 +369,8 @@ class StreamState(StoredDocument):
             if entry.base != at:
                 raise ValueError(f"an entry begins at {list(entry.base)}, expected {list(at)}")
             at = entry.next
-        if at != self.next or len(self.marked_until) != n or len(at) != n:
-            raise ValueError(f"the index ends at {list(at)}, expected {list(self.next)}")
+        if at != self.next:
+            raise ValueError(f"its segments end at offsets {list(at)}, but its next offsets are {list(self.next)}")
         return self
 
     def with_columns_at(self, columns: int) -> LakeStreamDeclaration:

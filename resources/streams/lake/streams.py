@@ -80,7 +80,7 @@ def evolve_declaration(
         columns,
         "Declare the stream as it exists, or use another name. Columns of a lake stream can be added and widened, not "
         "removed; fill an unused one with null. Change policies with configure, and partitions with adjunct stream "
-        "repartition.",
+        f"repartition {name} --partitions N --reason ….",
     )
     now = evolve_schema(stored.columns, wanted.columns)
     return stored if now.to_json() == stored.columns.to_json() else stored.model_copy(update={"columns": now})

@@ -32,7 +32,7 @@ from dagster_adjunct.assets.retention.erasure import erase_keys
 from dagster_adjunct.assets.unbounded.advance import rebuild_dataset
 from dagster_adjunct.assets.unbounded.compaction import compact_dataset
 from dagster_adjunct.assets.unbounded.rewind import rewind_dataset
-from dagster_adjunct.assets.unbounded.transient import TransientTable
+from dagster_adjunct.assets.unbounded.transient_table import TransientTable
 from dagster_adjunct.orchestration.maintenance.repartition import repartition_dataset
 from dagster_adjunct.resources.bucketing.hashing import bucket_of_key
 from dagster_adjunct.resources.bucketing.writer import ROWS_PER_GROUP

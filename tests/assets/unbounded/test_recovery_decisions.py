@@ -10,8 +10,13 @@ import pytest
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, unbounded_dataset
 from dagster_adjunct.assets.sources.entries import OpenedStream, offsets_to_json
-from dagster_adjunct.assets.unbounded.advance import decide_recovery, plan_recovery
-from dagster_adjunct.assets.unbounded.commit import TableSnapshot, assess_continuity, require_matching_manifest
+from dagster_adjunct.assets.unbounded.recovery import (
+    TableSnapshot,
+    assess_continuity,
+    decide_recovery,
+    plan_recovery,
+    require_matching_manifest,
+)
 from dagster_adjunct.assets.versions.manifest import Bootstrap, UnboundedManifest
 from dagster_adjunct.assets.versions.version import SealedVersion, declaration_from_spec
 from dagster_adjunct.resources.bucketing.files import Generation

@@ -18,7 +18,7 @@ from dagster_adjunct.assets.advancing.advance_dataset import advance_dataset
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, unbounded_dataset
 from dagster_adjunct.assets.declaration.envelopes import DebeziumEnvelope
 from dagster_adjunct.assets.declaration.policies import DeadLetters
-from dagster_adjunct.assets.unbounded.transient import TransientTable, ranges_from_version, version_from_ranges
+from dagster_adjunct.assets.unbounded.transient_table import TransientTable, ranges_from_version, version_from_ranges
 from dagster_adjunct.resources.errors import (
     BadChangeError,
     ConfigurationError,

@@ -14,7 +14,6 @@ from dagster_adjunct.resources.errors import (
     StreamExistsError,
     StreamNotFoundError,
 )
-from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.lake.manifest import CompactionPolicy, Retention
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams
@@ -96,17 +95,26 @@ def test_a_stream_that_is_not_there_names_those_that_are(streams: LakeStreams) -
         streams.info("flihgts")
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "problem"),
+    [
+        ("next", [5], "its segments end at offsets [1], but its next offsets are [5]"),
+        ("marked_until", [0, 0], "marked_until has 2 partitions, expected 1"),
+        ("oldest", [], "oldest has 0 partitions, expected 1"),
+    ],
+)
 def test_a_malformed_index_is_named_and_earlier_commits_stay_readable(
-    streams: LakeStreams, lake: Lake, records: Callable[..., pa.Table]
+    streams: LakeStreams, records: Callable[..., pa.Table], field: str, value: list[int], problem: str
 ) -> None:
     streams.create("s", schema=SCHEMA, partitions=1)
     streams.append("s", records(("a", 1)), producer="p", sequence=0)
     log = streams.log("s")
     commit = log.current()
     assert commit is not None
-    body = {**commit.body, "next": [5]}
+    body = {**commit.body, field: value}
     log.commit(commit, body, by="a careless tool")
     with pytest.raises(MalformedDocumentError) as caught:
         streams.upcoming([SystemStreamPartition("lake", "s", 0)])
     assert "manifests/000000000003-" in str(caught.value.document)
+    assert problem in caught.value.problem
     assert log.read(commit.manifest_key).body == commit.body

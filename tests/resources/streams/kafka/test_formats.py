@@ -435,13 +435,13 @@ def test_text_in_avro_that_is_not_utf_8_is_refused() -> None:
         ("plane", '{"raw', "column 'plane' has a text that is not JSON"),
         ("status", "GONE", "does not fit its Avro schema"),
         ("hash", b"\0", "does not fit its Avro schema"),
-        ("time", "noon", "column 'time' has a text that is not an ISO time"),
-        ("time", "01:02:03.000004", "column 'time' has a text that is not an ISO time-millis"),
-        ("time", "01:02:03+01:00", "column 'time' has a text that is not an ISO time-millis, which has no zone"),
+        ("time", "noon", "column 'time' has a text that is not an ISO time-millis[.]"),
+        ("time", "01:02:03.000004", "column 'time' .* not an ISO time-millis: .* digits below a millisecond"),
+        ("time", "01:02:03+01:00", "column 'time' .* not an ISO time-millis: a time-millis has no time zone"),
         (
             "plane",
             '{"raw":"AA==","made":"2024-01-01T00:00:00"}',
-            "'plane' has a text that is not JSON of its Avro type",
+            "'plane' .* not JSON of its Avro type: a timestamp-micros needs a time zone",
         ),
     ],
 )

@@ -1,4 +1,4 @@
-"""The stored rows of windows: how records are assigned to them, and how rows of earlier batches are updated.
+"""Assigns records to windows, and updates the windows' stored rows by them.
 
 Users' functions get all records of a window, which are stored for them, and are called in tasks.
 """
@@ -93,7 +93,7 @@ class Windows:
 
     @property
     def units(self) -> str:
-        """How values are stored that depends on the types of the records' columns, as text."""
+        """The units of stored values that depend on the types of the records' columns, as text."""
         units = {name: made.unit(self.type_of(made)) for name, made in self.aggregates}
         return "".join(f"; {name} {unit}" for name, unit in units.items() if unit)
 
@@ -165,8 +165,8 @@ _LIMIT, _FIRST, _LAST, _START = "__limit", "__first_start", "__last_start", "__s
 def classify_window_records(frame: DataFrame, windows: Windows, before: datetime | None) -> DataFrame:
     """Return the records with TIME, EXCLUSION and PARTLY_LATE; `before` is the watermark at the start of the batch.
 
-    Whether a record is late depends on the records before it in its own partition only, and so not on how batches are
-    cut. `before` is higher than that only where idle partitions were not waited for.
+    Whether a record is late depends only on the earlier records of its own partition, so not on how batches are cut.
+    The exception are records of a partition that was idle: the watermark may have passed them without waiting.
     """
     lateness = to_micros(windows.lateness)
     # A later time could not be stored: its window must end and expire before the year 10000.

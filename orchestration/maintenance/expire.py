@@ -13,7 +13,7 @@ from dagster_adjunct.assets.retention import erasure
 from dagster_adjunct.assets.retention.discard import DiscardReport
 from dagster_adjunct.assets.retention.discard import discard as discard_unneeded
 from dagster_adjunct.assets.retention.erasure import ErasureReport
-from dagster_adjunct.assets.unbounded.transient import is_transient
+from dagster_adjunct.assets.unbounded.transient_table import is_transient
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
 from dagster_adjunct.orchestration.batch_log.batch_log import list_application_states, list_applications
 from dagster_adjunct.orchestration.startpoints.recorded_replay import find_held_versions, purge_plans

@@ -21,9 +21,9 @@ from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.sources.changes import decode_changes, fail_on_problems
 from dagster_adjunct.assets.sources.entries import Offsets, OpenedStream, Ranges, offsets_to_json
 from dagster_adjunct.assets.sources.transactions import limit_to_complete_transactions
-from dagster_adjunct.assets.unbounded.advance import incomplete_stream_error, lost_changes_error
 from dagster_adjunct.assets.unbounded.complete_rows import RowCompletion, complete_frame
 from dagster_adjunct.assets.unbounded.progress import StreamPosition
+from dagster_adjunct.assets.unbounded.recovery import incomplete_stream_error, lost_changes_error
 from dagster_adjunct.assets.versions.manifest import Decision
 from dagster_adjunct.assets.versions.reports import Action, AdvanceReport, Stages
 from dagster_adjunct.assets.versions.version import POSITION, build_layout

@@ -1,0 +1,360 @@
+"""Decides what an advance does with the table that it finds (SAMZA-1278, Recovery).
+
+    inspect_table       -> TableSnapshot      the manifest, the stream's ends and the declaration as they are now
+    assess_continuity   -> TableContinuity    whether the table is valid, and if not, why
+    plan_recovery       -> RecoveryPlan       what to do first
+
+Only the first one reads anything. A table is valid if its manifest and objects are complete, its stream has the same
+partitions and still holds its offsets, and it was confirmed caught up within `max_age`. A bootstrap continues unless
+its stream or its columns have changed. What an advance does:
+
+                                no table      found, not valid                     valid
+    marked for bootstrap        bootstrap     bootstrap next to the served one     continue
+    not marked                  create        recreate empty, from the last offset continue
+
+A bootstrap that can't be continued starts again, whether the dataset is marked or not; the served version stays until
+it is done.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Literal
+
+from dagster_adjunct.assets.declaration.change_values import describe_order
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+from dagster_adjunct.assets.sources.entries import Offsets, OpenedStream, offsets_by_partition
+from dagster_adjunct.assets.versions.dataset_log import DatasetLog
+from dagster_adjunct.assets.versions.manifest import (
+    DatasetManifest,
+    Decision,
+    UnboundedManifest,
+    as_unbounded,
+    follow_repartition,
+)
+from dagster_adjunct.assets.versions.version import (
+    DatasetDeclaration,
+    check_declaration,
+    describe_history_length,
+    history_from_spec,
+)
+from dagster_adjunct.assets.writing.generation import Runtime
+from dagster_adjunct.resources.errors import (
+    CommitConflictError,
+    DatasetError,
+    MalformedDocumentError,
+    OffsetOutOfRangeError,
+)
+from dagster_adjunct.resources.objects.commit_log import Commit, is_deletion_commit
+from dagster_adjunct.resources.schemas.schema import Schema, incompatible_changes
+
+
+@dataclass(frozen=True, slots=True)
+class TableSnapshot:
+    """A table and its stream at the moment `at`.
+
+    `commit` is the current one, None before the first. `manifest` is None without a table; where `damage` says why the
+    current manifest can't be read, it is the newest readable one; if `carried`, it is not committed yet and continues
+    in the repartitioned stream. `oldest` and `ends` are, by partition, the first offset that the stream holds and the
+    next one to come. `missing` are objects of the table that are missing or truncated. `refusal` is the error where
+    nothing can be decided: the pointer is lost, or another writer committed meanwhile.
+    """
+
+    source: OpenedStream
+    at: datetime
+    commit: Commit | None
+    manifest: UnboundedManifest | None
+    oldest: Offsets
+    ends: Offsets
+    carried: bool = False
+    damage: str = ""
+    missing: tuple[str, ...] = ()
+    refusal: CommitConflictError | MalformedDocumentError | None = None
+
+    @property
+    def spec(self) -> AdjunctDataset:
+        """The declaration."""
+        return self.source.spec
+
+    @property
+    def has_all_keys(self) -> bool:
+        """Whether the stream, read from its oldest offset, holds a record of every key that was ever in it."""
+        return self.source.info.has_all_keys(self.oldest)
+
+
+@dataclass(frozen=True, slots=True)
+class TableContinuity:
+    """Whether a table can be continued.
+
+    `problem` says why it is not valid, `lost` that retention has deleted the changes that come next, `building` that
+    its bootstrap is not finished. `refusal` is the error to raise if the stream was recreated.
+    """
+
+    store: Literal["none", "building", "invalid", "valid"]
+    problem: str = ""
+    lost: bool = False
+    building: bool = False
+    refusal: OffsetOutOfRangeError | None = None
+
+
+def inspect_table(context: Runtime, spec: AdjunctDataset) -> TableSnapshot:
+    """Return the table and its stream as they are now; reads no data files and changes nothing.
+
+    Raises DatasetError for an input that does not fit this dataset, and for another key, partitioning or input than the
+    table was declared with. Columns are checked later.
+    """
+    source = OpenedStream.of(context.systems, spec)
+    log = context.log(spec.name)
+    commit, stored, damage = log.read_or_newest()
+    manifest = None if stored is None else require_matching_manifest(stored, source.declaration)
+    carried = follow_repartition(manifest, source.info) if manifest is not None and not damage else None
+    manifest = manifest if carried is None else as_unbounded(carried)
+    at = context.now()
+    ends = source.system.upcoming(source.ssps)
+    snapshot = TableSnapshot(
+        source,
+        at,
+        commit,
+        manifest,
+        oldest=source.system.oldest(source.ssps),
+        ends=ends,
+        carried=carried is not None,
+        damage=damage,
+        missing=() if manifest is None or damage else tuple(_missing_objects(log, manifest)),
+    )
+    if manifest is None and not damage:
+        return replace(snapshot, refusal=_lost_pointer_error(log))
+    if commit is not None and assess_continuity(snapshot).store == "invalid":
+        head = log.log.head()
+        if head is not None and head.id != commit.id:  # whose writer may have removed the table's files
+            return replace(snapshot, refusal=_overtaken_error(log, f" (number {head.number}, after {commit.number})"))
+    return snapshot
+
+
+def require_matching_manifest(stored: DatasetManifest, declared: DatasetDeclaration) -> UnboundedManifest:
+    """Return the stored manifest; raise DatasetError where its declaration does not match the declared one.
+
+    The number of input partitions is not compared: `assess_continuity` does that.
+    """
+    partitions = {"input_partitions": stored.declaration.input_partitions}
+    check_declaration(stored.name, stored.declaration, declared.model_copy(update=partitions))
+    return as_unbounded(stored)
+
+
+def assess_continuity(snapshot: TableSnapshot) -> TableContinuity:
+    """Return whether the table can be continued, and if not, why."""
+    source, manifest = snapshot.source, snapshot.manifest
+    if snapshot.damage:
+        return TableContinuity("invalid", f"its manifest is damaged ({snapshot.damage})")
+    if manifest is None:
+        return TableContinuity("none")
+    building = manifest.bootstrap.state == "running"
+    offsets = offsets_by_partition(manifest.offsets)
+    refusal = source.recreated_error(manifest.stream, offsets, snapshot.ends)
+    if refusal is not None:
+        return TableContinuity("invalid", refusal.problem, building=building, refusal=refusal)
+    added, removed = sorted(set(source.ssps) - set(offsets)), sorted(set(offsets) - set(source.ssps))
+    if added or removed:
+        changed = ((added, "added"), (removed, "removed"))
+        problem = "; ".join(f"{', '.join(map(str, ssps))} {what}" for ssps, what in changed if ssps)
+        problem = f"the partitions of its stream have changed ({problem})"
+        return TableContinuity("invalid", problem, building=building)
+    lost = [ssp for ssp, offset in offsets.items() if source.system.compare(offset, snapshot.oldest[ssp]) < 0]
+    if lost:
+        ssp, oldest = lost[0], snapshot.oldest[lost[0]]
+        problem = f"it continues at offset {offsets[ssp]} of {ssp}, and the oldest in the stream is {oldest}"
+        return TableContinuity("invalid", problem, lost=True, building=building)
+    if snapshot.missing:
+        problem = f"{len(snapshot.missing)} of its objects are missing or cut, first {snapshot.missing[0]}"
+        return TableContinuity("invalid", problem, building=building)
+    if building:
+        problem = _bootstrap_problem(manifest, source, snapshot.at)
+        return TableContinuity("invalid", problem, building=True) if problem else TableContinuity("building")
+    behind = any(source.system.compare(offset, snapshot.ends[ssp]) < 0 for ssp, offset in offsets.items())
+    limit, confirmed = effective_max_age(source), manifest.confirmed_at
+    if behind and limit is not None and confirmed is not None and snapshot.at - confirmed > limit:
+        return TableContinuity(
+            "invalid",
+            f"it was last confirmed caught up {confirmed:%Y-%m-%d %H:%M} UTC, longer than {limit} ago, and has not "
+            "read all that came since",
+        )
+    return TableContinuity("valid")
+
+
+def effective_max_age(source: OpenedStream) -> timedelta | None:
+    """Return how long a table that is behind stays valid: the declared `max_age`, else the retention of tombstones."""
+    return source.spec.following.max_age or source.info.tombstones_kept
+
+
+def _missing_objects(log: DatasetLog, manifest: UnboundedManifest) -> list[str]:
+    generations = manifest.version.generations if manifest.version else ()
+    if manifest.bootstrap.state == "running":
+        generations = manifest.bootstrap.building
+    return log.find_missing_files(f"{log.prefix}/data", generations)
+
+
+def _lost_pointer_error(log: DatasetLog) -> CommitConflictError | MalformedDocumentError | None:
+    """Return the error for a log with commits and no pointer; starting again at number 1 would hide these commits."""
+    if is_deletion_commit(log.log.current()):
+        return None
+    newest = next(log.log.commits_before(sys.maxsize), None)
+    if newest is None or newest.number <= 1:
+        return None
+    if log.log.head() is not None:
+        return _overtaken_error(log)
+    return MalformedDocumentError(
+        f"dataset {log.name!r} has {newest.number} commits, and its pointer {log.log.pointer_key} is missing in "
+        f"{log.lake.url}.",
+        "Restore that object from a backup or an older object version; the manifests are intact. To start over, "
+        "declare the dataset under a new name.",
+        dataset=log.name,
+        document=log.log.pointer_key,
+    )
+
+
+def _overtaken_error(log: DatasetLog, numbers: str = "") -> CommitConflictError:
+    problem = f"dataset {log.name!r}: another writer committed first, while this one read the table{numbers}."
+    step = "Nothing of this attempt is visible. Advance again, which continues from the other commit."
+    return CommitConflictError(problem, step, dataset=log.name)
+
+
+def _bootstrap_problem(manifest: UnboundedManifest, source: OpenedStream, now: datetime) -> str:
+    """Return why a running bootstrap can't be continued, "" if it can."""
+    bootstrap, kept = manifest.bootstrap, source.info.tombstones_kept
+    if bootstrap.columns is not None and bootstrap.columns != source.schema:
+        return f"the declared columns have changed since it began ({bootstrap.columns.difference(source.schema)})"
+    before, after = manifest.declaration, source.declaration
+    if (before.order_by, before.position_type) != (after.order_by, after.position_type):
+        was, wanted = describe_order(before.order_by), describe_order(after.order_by)
+        return f"the declared order has changed since it began, from {was} to {wanted}"
+    if kept is not None and now - bootstrap.started_at > kept:
+        return (
+            f"it began {bootstrap.started_at:%Y-%m-%d %H:%M} UTC, and its stream keeps deletions for {kept} only: it "
+            "may have missed some"
+        )
+    return ""
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveryPlan:
+    """What an advance does first, and the decision that its commits store.
+
+    "leave" serves the table as it is; "begin" creates a new one, empty or bootstrapped; "evolve" adopts the declared
+    columns and length of history. All but "leave" then apply the changes since the last commit.
+    """
+
+    first: Literal["leave", "begin", "evolve", "apply"]
+    decision: Decision
+
+
+def plan_recovery(snapshot: TableSnapshot, *, rebuild: str | None = None, forced: bool = False) -> RecoveryPlan:
+    """Return what to do with the table; `rebuild` is the reason to rebuild it.
+
+    `forced` bootstraps even from a stream that no longer holds every key. Raises DatasetError for incompatible columns
+    and for a bootstrap that would lack keys, OffsetOutOfRangeError and MalformedDocumentError where nothing can be
+    decided, and CommitConflictError where another writer committed meanwhile.
+    """
+    manifest, source, spec = snapshot.manifest, snapshot.source, snapshot.spec
+    # A table that is being rebuilt may have any columns and order.
+    served = None if manifest is None or manifest.bootstrap.state == "running" else manifest.version
+    if rebuild is None:
+        if served is not None:
+            declared = source.declaration
+            check_evolution(spec.name, served.columns, source.schema, spec.key)
+            if (served.order_by, served.position_type) != (declared.order_by, declared.position_type):
+                raise order_change_error(spec.name, served.order_by, declared.order_by)
+        decision = decide_recovery(snapshot)
+    else:  # also where there is no table yet, whatever is declared
+        store = decide_recovery(snapshot).store if manifest is None else "invalid"
+        decision = Decision(action="bootstrap", store=store, reason=f"rebuild: {rebuild}", at=snapshot.at)
+    if decision.action == "bootstrap" and not forced:
+        require_complete_stream(snapshot, decision.reason)
+    if decision.action == "serve-stale":
+        return RecoveryPlan("leave", decision)
+    if decision.action != "continue":
+        return RecoveryPlan("begin", decision)
+    histories = served.history if served is not None else None, history_from_spec(spec)
+    kept, declared_length = map(describe_history_length, histories)
+    evolves = served is not None and (served.columns != source.schema or kept != declared_length)
+    return RecoveryPlan("evolve" if evolves else "apply", decision)
+
+
+def decide_recovery(snapshot: TableSnapshot) -> Decision:
+    """Return the decision of the recovery table. Raises OffsetOutOfRangeError where that is declared."""
+    state = assess_continuity(snapshot)
+    for refusal in (state.refusal, snapshot.refusal):
+        if refusal is not None:
+            raise refusal
+    spec = snapshot.spec
+    lost = state.lost and not state.building
+    if lost and spec.following.on_lost_offset == "fail":
+        rebuild = f"rebuild it from a complete source: adjunct dataset rebuild {spec.name} MODULE:APP --reason …"
+        raise lost_changes_error(spec.name, state.problem, rebuild)
+    action: Literal["create", "bootstrap", "recreate", "continue", "serve-stale"]
+    if state.store in ("valid", "building"):
+        action = "continue"
+        reason = "the table is valid" if state.store == "valid" else "its bootstrap continues"
+    elif state.building:
+        action, reason = "bootstrap", f"the unfinished bootstrap starts again: {state.problem}"
+    elif lost and spec.following.on_lost_offset == "serve_stale":
+        action, reason = "serve-stale", state.problem
+    elif spec.bootstrap:
+        action, reason = "bootstrap", state.problem or "there is no table yet"
+    else:
+        action = "create" if state.store == "none" else "recreate"
+        reason = state.problem or "there is no table yet"
+    return Decision(action=action, store=state.store, reason=reason, at=snapshot.at)
+
+
+def require_complete_stream(snapshot: TableSnapshot, why: str) -> None:
+    """Raise DatasetError for a bootstrap from a stream that no longer holds every key."""
+    spec = snapshot.spec
+    if spec.following.initial is not None or snapshot.has_all_keys:
+        return
+    raise incomplete_stream_error(spec, why, "Declare a bulk snapshot (initial=…)", " The served version stays served.")
+
+
+def incomplete_stream_error(spec: AdjunctDataset, why: str, instead: str, then: str = "") -> DatasetError:
+    """Return the error for a bootstrap from a stream that no longer holds every key."""
+    problem = (
+        f"dataset {spec.name!r} has to be bootstrapped ({why}), and its input {spec.input} does not hold all changes: "
+        "retention has deleted the oldest, and the stream is not compacted by key."
+    )
+    step = f"{instead}, deliver the whole table into the stream again, or declare bootstrap=False to continue without "
+    return DatasetError(problem, f"{step}the lost changes.{then}", dataset=spec.name)
+
+
+def lost_changes_error(dataset: str, problem: str, instead: str) -> OffsetOutOfRangeError:
+    """Return the error for a table whose next changes retention has deleted."""
+    return OffsetOutOfRangeError(
+        f"dataset {dataset!r} can't be continued: {problem}: retention has deleted the changes in between.",
+        f"Deliver the lost changes again, or {instead}. Longer retention of the stream prevents this.",
+        dataset=dataset,
+    )
+
+
+def order_change_error(dataset: str, stored: tuple[str, ...] | None, declared: tuple[str, ...] | None) -> DatasetError:
+    """Return the error for a table whose positions are of another order than the declared one."""
+    problem = (
+        f"dataset {dataset!r} is ordered by {describe_order(stored)}, and declared to be ordered by "
+        f"{describe_order(declared)}: positions of different orders can't be compared."
+    )
+    return DatasetError(problem, _restore_or_rebuild("the order", dataset), dataset=dataset)
+
+
+def _restore_or_rebuild(what: str, dataset: str) -> str:
+    command = f"adjunct dataset rebuild {dataset} MODULE:APP --reason …"
+    return f"Restore {what}, or rebuild the dataset: {command}. The old table is served until the rebuild is done."
+
+
+def check_evolution(dataset: str, stored: Schema, declared: Schema, key: tuple[str, ...]) -> None:
+    """Raise DatasetError, listing the differences, for any change but added and widened columns outside the key."""
+    refused = incompatible_changes(stored, declared, key)
+    if refused:
+        problem = (
+            f"dataset {dataset!r} is stored with other columns than declared: {'; '.join(refused)}. Columns can only "
+            "be added or widened."
+        )
+        raise DatasetError(problem, _restore_or_rebuild("these columns", dataset), dataset=dataset)
