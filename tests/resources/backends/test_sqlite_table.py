@@ -114,6 +114,16 @@ def test_decimals_that_are_equal_are_one_key(tmp_path, equal):
         assert [table.get(Decimal(text))["n"] for text in equal] == [len(equal) - 1] * len(equal)
 
 
+def test_decimals_are_stored_with_all_their_digits_and_no_exponent(tmp_path):
+    columns = {"id": "int", "small": "decimal(20,10)", "price": "decimal(10,2)"}
+    with blocking(SqliteTable(tmp_path / "t.sqlite", "t", "id", columns=columns, create=True)) as table:
+        table.put(1, {"small": Decimal("1E-10"), "price": Decimal("12.5")})
+        table.put(2, {"small": Decimal("-0"), "price": Decimal("1E+2")})
+    with sqlite3.connect(tmp_path / "t.sqlite") as connection:
+        stored = connection.execute("SELECT small, price FROM t ORDER BY id").fetchall()
+    assert stored == [("0.0000000001", "12.50"), ("0.0000000000", "100.00")]
+
+
 def test_an_integer_beyond_64_bits_is_refused(tmp_path):
     with (
         blocking(SqliteTable(tmp_path / "t.sqlite", "t", "id", columns=TYPES, create=True)) as table,
