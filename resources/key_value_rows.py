@@ -22,10 +22,10 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime
-from decimal import Context, Decimal
+from decimal import Decimal
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from tenacity import AsyncRetrying, RetryError, retry_if_result, stop_after_delay, wait_random_exponential
 
@@ -37,7 +37,7 @@ from dagster_adjunct.resources.backends.columns import (
     Kind,
     check_key_text,
     check_not_reserved,
-    declared_digits,
+    decimal_writer,
 )
 from dagster_adjunct.resources.backends.store import StoreTable
 from dagster_adjunct.resources.backends.write_plan import (
@@ -81,9 +81,6 @@ from dagster_adjunct.resources.validation import validated
 # Equal values of all types but floats, json and decimals without a scale have equal texts: these may be keys.
 
 
-_EXACT = Context(prec=2100)
-
-
 def json_encoder(column: Column) -> Callable[[Any], Any]:
     """Return the function from a checked value to its JSON form."""
     if column.kind is Kind.LIST:
@@ -91,7 +88,7 @@ def json_encoder(column: Column) -> Callable[[Any], Any]:
         write = json_encoder(column.element)
         return lambda values: [None if value is None else write(value) for value in values]
     if column.kind is Kind.DECIMAL:
-        return _decimals_to_text(column)
+        return decimal_writer(column)
     return _WRITE.get(column.kind, _as_it_is)
 
 
@@ -113,19 +110,6 @@ to_compact_json = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separato
 
 def _as_it_is(value: Any) -> Any:
     return value
-
-
-def _decimals_to_text(column: Column) -> Callable[[Decimal], str]:
-    digits = declared_digits(column)
-    unit = None if digits is None else Decimal(1).scaleb(-digits[1])
-
-    def text(number: Decimal) -> str:
-        if unit is None:
-            return str(number)
-        number = number.quantize(unit, context=_EXACT)
-        return format(number if number else number.copy_abs(), "f")  # -0.00 is 0.00
-
-    return text
 
 
 def _require(kind: type, value: Any) -> Any:
@@ -162,8 +146,7 @@ class RowDocuments:
 
     def __init__(self, codec: RowCodec, columns: Sequence[Column]) -> None:
         self.codec, self._label = codec, codec.table
-        for column in columns:
-            check_not_reserved(codec.table, column.name)
+        check_not_reserved(codec.table, columns)
         self._write = {column.name: json_encoder(column) for column in columns}
         self._read = {column.name: json_decoder(column) for column in columns}
 
@@ -536,8 +519,6 @@ class KeyValueRows(StoreTable):
     record; `forget` removes old ones.
     """
 
-    appends_to_json: ClassVar[bool] = False  # only to lists
-
     def __init__(
         self,
         lake: Lake | str,
@@ -662,7 +643,8 @@ class KeyValueRows(StoreTable):
                     places[entry.key] = opened.coder.place(*self._keys.address(entry.key))
                 parts.setdefault(places[entry.key][0], []).append(entry)
             except errors.AdjunctError as error:
-                problems[entry.place] = self._outcome(error)
+                if operation.kind is not OperationKind.GET or not isinstance(error, errors.KeyTooLongError):
+                    problems[entry.place] = self._outcome(error)  # else no record can have the key: none is found
         return {key: stored for key, (_, stored) in places.items()}, parts, problems
 
     def _record(self, key: Row, stored: bytes) -> dict[str, Any] | None:

@@ -80,10 +80,29 @@ def ordinal_text(before: str | None, number: int) -> str:
     return digits if before is None else f"{before}/{digits}"
 
 
+RECORD, AT, STORED_BEHIND, EXPIRES = "record$", "at$", "behind$", "expires$"
+"""Of a stored row: a unique text of its record, which sorts by position; the record's EVENT_TIME and BEHIND; and the
+watermark from which the row is no longer needed."""
+STATE_COLUMNS = {RECORD: "string", **dict.fromkeys((AT, STORED_BEHIND, EXPIRES), "timestamp")}
+"""The columns that state adds to records, with their types."""
+
+
+def check_state_names(operator: str, names: Iterable[str], more: Iterable[str] = ()) -> None:
+    """Raise PlanningError for a column that has the name of one of STATE_COLUMNS, or of `more` that state adds."""
+    reserved = {name.lower() for name in (*STATE_COLUMNS, *more)}
+    clash = next((name for name in names if name.lower() in reserved), None)
+    if clash is not None:
+        problem = f"{operator} takes the column {clash!r}, and its state has a column of that name."
+        step = f'Rename the column before: .select("… as {clash.replace("$", "")}_of_record"), for example; or name '
+        step += "the columns that a function takes in of=."
+        raise PlanningError(problem, step, operator=operator, column=clash)
+
+
 def check_state_columns(
-    operator: str, types: Mapping[str, str | None], names: Iterable[str], key: Sequence[str]
+    operator: str, types: Mapping[str, str | None], names: Collection[str], key: Sequence[str]
 ) -> None:
     """Raise PlanningError for columns that state can't store, and for a key that can't be compared exactly."""
+    check_state_names(operator, (*key, *names))
     for name in dict.fromkeys((*key, *names)):
         kind = types.get(name)
         if kind is None:

@@ -12,9 +12,13 @@ from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
 from dagster_adjunct.assets.unbounded.local_table import StateSpec
 from dagster_adjunct.orchestration.operators import joins
 from dagster_adjunct.orchestration.operators.columns import (
+    AT,
     BEHIND,
     EVENT_TIME,
+    EXPIRES,
     MAX_DURATION,
+    RECORD,
+    STATE_COLUMNS,
     check_added_names,
     check_duration,
     check_state_columns,
@@ -60,8 +64,6 @@ if TYPE_CHECKING:
 
 UNMATCHABLE = (NULL_TIME, NULL_KEY)
 """The reasons of records that can't match anything."""
-RECORD, AT, EXPIRES = "record$", "at$", "expires$"
-"""Of a stored row: the id of its record, its event time, and when it is no longer needed."""
 NEW = "__new"
 KIND, FIRST, SECOND, TIME = "__kind", "__first", "__second", "__time"
 """Of a result: "both", "left" or "right"; the records that it is made of; its event time, in microseconds."""
@@ -397,7 +399,7 @@ class StreamJoin(Spec):
             F.timestamp_micros(F.unix_micros(EVENT_TIME) + F.lit(needed)).alias(EXPIRES),
         )
         own = Schema.from_spark(frame.select(*columns).schema)
-        more = (Field(RECORD, "string"), Field(AT, "timestamp"), Field(EXPIRES, "timestamp"))
+        more = (Field(name, STATE_COLUMNS[name]) for name in (RECORD, AT, EXPIRES))
         spec = StateSpec(
             schema=Schema((*own.fields, *more)),
             key=(*side.keys, RECORD),

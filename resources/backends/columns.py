@@ -144,28 +144,30 @@ def parse_known_column(name: str, declared: str) -> Column:
     return column
 
 
-def check_declared_columns(table: str, names: Sequence[str], declared: Iterable[Column]) -> None:
-    """Raise SchemaMismatchError for declared columns that are not among the table's columns `names`."""
+def check_columns_and_key(
+    table: str, names: Sequence[str], declared: Iterable[Column], key: Sequence[str], unique_sets: Sequence[set[str]]
+) -> None:
+    """Raise SchemaMismatchError if a declared column is not among the table's `names`, or if several records can have
+    the same key, because its columns are none of the `unique_sets`.
+    """
     for column in declared:
         if column.name not in names:
             problem = f"{table} has no column {column.name!r}, but one is declared; it has {', '.join(names)}."
             raise SchemaMismatchError(problem, "Correct the declaration, or add the column.", column=column.name)
-
-
-def not_unique_error(table: str, key: Sequence[str]) -> SchemaMismatchError:
-    """The error for a table in which several records can have the same key."""
-    problem = f"{table} has no primary key or unique index on {', '.join(key)} that distinguishes all values."
-    step = "Add one without a collation that equates different texts, or correct the key."
-    return SchemaMismatchError(problem, step, table=table)
+    if set(key) not in unique_sets:
+        problem = f"{table} has no primary key or unique index on {', '.join(key)} that distinguishes all values."
+        step = "Add one without a collation that equates different texts, or correct the key."
+        raise SchemaMismatchError(problem, step, table=table)
 
 
 OWN_PREFIX = "adjunct_"
 """The prefix of what conditions store with a record, where that is not in a table of its own."""
 
 
-def check_not_reserved(table: str, name: str) -> None:
+def check_not_reserved(table: str, columns: Iterable[Column]) -> None:
     """Raise ConfigurationError for a column whose name is reserved for conditions."""
-    if name.startswith(OWN_PREFIX):
+    name = next((column.name for column in columns if column.name.startswith(OWN_PREFIX)), None)
+    if name is not None:
         problem = f"{table} has a column {name!r}; names that begin with {OWN_PREFIX} are reserved for conditions."
         raise ConfigurationError(problem, "Rename it.", argument="columns")
 
@@ -226,6 +228,22 @@ def declared_digits(column: Column) -> tuple[int, int] | None:
         return None
     precision, _, scale = column.size.strip("()").partition(",")
     return int(precision), int(scale or 0)
+
+
+_EXACT = Context(prec=2100)
+
+
+def decimal_writer(column: Column) -> Callable[[Decimal], str]:
+    """Return the function that writes decimals of a column as text: with all declared digits after the point, so that
+    equal numbers have equal texts.
+    """
+    digits = declared_digits(column)
+    if digits is None:
+        return str
+    unit, zero = (Decimal((0, (digit,), -digits[1])) for digit in (1, 0))
+    to_text = str if digits[1] <= 6 else "{:f}".format  # str is faster, but writes 1E-7
+    zero_text = to_text(zero)  # also of -0.00
+    return lambda number: to_text(number.quantize(unit, context=_EXACT)) if number else zero_text
 
 
 def number_bounds(column: Column) -> tuple[Decimal, Decimal] | None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.backends import dynamodb_requests
@@ -164,6 +164,8 @@ class DynamoDbTable(StoreTable):
     environment variables. A `session` is for this process only: it may hold secrets, so the table then can't be pickled
     or described.
     """
+
+    appends_to_json: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -343,8 +345,7 @@ class DynamoDbTable(StoreTable):
             text = f"{self._label} declares {len(self.key)} key columns; DynamoDB takes one or two."
             raise errors.ConfigurationError(text, "Combine some of them into one column.", argument="key")
         known = {column.name: column for column in self._declared}
-        for column in known:
-            check_not_reserved(self._label, column)
+        check_not_reserved(self._label, self._declared)
         known |= {name: parse_known_column(name, word) for name, word in typed.items()}
         for name in self.key:
             if self.columns is not None and name not in known:

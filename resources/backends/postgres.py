@@ -6,13 +6,11 @@ numeric, bytea, jsonb and arrays.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
-from dagster_adjunct.resources.backends import postgres_connection, store, write_plan
+from dagster_adjunct.resources.backends import postgres_connection, write_plan
 from dagster_adjunct.resources.backends.columns import check_identifier
 from dagster_adjunct.resources.backends.postgres_values import (
     StagedBatch,
@@ -23,11 +21,11 @@ from dagster_adjunct.resources.backends.postgres_values import (
     split_repeated_keys,
     stage_batch,
 )
-from dagster_adjunct.resources.backends.store import StoreTable, check_variable_name, continue_purge, is_purge_due
+from dagster_adjunct.resources.backends.sql_table import Pool, SqlTable
+from dagster_adjunct.resources.backends.store import check_variable_name
 from dagster_adjunct.resources.backends.write_plan import (
     COLUMNS,
     Applied,
-    BisectRejected,
     Row,
     RowCodec,
     StoredState,
@@ -37,7 +35,7 @@ from dagster_adjunct.resources.backends.write_plan import (
 from dagster_adjunct.resources.common import check_seconds, check_whole_number
 from dagster_adjunct.resources.errors import AdjunctError, TableNotFoundError, TableUnavailableError
 from dagster_adjunct.resources.tables.functions import is_retryable, record_not_found_error
-from dagster_adjunct.resources.tables.operation import Operation, OperationKind, Outcomes, PerLoop, Problem, State
+from dagster_adjunct.resources.tables.operation import Operation, Outcomes, PerLoop, Problem, State
 from dagster_adjunct.resources.validation import validated
 
 if TYPE_CHECKING:
@@ -67,9 +65,21 @@ class PostgresRequests:
 
     def __init__(self, connection: AsyncConnection[Any], statements: Statements, table: PostgresTable) -> None:
         self.connection, self.codec, self._statements = connection, statements.codec, statements
-        self._declared, self._has_idempotency_table = table, False
+        self._declared, self.has_idempotency_table = table, False
         self._staging: set[str] = set()
         self.committing = False
+
+    outdated = False
+
+    @property
+    def closed(self) -> bool:
+        return self.connection.closed or self.connection.broken
+
+    async def close(self) -> None:
+        await self.connection.close()
+
+    def finish(self) -> None:
+        self.connection.pgconn.finish()
 
     async def get(self, keys: Sequence[Row]) -> list[dict[str, Any] | None]:
         """The record of each key."""
@@ -84,8 +94,6 @@ class PostgresRequests:
     async def write(self, operation: Operation[Any], valid: ValidEntries) -> WritePlan:
         """Apply everything or, on an error, nothing; while `committing` that is unknown."""
         self.committing = False
-        if operation.conditions:
-            await self._prepare_conditions()
         for _ in range(_ROUNDS):
             try:
                 async with self.connection.transaction():
@@ -107,8 +115,6 @@ class PostgresRequests:
         if shape.conditions.newest_by is not None:
             self.codec.check_order(shape.conditions.newest_by)
         statements = self._statements.staging(shape)
-        if shape.conditions:
-            await self._prepare_conditions()
         if statements.name not in self._staging:
             await self.connection.execute(statements.settings)
             await self.connection.execute(statements.create, ())
@@ -138,26 +144,9 @@ class PostgresRequests:
         return Outcomes(len(operation), problems=problems, defaults_put=begun)
 
     async def forget(self, older_than: float, most: int | None = None) -> int:
-        """Purge what was applied to keys more than `older_than` seconds ago, of at most so many keys; return their
-        number.
-        """
-        await self._open_idempotency_table()
         return (await self.connection.execute(self._statements.forget, (older_than, most))).rowcount
 
-    async def _prepare_conditions(self) -> None:
-        """Check the idempotency table, and purge it if that is due."""
-        await self._open_idempotency_table()
-        place, forget_after = f"{self.codec.table} {self._declared.place}", self._declared.forget_after
-        if is_purge_due(place, forget_after):
-            continue_purge(place, await self.forget(forget_after or 0, store.PURGED_AT_ONCE))
-
-    async def _open_idempotency_table(self) -> None:
-        """Check the idempotency table once, after creating it if the table is declared with `create`.
-
-        TableAccessError if it is missing or has other columns.
-        """
-        if self._has_idempotency_table:
-            return
+    async def open_idempotency_table(self) -> None:
         from psycopg import sql
 
         from dagster_adjunct.resources.backends.postgres_statements import create_table
@@ -174,7 +163,7 @@ class PostgresRequests:
         )
         columns = [column for (column,) in await cursor.fetchall()]
         write_plan.check_idempotency_columns(self.codec.table, name, list(key), columns)
-        self._has_idempotency_table = True
+        self.has_idempotency_table = True
 
     async def _stored(self, operation: Operation[Any], valid: ValidEntries) -> StoredState:
         statements, codec, keys = self._statements, self.codec, valid.keys
@@ -224,71 +213,16 @@ class PostgresRequests:
         return self._statements.arrays(names, [tuple(map(record.get, names)) for record in records.values()])
 
 
-class Pool:
-    """At most `size` connections, created by `connect` when none is idle, which may create the table.
-
-    Unlike a library's pool, which only reports a timeout to waiting callers, it passes the error of a login, a missing
-    table or a server that is down to the request that met it, at once.
-    """
-
-    def __init__(self, size: int, connect: Callable[[bool], Awaitable[PostgresRequests]]) -> None:
-        self._size, self._connect = size, connect
-        self._places = asyncio.Semaphore(size)
-        self._closing = asyncio.Lock()
-        self._idle: list[PostgresRequests] = []
-        self.is_connected = False  # whether a connection was made since the last one was lost
-
-    @asynccontextmanager
-    async def one(self, *, create: bool = False) -> AsyncIterator[PostgresRequests]:
-        """A context manager for a connection of the caller's own, left outside of any transaction, or closed."""
-        async with self._places:
-            requests = self._idle.pop() if self._idle else await self._connect(create)
-            self.is_connected = True
-            try:
-                yield requests
-            except asyncio.CancelledError:  # its state is unknown
-                await requests.connection.close()
-                raise
-            finally:
-                if requests.connection.closed or requests.connection.broken:
-                    await self._drop()
-                    self.is_connected = False
-                else:
-                    self._idle.append(requests)
-
-    async def close(self) -> None:
-        """Close all connections after their requests."""
-        async with self._closing:  # two concurrent calls would each hold places that the other waits for
-            for _ in range(self._size):
-                await self._places.acquire()
-            try:
-                await self._drop()
-            finally:
-                for _ in range(self._size):
-                    self._places.release()
-
-    def finish(self) -> None:
-        """Close the connections of an event loop that has ended, without waiting."""
-        while self._idle:
-            self._idle.pop().connection.pgconn.finish()
-
-    async def _drop(self) -> None:
-        while self._idle:
-            await self._idle.pop().connection.close()
-
-
 @validated
-class PostgresTable(StoreTable):
+class PostgresTable(SqlTable[PostgresRequests]):
     """Read and write function for one table, with up to `connections` per event loop.
 
-    That many requests run at a time; threads may share it, each with a `BlockingTable` of its own.
+    That many requests run at a time.
 
     `dsn_env` names an environment variable with the DSN (read when connecting, never stored), `connect` has libpq's
     keywords without secrets (`service`, `host`, …), and the rest comes from libpq's own environment, service and
     password files. `key`, `columns`, `create` and `forget_after` are as in `SqliteTable`.
     """
-
-    appends_to_json: ClassVar[bool] = False  # for lists only
 
     def __init__(
         self,
@@ -313,108 +247,25 @@ class PostgresTable(StoreTable):
         what, whole = f"PostgreSQL table {table!r} has", "a whole number, at least 1"
         check_whole_number(connections, f"{what} connections={connections!r}", whole, argument="connections")
         check_seconds(forget_after, f"{what} forget_after={forget_after!r}", argument="forget_after", none=True)
-        self.place = ""  # of the server, once connected
-        self._open: PerLoop[Pool] = PerLoop(lambda: Pool(self.connections, self._connected), Pool.finish)
+        self._open = PerLoop(lambda: Pool(self.connections, self._connected), Pool.finish)
 
     def __repr__(self) -> str:
         source = f"dsn_env={self.dsn_env!r}" if self.dsn_env else f"connect={self.connect}"
         return f"PostgresTable({self.table!r}, key={self.key}, schema={self.schema!r}, {source})"
 
-    async def stored_types(self) -> dict[str, str] | None:
-        try:
-            async with self._open.here().one() as requests:
-                return requests.codec.types
-        except TableNotFoundError:
-            if not self.create:
-                raise
-            return self.column_types()
-
-    async def open(self) -> None:
-        """Connect; a table to be created is created by the first write."""
-        pool = self._open.here()
-        if not pool.is_connected:
-            try:
-                async with pool.one():
-                    pass
-            except TableNotFoundError:
-                if not self.create:
-                    raise
-
-    async def close(self) -> None:
-        """Close the running event loop's connections after its requests."""
-        await self._open.here().close()
-
-    async def send(self, operation: Operation[Any]) -> Outcomes:
-        reads, count = operation.kind is OperationKind.GET, len(operation)
-        request = self._get if reads else self._write
-        connected = False
-        try:
-            async with self._open.here().one(create=self.create and not reads) as requests:
-                connected = True
-                outcomes = await postgres_connection.run_cancellable(requests.connection, request(requests, operation))
-                if any(problem.of_request and not problem.may_pass for problem in outcomes.problems.values()):
-                    await requests.connection.close()  # it may know the table as it was before a change
-                return outcomes
-        except AdjunctError as error:
-            if connected:
-                raise
-            if reads and self.create and isinstance(error, TableNotFoundError):
-                return Outcomes(count, [None] * count)
-            return self._failed(count, error)
-
-    def _failed(self, count: int, error: AdjunctError) -> Outcomes:
-        """The outcomes of entries whose request had no effect, for a reason that says nothing about them."""
-        return Outcomes.all(count, replace(self.problem_of(error, sent=False), of_request=True))
-
-    async def _get(self, requests: PostgresRequests, operation: Operation[Any]) -> Outcomes:
-        valid = write_plan.validate_entries(requests.codec, operation)
-        try:
-            with self._translated():
-                stored = await requests.get([entry.key for entry in valid.entries])
-        except AdjunctError as error:
-            return self._failed(len(operation), error)
-        return valid.outcomes(len(operation), stored)
-
-    async def forget(self, older_than: float) -> int:
-        """Purge what was applied to keys, including deleted ones, more than `older_than` seconds ago; return the number
-        of keys.
-
-        A message that old is applied if it arrives again.
-        """
-        try:
-            with self._translated():
-                async with self._open.here().one() as requests:
-                    return await requests.forget(older_than)
-        except TableNotFoundError:
-            if not self.create:
-                raise
-            return 0
-
-    async def _write(self, requests: PostgresRequests, operation: Operation[Any]) -> Outcomes:
+    async def _write_entries(self, requests: PostgresRequests, operation: Operation[Any]) -> Outcomes:
         outcomes = Outcomes(len(operation))
         unsent: Problem | None = None
         for places, part in split_repeated_keys(operation):
             if unsent is None:
                 batch = stage_batch(requests.codec, part)
                 later = None if batch is None else await self._write_batch(requests, part, batch)
-                later = later or await self._write_rows(requests, part)
+                later = later or await super()._write_entries(requests, part)
                 unsent = next((problem.unsent for problem in later.problems.values() if is_retryable(problem)), None)
             else:
                 later = Outcomes.all(len(part), unsent)  # it would overtake the retry
             outcomes = later if places is None else outcomes.with_retried(places, later)
         return outcomes
-
-    async def _write_rows(self, requests: PostgresRequests, operation: Operation[Any]) -> Outcomes:
-        bisect = BisectRejected(write_plan.validate_entries(requests.codec, operation))
-        while (part := bisect.next()) is not None:
-            try:
-                with self._translated():
-                    bisect.done(await requests.write(operation, part))
-            except AdjunctError as error:
-                problem = self.problem_of(error, sent=requests.committing)  # without a commit it had no effect
-                by_data = postgres_connection.is_data_error(error.__cause__)
-                bisect.failed(replace(problem, of_request=not by_data), by_data=by_data)
-        return bisect.outcomes(len(operation))
 
     async def _write_batch(
         self, requests: PostgresRequests, operation: Operation[Any], batch: StagedBatch
@@ -423,8 +274,7 @@ class PostgresTable(StoreTable):
         rows.
         """
         try:
-            with self._translated():
-                outcomes = await requests.write_batch(operation, batch)
+            outcomes: Outcomes | None = await self._run(requests, requests.write_batch, operation, batch)
         except AdjunctError as error:
             problem = self.problem_of(error, sent=requests.committing)
             return Outcomes.all(len(operation), problem) if problem.may_pass else None
@@ -432,8 +282,19 @@ class PostgresTable(StoreTable):
         if outcomes is not None and skipped and batch.shape.adds and operation.applies_late_changes:
             # The statement skips late entries entirely. Each is the only one of its key, so they can follow it.
             late = operation.with_entries(operation.entries.take(skipped))
-            outcomes = outcomes.with_retried(skipped, await self._write_rows(requests, late))
+            outcomes = outcomes.with_retried(skipped, await super()._write_entries(requests, late))
         return outcomes
+
+    async def _run(self, requests: PostgresRequests, request: Callable[..., Any], *arguments: Any) -> Any:
+        with self._translated():
+            return await postgres_connection.run_cancellable(requests.connection, request(*arguments))
+
+    def _is_data_error(self, error: BaseException | None) -> bool:
+        import psycopg
+
+        if isinstance(error, psycopg.DataError | psycopg.IntegrityError):
+            return True
+        return isinstance(error, psycopg.Error) and (error.sqlstate or "").startswith("P0")
 
     @contextmanager
     def _translated(self) -> Iterator[None]:

@@ -199,15 +199,6 @@ def translate_error(error: psycopg.Error, label: str, place: str) -> errors.Adju
     return kind(f"{label} at {place}: {what} ({' '.join(message.split())}).", step, table=label)
 
 
-def is_data_error(error: BaseException | None) -> bool:
-    """Whether the request was rejected for its values, so that other entries of it may be fine."""
-    import psycopg
-
-    if isinstance(error, psycopg.DataError | psycopg.IntegrityError):
-        return True
-    return isinstance(error, psycopg.Error) and (error.sqlstate or "").startswith("P0")
-
-
 def _redact(text: str, settings: Mapping[str, Any]) -> str:
     for name in _SECRETS:
         secret = str(settings.get(name) or "")
@@ -236,4 +227,5 @@ async def run_cancellable(connection: AsyncConnection[Any], request: Awaitable[T
         with suppress(psycopg.Error, OSError), socket.socket(fileno=os.dup(connection.fileno())) as wire:
             wire.shutdown(socket.SHUT_RDWR)
         await asyncio.wait([under_way], timeout=_CANCEL_SECONDS)
+        await connection.close()
         raise

@@ -39,9 +39,8 @@ from dagster_adjunct.resources.backends import postgres_values
 from dagster_adjunct.resources.backends.columns import (
     Column,
     Kind,
-    check_declared_columns,
+    check_columns_and_key,
     loose_key_error,
-    not_unique_error,
     parse_column,
     to_spark_type,
 )
@@ -399,7 +398,6 @@ async def read_postgres_columns(
         step = "Correct schema and name, or declare the table with create=True."
         raise TableNotFoundError(f"{where}: the table does not exist.", step, table=label)
     names = [name for name, *_ in rows]
-    check_declared_columns(where, names, declared)
     cursor = await connection.execute(
         """SELECT array_agg(a.attname::text)
            FROM pg_index i JOIN pg_class c ON c.oid = i.indrelid JOIN pg_namespace n ON n.oid = c.relnamespace
@@ -408,8 +406,8 @@ async def read_postgres_columns(
            GROUP BY i.indexrelid""",
         (schema, table),
     )
-    if set(key) not in [set(columns) for (columns,) in await cursor.fetchall()]:
-        raise not_unique_error(where, key)
+    unique_sets = [set(columns) for (columns,) in await cursor.fetchall()]
+    check_columns_and_key(where, names, declared, key, unique_sets)
     for name, whole, type_, exact, collation in rows:
         if name in key and _ROUNDED.match(whole):
             raise loose_key_error(where, name, f"{whole}, which is rounded", type_)

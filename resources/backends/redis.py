@@ -12,19 +12,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.backends import redis_records
-from dagster_adjunct.resources.backends.columns import (
-    Column,
-    Kind,
-    check_key_text,
-    check_not_reserved,
-    make_checker,
-    parse_known_column,
-)
+from dagster_adjunct.resources.backends.columns import Column, Kind, check_key_text, check_not_reserved, make_checker
 from dagster_adjunct.resources.backends.redis_records import BEGUN, DONE, MISSING, NULL, SKIPPED
 from dagster_adjunct.resources.backends.store import StoreTable, check_variable_name, read_variable
 from dagster_adjunct.resources.backends.write_plan import CheckedChanges, Entry, Key, Row, RowCodec, validate_entries
@@ -222,15 +215,14 @@ class RedisRequests(RowCodec):
     """Converts between entries and what is sent and received; a checked value is the text that Redis stores."""
 
     def __init__(
-        self, label: str, prefix: str, key: Sequence[str], columns: Mapping[str, str], largest_value: int, horizon: int
+        self, label: str, prefix: str, key: Sequence[str], declared: Sequence[Column], largest_value: int, horizon: int
     ) -> None:
         self._largest, self._horizon = largest_value, horizon
-        declared = [parse_known_column(*pair) for pair in columns.items()]
         self._stored = {column.name: redis_records.to_redis_column(column) for column in declared}
         super().__init__(label, key, declared, check=self._encoder_of)
-        self._packed_names = {name: pack_argument(name.encode()) for name in columns}
+        self._packed_names = {name: pack_argument(name.encode()) for name in self.names}
+        check_not_reserved(label, declared)
         for column in declared:
-            check_not_reserved(label, column.name)
             if column.name in self.key:
                 check_key_text(label, column)
         self._prefix = prefix.encode() + b":"
@@ -427,8 +419,6 @@ class RedisTable(StoreTable):
     way at a time, each for at most `timeout` seconds.
     """
 
-    appends_to_json: ClassVar[bool] = False  # only to lists
-
     def __init__(
         self,
         prefix: str,
@@ -464,7 +454,8 @@ class RedisTable(StoreTable):
         if largest_value > _LARGEST:
             problem = f"{self._label} has largest_value={largest_value!r}; expected at most 512 MB."
             raise errors.ConfigurationError(problem, argument="largest_value")
-        self._requests = RedisRequests(self._label, prefix, self.key, columns, largest_value, forget_deleted_after or 0)
+        horizon = forget_deleted_after or 0
+        self._requests = RedisRequests(self._label, prefix, self.key, self._declared, largest_value, horizon)
         self._servers: PerLoop[RedisServer] = PerLoop(self._server)
 
     def __repr__(self) -> str:

@@ -41,15 +41,14 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
-from decimal import Context, Decimal
+from decimal import Decimal
 from functools import cache, lru_cache
 from typing import Any
 
-from dagster_adjunct.resources.backends.columns import Column, Kind, declared_digits, integer_bits
+from dagster_adjunct.resources.backends.columns import Column, Kind, decimal_writer, integer_bits, number_bounds
 from dagster_adjunct.resources.tables.operation import OperationKind
 
 NULL = b"\0"
-_EXACT = Context(prec=2100)
 _LONGEST_DECIMAL = 1000  # digits on either side of the point, if none are declared
 
 
@@ -98,29 +97,19 @@ def _items(element: Column) -> tuple[Callable[[Any], Any] | None, Callable[[Any]
 
 
 def _decimal_column(column: Column) -> RedisColumn:
-    digits = declared_digits(column)
-    if digits is None:
+    write, bounds = decimal_writer(column), number_bounds(column)
+    if bounds is None:
 
         def any_scale(number: Decimal) -> bytes:
             exponent = number.as_tuple().exponent
             assert isinstance(exponent, int)  # it is finite
             if exponent < -_LONGEST_DECIMAL or number.adjusted() > _LONGEST_DECIMAL:
                 raise ValueError(f"expected at most {_LONGEST_DECIMAL} digits before and behind the point")
-            return _digits(number)
+            return format(number if number else number.copy_abs(), "f").encode()
 
         return RedisColumn(any_scale, _decimal_of, "n")
-    precision, scale = digits
-    unit = Decimal(1).scaleb(-scale)
-    limit = _digits(Decimal(10**precision - 1).scaleb(-scale, _EXACT))
-
-    def fixed_scale(number: Decimal) -> bytes:
-        return _digits(number.quantize(unit, context=_EXACT))
-
-    return RedisColumn(fixed_scale, _decimal_of, "n", b"-" + limit, limit)
-
-
-def _digits(number: Decimal) -> bytes:
-    return format(number if number else number.copy_abs(), "f").encode()
+    least, most = (write(bound).encode() for bound in bounds)
+    return RedisColumn(lambda number: write(number).encode(), _decimal_of, "n", least, most)
 
 
 def _decimal_of(text: bytes) -> Decimal:

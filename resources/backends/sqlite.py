@@ -19,38 +19,28 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
-from dataclasses import replace
 from datetime import UTC, date, datetime
-from decimal import Context, Decimal
+from decimal import Decimal
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any
 
 from dagster_adjunct.resources import errors
-from dagster_adjunct.resources.backends import store, write_plan
+from dagster_adjunct.resources.backends import write_plan
 from dagster_adjunct.resources.backends.columns import (
     Column,
     Kind,
-    check_declared_columns,
+    check_columns_and_key,
     check_identifier,
-    declared_digits,
+    decimal_writer,
     loose_key_error,
     make_checker,
-    not_unique_error,
     parse_column,
 )
-from dagster_adjunct.resources.backends.store import StoreTable, continue_purge, is_purge_due
-from dagster_adjunct.resources.backends.write_plan import (
-    Applied,
-    BisectRejected,
-    Row,
-    RowCodec,
-    StoredState,
-    ValidEntries,
-    WritePlan,
-)
+from dagster_adjunct.resources.backends.sql_table import Pool, SqlTable
+from dagster_adjunct.resources.backends.write_plan import Applied, Row, RowCodec, StoredState, ValidEntries, WritePlan
 from dagster_adjunct.resources.common import check_seconds
-from dagster_adjunct.resources.tables.operation import Operation, OperationKind, Outcomes, PerLoop, Problem, State
+from dagster_adjunct.resources.tables.operation import Operation, PerLoop
 from dagster_adjunct.resources.validation import validated
 
 _TYPES = {
@@ -78,18 +68,12 @@ def create_sqlite_table(
 def read_sqlite_columns(
     connection: sqlite3.Connection, label: str, table: str, key: Sequence[str], declared: Sequence[Column]
 ) -> tuple[Column, ...]:
-    """Return the table's columns after checking that declared ones exist and `key` is unique.
-
-    TableNotFoundError if the table does not exist; SchemaMismatchError if it does not fit.
+    """Return the table's columns after checking that declared ones exist and `key` is unique; SchemaMismatchError if it
+    does not fit.
     """
     info = connection.execute("SELECT name, type, pk FROM pragma_table_info(?)", (table,)).fetchall()
-    if not info:
-        problem = f"{label}: the file does not have this table."
-        raise errors.TableNotFoundError(problem, "Correct the name, or declare it with create=True.", table=label)
     names, types = [name for name, _, _ in info], {name: type_ for name, type_, _ in info}
-    check_declared_columns(label, names, declared)
-    if set(key) not in _unique_column_sets(connection, table, info):
-        raise not_unique_error(label, key)
+    check_columns_and_key(label, names, declared, key, _unique_column_sets(connection, table, info))
     for name in key:
         if _compares_loosely(connection, table, name):
             raise loose_key_error(label, name, "compared by a collation of its own", "one of COLLATE BINARY")
@@ -153,41 +137,48 @@ def _type_of(column: Column) -> str:
 
 
 class SqliteRequests:
-    """Requests over one connection to a declared table."""
+    """Requests over one connection to a declared table, which run in `thread`."""
 
-    def __init__(self, connection: sqlite3.Connection, codec: RowCodec, declared: SqliteTable) -> None:
-        self.connection, self.codec, self._declared = connection, codec, declared
+    def __init__(
+        self, connection: sqlite3.Connection, thread: ThreadPoolExecutor, codec: RowCodec, declared: SqliteTable
+    ) -> None:
+        self.connection, self.thread, self.codec, self._declared = connection, thread, codec, declared
+        self.closed = self.committing = self.has_idempotency_table = False
+        self._file = file_identity(declared.path)
         self._table = quote_sqlite_name(declared.table)
+        self._idempotency = ""
         self._is_key = " AND ".join(f"{quote_sqlite_name(name)} = ?" for name in codec.key)
-        self._idempotency: str | None = None
+
+    @property
+    def outdated(self) -> bool:
+        """Whether the file was removed or replaced: what is written would be lost with this connection."""
+        return self._file != file_identity(self._declared.path)
+
+    async def close(self) -> None:
+        await asyncio.wrap_future(self.finish())
+
+    def finish(self) -> Future[None]:
+        self.closed = True
+        closed = self.thread.submit(self.connection.close)
+        self.thread.shutdown(wait=False)
+        return closed
 
     def get(self, keys: Sequence[Row]) -> list[dict[str, Any] | None]:
         """The record of each key."""
-        with sqlite_transaction(self.connection, "DEFERRED"):
+        with self._transaction("DEFERRED"):
             return [self._record(self.codec.names, key) for key in self._kept_keys(keys)]
 
     def write(self, operation: Operation[Any], valid: ValidEntries) -> WritePlan:
         """Apply everything or, on an error, nothing."""
-        codec = self.codec
-        if operation.conditions:
-            self._open_idempotency_table()
-            forget_after = self._declared.forget_after
-            if is_purge_due(codec.table, forget_after):
-                continue_purge(codec.table, self.forget(forget_after or 0, store.PURGED_AT_ONCE))
-        with sqlite_transaction(self.connection, "IMMEDIATE"):
+        with self._transaction("IMMEDIATE"):
             # The write lock is held from here on, so what is read stays true until the commit.
             stored = self._read_state(operation, valid) if write_plan.needs_read(operation) else StoredState()
-            plan = write_plan.plan_writes(codec, operation, valid, stored)
+            plan = write_plan.plan_writes(self.codec, operation, valid, stored)
             self._write(plan, operation.conditions.newest_by)
         return plan
 
     def forget(self, older_than: float, most: int = -1) -> int:
-        """Purge what was applied to keys more than `older_than` seconds ago, of at most so many keys; return their
-        number.
-        """
-        self._open_idempotency_table()
-        assert self._idempotency is not None
-        with sqlite_transaction(self.connection, "IMMEDIATE"):
+        with self._transaction("IMMEDIATE"):
             horizon = time.time() - older_than
             key = quote_sqlite_names(self.codec.key)
             old = f"SELECT {key} FROM {self._idempotency} WHERE at < ? LIMIT ?"
@@ -232,7 +223,6 @@ class SqliteRequests:
             names = (*sets, *append, *codec.key)
             run(f"UPDATE {self._table} SET {', '.join(changes)} WHERE {self._is_key}", self._rows(names, changed))
         if plan.applied:
-            assert self._idempotency is not None
             keys = self._kept_keys(list(plan.applied))
             texts = [write_plan.applied_to_texts(codec, newest_by, applied) for applied in plan.applied.values()]
             marks = [(*key, *text, time.time()) for key, text in zip(keys, texts, strict=True)]
@@ -252,42 +242,35 @@ class SqliteRequests:
     def _kept_keys(self, keys: Sequence[Row]) -> list[Row]:
         return self._rows(self.codec.key, keys) if keys else []
 
-    def _open_idempotency_table(self) -> None:
-        if self._idempotency is not None:
-            return
+    def open_idempotency_table(self) -> None:
         codec = self.codec
         key = [part.lower() for part in codec.key]  # as SQLite compares names
         name = write_plan.idempotency_table_name(self._declared.table, key)
         if self._declared.create:
-            with sqlite_transaction(self.connection, "IMMEDIATE"):
+            with self._transaction("IMMEDIATE"):
                 types = {part: f"{_type_of(codec.columns[part])} NOT NULL" for part in codec.key}
                 types |= dict.fromkeys(write_plan.COLUMNS, "TEXT") | {"at": "REAL NOT NULL"}
                 create_sqlite_table(self.connection, name, types, codec.key, " WITHOUT ROWID")
         columns = self.connection.execute("SELECT name FROM pragma_table_info(?)", (name,))
         write_plan.check_idempotency_columns(codec.table, name, list(codec.key), [column for (column,) in columns])
-        self._idempotency = quote_sqlite_name(name)
+        self._idempotency, self.has_idempotency_table = quote_sqlite_name(name), True
 
-
-class CommitFailedError(Exception):
-    """The commit itself failed, so what is stored is unknown; see its cause."""
-
-
-@contextmanager
-def sqlite_transaction(connection: sqlite3.Connection, kind: str) -> Iterator[None]:
-    """BEGIN and COMMIT, or ROLLBACK after an error."""
-    connection.execute(f"BEGIN {kind}")
-    try:
-        yield
+    @contextmanager
+    def _transaction(self, kind: str) -> Iterator[None]:
+        """BEGIN and COMMIT, or ROLLBACK after an error; `committing` if it is unknown whether the commit was done."""
+        self.committing = False
+        self.connection.execute(f"BEGIN {kind}")
         try:
-            connection.execute("COMMIT")
-        except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_IOERR:
-                raise CommitFailedError from error
+            yield
+            try:
+                self.connection.execute("COMMIT")
+            except sqlite3.OperationalError as error:
+                self.committing = error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_IOERR
+                raise
+        except BaseException:
+            if self.connection.in_transaction:
+                self.connection.execute("ROLLBACK")
             raise
-    except BaseException:
-        if connection.in_transaction:
-            connection.execute("ROLLBACK")
-        raise
 
 
 def sqlite_encoder(column: Column) -> Callable[[Any], Any] | None:
@@ -296,11 +279,7 @@ def sqlite_encoder(column: Column) -> Callable[[Any], Any] | None:
         assert column.element is not None
         item = sqlite_encoder(column.element)
         return json.dumps if item is None else lambda values: json.dumps([v if v is None else item(v) for v in values])
-    if column.kind is Kind.DECIMAL and (digits := declared_digits(column)) is not None:
-        # With as many zeros as declared: texts are compared, and 12.5 and 12.50 are one key.
-        unit, zero = (Decimal((0, (digit,), -digits[1])) for digit in (1, 0))
-        return lambda number: str(number.quantize(unit, context=_EXACT) if number else zero)
-    return _KEEP.get(column.kind)
+    return decimal_writer(column) if column.kind is Kind.DECIMAL else _KEEP.get(column.kind)
 
 
 def sqlite_decoder(column: Column) -> Callable[[Any], Any] | None:
@@ -312,9 +291,6 @@ def sqlite_decoder(column: Column) -> Callable[[Any], Any] | None:
             return json.loads
         return lambda text: [v if v is None else item(v) for v in json.loads(text)]
     return _DECODE.get(column.kind)
-
-
-_EXACT = Context(prec=2100)
 
 
 def append_json_lists(old: str | None, new: str) -> str:
@@ -331,7 +307,6 @@ _KEEP: dict[Kind, Callable[[Any], Any]] = {
     Kind.TIMESTAMP: lambda moment: moment.isoformat().replace("+00:00", "Z"),
     Kind.BOOLEAN: int,
     Kind.DATE: date.isoformat,
-    Kind.DECIMAL: str,
     Kind.JSON: json.dumps,
 }
 _DECODE: dict[Kind, Callable[[Any], Any]] = {
@@ -343,8 +318,6 @@ _DECODE: dict[Kind, Callable[[Any], Any]] = {
     Kind.JSON: json.loads,
 }
 
-
-T = TypeVar("T")
 
 _LONGEST_WAIT = 2e6  # seconds; SQLite counts milliseconds in 32 bits
 
@@ -360,28 +333,8 @@ _UNUSABLE = (
 )
 
 
-class _OpenConnection:
-    """What one event loop has open: a connection used only by its thread."""
-
-    def __init__(self, name: str) -> None:
-        self.thread = ThreadPoolExecutor(1, thread_name_prefix=name)
-        self.live: SqliteRequests | None = None
-        self.file: tuple[int, int] | None = None  # of the open file: another may get its name
-
-    def end(self) -> Future[None]:
-        """Close the connection after the waiting requests, then end the thread."""
-        closed = self.thread.submit(self.close)
-        self.thread.shutdown(wait=False)
-        return closed
-
-    def close(self) -> None:
-        live, self.live = self.live, None
-        if live is not None:
-            live.connection.close()
-
-
 @validated
-class SqliteTable(StoreTable):
+class SqliteTable(SqlTable[SqliteRequests]):
     """Read and write function for one table of an SQLite file; every request is one transaction.
 
     A relative `path` is resolved in the working directory of the declaration. `key` names one column or several (then
@@ -389,13 +342,8 @@ class SqliteTable(StoreTable):
     without it they are read from the table. With `create` the first write creates a missing file and table, and
     `columns` is required; a read creates neither, and finds no records. The file is in write-ahead mode, which needs a
     local disk. A writer waits up to `busy_timeout` seconds for others, then raises TableUnavailableError, which is
-    retried. Threads may share it, each with a `BlockingTable` of its own.
-
-    State for `newest_by` and `idempotent` is in the table `<table>__adjunct`; `forget` purges old entries, and with
-    `forget_after` (seconds) each process does so once an hour, before a write with conditions.
+    retried. `forget_after` is as in `SqlTable`.
     """
-
-    appends_to_json: ClassVar[bool] = False  # for lists only
 
     def __init__(
         self,
@@ -422,100 +370,34 @@ class SqliteTable(StoreTable):
         check_seconds(busy_timeout, f"{what} busy_timeout={busy_timeout!r}", argument="busy_timeout", zero=True)
         check_seconds(forget_after, f"{what} forget_after={forget_after!r}", argument="forget_after", none=True)
 
-        self._open: PerLoop[_OpenConnection] = PerLoop(partial(_OpenConnection, f"sqlite-{table}"), _OpenConnection.end)
+        self._open = PerLoop(lambda: Pool(1, self._connected), Pool.finish)
 
     def __repr__(self) -> str:
         return f"SqliteTable({self.path!r}, {self.table!r}, key={self.key})"
-
-    async def stored_types(self) -> dict[str, str] | None:
-        await self.open()
-        return await self._in_thread(lambda mine: mine.live.codec.types if mine.live else self.column_types())
 
     def exists(self) -> bool:
         """Whether the file has the table; creates neither."""
         if not self._has_file():
             return False
+        with self._translated(), closing(self._connect_file("rw")) as connection:
+            columns = connection.execute("SELECT count(*) FROM pragma_table_info(?)", (self.table,))
+            return bool(columns.fetchone()[0])
+
+    async def _run(self, requests: SqliteRequests, request: Callable[..., Any], *arguments: Any) -> Any:
+        with self._translated(requests):
+            return await asyncio.get_running_loop().run_in_executor(requests.thread, request, *arguments)
+
+    def _is_data_error(self, error: BaseException | None) -> bool:
+        return isinstance(error, sqlite3.IntegrityError | sqlite3.DataError)
+
+    async def _connected(self, create: bool) -> SqliteRequests:
+        thread = ThreadPoolExecutor(1, thread_name_prefix=f"sqlite-{self.table}")
         try:
-            with closing(self._connect_file("rw")) as connection:
-                columns = connection.execute("SELECT count(*) FROM pragma_table_info(?)", (self.table,))
-                return bool(columns.fetchone()[0])
-        except sqlite3.Error as error:
-            raise self._translate_error(error) from error
-
-    async def open(self) -> None:
-        """Connect, unless the first write is to create the table."""
-        if self._open.here().live is None:
-            await self._in_thread(self._get_connection)
-
-    async def close(self) -> None:
-        """Close the running event loop's connection after its requests."""
-        mine = self._open.take()
-        if mine is not None:
-            await asyncio.wrap_future(mine.end())
-
-    async def send(self, operation: Operation[Any]) -> Outcomes:
-        reads, count = operation.kind is OperationKind.GET, len(operation)
-
-        def attempt(mine: _OpenConnection) -> Outcomes:
-            try:
-                requests = self._get_connection(mine, make=self.create and not reads)
-            except (sqlite3.Error, errors.AdjunctError) as error:
-                return Outcomes.all(count, self._problem(error))
-            if requests is None:
-                return Outcomes(count, [None] * count)
-            outcomes = (self._get if reads else self._write)(requests, operation)
-            if any(problem.of_request and not problem.may_pass for problem in outcomes.problems.values()):
-                mine.close()  # it may know the table as it was before a change
-            return outcomes
-
-        return await self._in_thread(attempt)
-
-    async def forget(self, older_than: float) -> int:
-        """Purge what was applied to keys, including deleted ones, more than `older_than` seconds ago; return the number
-        of keys.
-
-        A message that old is applied if it arrives again.
-        """
-        await self.open()
-        return await self._in_thread(lambda mine: mine.live.forget(older_than) if mine.live else 0)
-
-    # The following methods run in the event loop's own thread, one request after another.
-
-    async def _in_thread(self, request: Callable[[_OpenConnection], T]) -> T:
-        mine = self._open.here()
-        try:
-            return await asyncio.get_running_loop().run_in_executor(mine.thread, request, mine)
-        except sqlite3.Error as error:
-            raise self._translate_error(error) from error
-
-    def _get(self, requests: SqliteRequests, operation: Operation[Any]) -> Outcomes:
-        count = len(operation)
-        valid = write_plan.validate_entries(requests.codec, operation)
-        try:
-            return valid.outcomes(count, requests.get([entry.key for entry in valid.entries]))
-        except sqlite3.Error as error:
-            return Outcomes.all(count, self._problem(error))
-
-    def _write(self, requests: SqliteRequests, operation: Operation[Any]) -> Outcomes:
-        bisect = BisectRejected(write_plan.validate_entries(requests.codec, operation))
-        while (part := bisect.next()) is not None:
-            try:
-                bisect.done(requests.write(operation, part))
-            except (sqlite3.Error, errors.AdjunctError, CommitFailedError) as error:
-                by_data = isinstance(error, sqlite3.IntegrityError | sqlite3.DataError)
-                bisect.failed(replace(self._problem(error), of_request=not by_data), by_data=by_data)
-        return bisect.outcomes(len(operation))
-
-    def _problem(self, error: BaseException) -> Problem:
-        """The problem of a failed request's entries; the transaction is rolled back, so they may be retried."""
-        failed = isinstance(error, CommitFailedError)
-        cause = error.__cause__ if failed else error
-        assert cause is not None
-        if isinstance(cause, sqlite3.Error):
-            known = self._translate_error(cause)
-            known.__cause__, cause = cause, known
-        problem = Problem(State.UNKNOWN, cause) if failed else self.problem_of(cause, sent=False)
-        return replace(problem, of_request=True)
+            with self._translated():
+                return await asyncio.wrap_future(thread.submit(self._connect, thread, make=create))
+        except BaseException:
+            thread.shutdown(wait=False)
+            raise
 
     def _connect_file(self, mode: str) -> sqlite3.Connection:
         """Connect to the file; the mode "rwc" creates it."""
@@ -534,7 +416,7 @@ class SqliteTable(StoreTable):
             problem = f"{self._label} can't be accessed: {error.strerror}."
             raise errors.TableAccessError(problem, "Use a path that this user may read.", table=self._label) from error
 
-    def _connect(self, *, make: bool) -> SqliteRequests:
+    def _connect(self, thread: ThreadPoolExecutor, *, make: bool) -> SqliteRequests:
         path = Path(self.path)
         if make:
             try:
@@ -542,9 +424,9 @@ class SqliteTable(StoreTable):
             except OSError as error:
                 problem = f"{self._label} can't be created: {error.strerror} ({error.filename})."
                 raise errors.TableAccessError(problem, "Use a path that is writable.", table=self._label) from error
-        elif not self._has_file():
-            what = f"{self._label}: the file does not exist."
-            step = "Correct the path, or restore the file. With create=True the first write creates it."
+        elif not self.exists():
+            what = f"{self._label}: the file does not exist, or does not have this table."
+            step = "Correct path and name, or restore the file. With create=True the first write creates both."
             raise errors.TableNotFoundError(what, step, table=self._label)
         connection = self._connect_file("rwc" if make else "rw")
         try:
@@ -557,10 +439,9 @@ class SqliteTable(StoreTable):
             # A batch is committed after its writes, so they must be on disk.
             connection.execute("PRAGMA synchronous = FULL")
             if make:
-                with sqlite_transaction(connection, "IMMEDIATE"):
-                    nulls = dict.fromkeys(self.key, " NOT NULL")
-                    types = {c.name: _type_of(c) + nulls.get(c.name, "") for c in self._declared}
-                    create_sqlite_table(connection, self.table, types, self.key)
+                nulls = dict.fromkeys(self.key, " NOT NULL")
+                types = {c.name: _type_of(c) + nulls.get(c.name, "") for c in self._declared}
+                create_sqlite_table(connection, self.table, types, self.key)
             connection.create_function("adjunct_appended", 2, append_json_lists, deterministic=True)
             stored = read_sqlite_columns(connection, self._label, self.table, self.key, self._declared)
             columns: Sequence[Column] = self._declared or stored
@@ -570,35 +451,30 @@ class SqliteTable(StoreTable):
         except BaseException:
             connection.close()
             raise
-        return SqliteRequests(connection, codec, self)
+        return SqliteRequests(connection, thread, codec, self)
 
-    def _get_connection(self, mine: _OpenConnection, *, make: bool = False) -> SqliteRequests | None:
-        """The requests of this thread; None for reading, if the first write is to create the table."""
-        if mine.live is not None and mine.file != file_identity(self.path):
-            # It would live on for this connection only, and its writes would be lost.
-            mine.close()
-            make = False
-        elif mine.live is None and self.create and not make and not self.exists():
-            return None
-        if mine.live is None:
-            mine.live = self._connect(make=make)
-            mine.file = file_identity(self.path)
-        return mine.live
-
-    def _translate_error(self, error: sqlite3.Error) -> Exception:
-        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-        kind: type[errors.AdjunctError]
-        kind, what, step = errors.TableError, "rejected the request", "Correct the data or the table."
-        if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-            kind, what = errors.TableUnavailableError, "is locked by another process"
-            step = "The request is retried; if it keeps failing, find the long transaction, or raise busy_timeout."
-        elif code in _UNUSABLE:
-            kind, what = errors.TableAccessError, "can't be accessed"
-            step = (
-                "Check that it is an intact SQLite file, that the disk has space, and that this user may write the "
-                "file and its folder; to read a file in write-ahead mode, too."
-            )
-        return kind(f"{self._label} {what} ({error}).", step, table=self._label)
+    @contextmanager
+    def _translated(self, requests: SqliteRequests | None = None) -> Iterator[None]:
+        """Raise SQLite's errors as ours."""
+        try:
+            yield
+        except sqlite3.Error as error:
+            code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+            kind: type[errors.AdjunctError]
+            kind, what, step = errors.TableError, "rejected the request", "Correct the data or the table."
+            if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+                kind, what = errors.TableUnavailableError, "is locked by another process"
+                step = "The request is retried; if it keeps failing, find the long transaction, or raise busy_timeout."
+            elif requests is not None and requests.committing:
+                kind, what = errors.TableUnavailableError, "may have committed the request or not"
+                step = "The request is retried; if it keeps failing, check the disk."
+            elif code in _UNUSABLE:
+                kind, what = errors.TableAccessError, "can't be accessed"
+                step = (
+                    "Check that it is an intact SQLite file, that the disk has space, and that this user may write the "
+                    "file and its folder; to read a file in write-ahead mode, too."
+                )
+            raise kind(f"{self._label} {what} ({error}).", step, table=self._label) from error
 
 
 def file_identity(path: str) -> tuple[int, int] | None:

@@ -7,6 +7,7 @@ import re
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 from dagster_adjunct.resources.backends.columns import parse_known_column
 from dagster_adjunct.resources.backends.write_plan import Key, Record
@@ -18,6 +19,7 @@ from dagster_adjunct.resources.tables.operation import STORE_CAPABILITIES, Capab
 class StoreTable(DeclaredFunction, StoreFunction[Key, Record, Record | Changes]):
     """A read and write function for one table of a store; `_label` names it in errors."""
 
+    appends_to_json: ClassVar[bool] = False  # only to lists
     _label: str
 
     def _declare(

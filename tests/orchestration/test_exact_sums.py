@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dagster_adjunct import Application
+from dagster_adjunct.orchestration.operators.columns import EXPIRES
 from dagster_adjunct.orchestration.operators.windows.aggregates import exact_column
-from dagster_adjunct.orchestration.operators.windows.assignment import CLOSING, END, EXPIRES, START, Windows
+from dagster_adjunct.orchestration.operators.windows.assignment import CLOSING, END, START, Windows
 from dagster_adjunct.orchestration.operators.windows.window import make_results
 from dagster_adjunct.resources.errors import DatasetError, OperatorFailedError
 from dagster_adjunct.resources.spark.tasks import translate_spark_errors

@@ -9,13 +9,14 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from dagster_adjunct.orchestration.operators.windows.assignment import POSITION, WindowFunctionCall
+from dagster_adjunct.orchestration.operators.columns import RECORD
+from dagster_adjunct.orchestration.operators.windows.assignment import WindowFunctionCall
 from dagster_adjunct.resources.errors import SchemaMismatchError
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.windows import Aggregate
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
-RECORDS = pa.table({"k": ["a", "a"], "n": [1, 2], POSITION: ["2", "1"]})
+RECORDS = pa.table({"k": ["a", "a"], "n": [1, 2], RECORD: ["2", "1"]})
 
 
 def value_of(returned: Any, returns: str) -> Any:
@@ -35,7 +36,7 @@ def test_a_record_without_a_python_form_is_rejected_before_a_function_gets_it() 
     functions = (("f", Aggregate(lambda records: pytest.fail("it was called"), "int", of=["at"])),)
     call = WindowFunctionCall("window-2-w", functions, ("k",), ("at",), Schema.of(k="string", f="int"), frozenset())
     with pytest.raises(SchemaMismatchError) as caught:
-        call(pa.table({"k": ["a", "a"], "at": times, POSITION: ["2", "1"]}))
+        call(pa.table({"k": ["a", "a"], "at": times, RECORD: ["2", "1"]}))
     assert (caught.value.operator, caught.value.column) == ("window-2-w", "at")
 
 

@@ -13,7 +13,15 @@ from itertools import chain
 from operator import and_
 from typing import TYPE_CHECKING, cast
 
-from dagster_adjunct.orchestration.operators.columns import BEHIND, EVENT_TIME
+from dagster_adjunct.orchestration.operators.columns import (
+    AT,
+    BEHIND,
+    EVENT_TIME,
+    EXPIRES,
+    RECORD,
+    STATE_COLUMNS,
+    STORED_BEHIND,
+)
 from dagster_adjunct.orchestration.operators.event_time import (
     EXCLUSION,
     LATE,
@@ -48,8 +56,6 @@ if TYPE_CHECKING:
 
 
 START, END = "window_start", "window_end"
-EXPIRES = "expires$"
-"""When a row is no longer needed: the end of its window plus the allowed lateness."""
 RECORDS = "records$"
 """The number of records in the window."""
 TOUCHED, CLOSING, ABSORBED = "__touched", "__closing", "__absorbed"
@@ -155,8 +161,6 @@ PARTLY_LATE = "__partly"
 """Whether a counted record is too late for some of its sliding windows."""
 LEFT_OUT = (LATE, NULL_TIME, NULL_KEY)
 """The reasons of records in the stream of late records."""
-POSITION = "place$"
-"""A unique text for each record, which sorts records by position."""
 BEGIN = "__begin"
 """The start of the window that a record is assigned to."""
 _LIMIT, _FIRST, _LAST, _START = "__limit", "__first_start", "__last_start", "__start"
@@ -217,7 +221,7 @@ def update_fixed_windows(stored: DataFrame, records: DataFrame, windows: Windows
     """
     assert not isinstance(windows.kind, Session)
     key = (*windows.by, START)
-    new = aggregate_rows(assign_windows(records, windows), (*windows.by, BEGIN), windows, (POSITION,))
+    new = aggregate_rows(assign_windows(records, windows), (*windows.by, BEGIN), windows, (RECORD,))
     both, keys = join_old_and_new(stored, new.withColumnRenamed(BEGIN, START), key)
     added = [
         F.expr(partial.added.format(f"old.{quote_name(partial.name)}", f"new.{quote_name(partial.name)}"))
@@ -240,7 +244,7 @@ def build_session_runs(records: DataFrame, windows: Windows) -> DataFrame:
     from pyspark.sql import Window
 
     assert isinstance(windows.kind, Session)
-    gap, order = to_micros(windows.kind.gap), (TIME, POSITION)
+    gap, order = to_micros(windows.kind.gap), (TIME, RECORD)
     before = F.lag(TIME).over(Window.partitionBy(*windows.keys).orderBy(*map(named_column, order)))
     numbered = _number_sessions(records, before.isNull() | (F.col(TIME) - before >= gap), windows, order)
     times = (F.timestamp_micros(F.min(TIME)).alias(START), F.timestamp_micros(F.max(TIME) + gap).alias(END))
@@ -300,20 +304,11 @@ def _number_sessions(frame: DataFrame, begins: Column, windows: Windows, order: 
     return marked.withColumn(_NUMBER, F.sum(_BEGINS).over(so_far)).drop(_BEGINS)
 
 
-RECORD_TIME, LIMIT = "time$", "behind$"
-"""Of a stored record: its event time, and the watermark of its partition on arrival, if its time was below that."""
-
-
-RECORD_COLUMNS = (POSITION, RECORD_TIME, LIMIT, EXPIRES)
-"""The columns of a stored record that are not the user's."""
-
-
 def stored_record_schema(windows: Windows) -> Schema:
     """Return the columns of the records that are stored for functions."""
     taken = (name for _, made in windows.functions for name in made.columns or windows.types)
     columns = {name: windows.types[name] for name in (*windows.by, *taken)}
-    times = dict.fromkeys((RECORD_TIME, LIMIT, EXPIRES), "timestamp")
-    return Schema.of(columns | {POSITION: "string"} | times)
+    return Schema.of(columns | STATE_COLUMNS)
 
 
 def prepare_records(records: DataFrame, windows: Windows) -> DataFrame:
@@ -326,8 +321,8 @@ def prepare_records(records: DataFrame, windows: Windows) -> DataFrame:
     else:
         last = window_end(F.col("__last_start"), windows.kind) + to_micros(windows.lateness)
     own = {
-        RECORD_TIME: F.timestamp_micros(TIME),
-        LIMIT: F.timestamp_micros("__limit"),
+        AT: F.timestamp_micros(TIME),
+        STORED_BEHIND: F.timestamp_micros("__limit"),
         EXPIRES: F.timestamp_micros(last),
     }
     return records.withColumns(own).select(*map(named_column, stored_record_schema(windows).names))
@@ -335,9 +330,9 @@ def prepare_records(records: DataFrame, windows: Windows) -> DataFrame:
 
 def merge_records(stored: DataFrame, new: DataFrame, windows: Windows) -> DataFrame:
     """Return the stored records and those of the batch, which replace stored ones."""
-    key = (*windows.by, POSITION)
+    key = (*windows.by, RECORD)
     both, keys = join_old_and_new(stored, new, key)
-    is_new = F.col(f"new.{quote_name(POSITION)}").isNotNull()
+    is_new = F.col(f"new.{quote_name(RECORD)}").isNotNull()
     values = [
         F.when(is_new, F.col(f"new.{quote_name(name)}")).otherwise(F.col(f"old.{quote_name(name)}")).alias(name)
         for name in stored_record_schema(windows).names
@@ -349,7 +344,7 @@ def merge_records(stored: DataFrame, new: DataFrame, windows: Windows) -> DataFr
 def assign_sessions(records: DataFrame, rows: DataFrame, windows: Windows) -> DataFrame:
     """Return the records of the sessions `rows`, with the session's BEGIN, and its EXPIRES instead of their own."""
     sessions = rows.select(*windows.keys, START, END, named_column(EXPIRES), TOUCHED, CLOSING).alias("session")
-    time = F.col(f"record.{quote_name(RECORD_TIME)}")
+    time = F.col(f"record.{quote_name(AT)}")
     within = (time >= F.col(f"session.{START}")) & (time < F.col(f"session.{END}"))
     own = [F.col(f"record.{quote_name(name)}") for name in stored_record_schema(windows).names if name != EXPIRES]
     marks = [F.col(f"session.{quote_name(name)}") for name in (EXPIRES, TOUCHED, CLOSING)]
@@ -360,7 +355,7 @@ def assign_sessions(records: DataFrame, rows: DataFrame, windows: Windows) -> Da
 
 def select_window_records(records: DataFrame, rows: DataFrame, windows: Windows) -> DataFrame:
     """Return each record once per window of `rows` that it is in, with the window's BEGIN."""
-    times = {TIME: F.unix_micros(named_column(RECORD_TIME)), "__limit": F.unix_micros(named_column(LIMIT))}
+    times = {TIME: F.unix_micros(named_column(AT)), "__limit": F.unix_micros(named_column(STORED_BEHIND))}
     assigned = assign_windows(add_window_starts(records.withColumns(times), windows), windows)
     asked = rows.select(*windows.keys, F.col(START).alias(BEGIN)).alias("asked")
     condition = equal_columns("record", "asked", (*windows.by, BEGIN))
@@ -380,7 +375,7 @@ class WindowFunctionCall:
 
     def __call__(self, records: pa.Table) -> pa.Table:
         key = records.select(list(self.key)).slice(0, 1)
-        given = records.sort_by(POSITION).select(list(self.given))
+        given = records.sort_by(RECORD).select(list(self.given))
         if (found := first_unreadable(given)) is not None:
             place = f"a record for {self.aggregates[0][1].describe()}"
             raise found.error(self.operator, place, hidden=bool(self.sensitive), operator=self.operator)
@@ -415,7 +410,7 @@ def call_window_functions(operator: str, records: DataFrame, windows: Windows, s
     key, functions = (*windows.by, BEGIN), windows.functions
     columns = {name: windows.types[name] for name in windows.by} | {START: "timestamp"}
     schema = Schema.of(columns | {name: function.returns for name, function in functions})
-    given = tuple(name for name in stored_record_schema(windows).names if name not in RECORD_COLUMNS)
+    given = tuple(name for name in stored_record_schema(windows).names if name not in STATE_COLUMNS)
     call = WindowFunctionCall(operator, functions, key, given, schema, sensitive)
     shipped = pickle_function(operator, functions[0][1].function, call)
 

@@ -5,18 +5,21 @@ The kinds of windows (`Tumbling`, `Sliding`, `Session`) are declared in `kinds.p
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
 
 from dagster_adjunct.assets.unbounded.local_table import StateSpec
 from dagster_adjunct.orchestration.operators.columns import (
+    EXPIRES,
     FINAL,
     MAX_DURATION,
+    RECORD,
     check_duration,
     check_new_names,
     check_state_columns,
+    check_state_names,
     require_columns,
     validate_column_names,
     validate_partition_by,
@@ -42,11 +45,8 @@ from dagster_adjunct.orchestration.operators.windows.assignment import (
     ABSORBED,
     CLOSING,
     END,
-    EXPIRES,
     LEFT_OUT,
     PARTLY_LATE,
-    POSITION,
-    RECORD_COLUMNS,
     RECORDS,
     START,
     TOUCHED,
@@ -77,34 +77,6 @@ if TYPE_CHECKING:
 
     from dagster_adjunct.orchestration.application.application import Application
     from dagster_adjunct.orchestration.step.batch import BatchContext
-
-
-_OF_WINDOWS = (START, END, RECORDS)
-
-
-def check_reserved_names(
-    operator: str, names: Iterable[str], by: Sequence[str], aggregates: Sequence[tuple[str, Aggregation]]
-) -> None:
-    """Raise PlanningError for a key, or a column of an aggregate, that has the name of a column in the stored rows.
-
-    `names` are the columns of the records, which a function without `of` takes.
-    """
-    partials = [
-        partial.name for name, made in aggregates for kind in ("", WIDEST) for partial in made.partials(name, kind)
-    ]
-    taken = [("by=", tuple(by), {*RECORD_COLUMNS, *_OF_WINDOWS, *partials})]
-    for name, made in aggregates:
-        columns = made.columns or (tuple(names) if isinstance(made, Aggregate) else ())
-        taken.append((f"the aggregate {name!r}", columns, {*RECORD_COLUMNS}))
-    for what, columns, reserved in taken:
-        clash = next((name for name in columns if name.lower() in map(str.lower, reserved)), None)
-        if clash is not None:
-            problem = f"{operator}: {what} takes the column {clash!r}, and windows store a column of that name."
-            step = (
-                f'Rename the column before: .select("… as {clash.replace("$", "")}_of_record"), for example; or name '
-                "the columns that a function takes in of=."
-            )
-            raise PlanningError(problem, step, operator=operator, column=clash)
 
 
 Results: TypeAlias = Literal["final", "updates"]
@@ -279,7 +251,9 @@ class Window(PassThroughSpec):
 
     def _check_types(self, operator: str, columns: Columns) -> None:
         """Raise PlanningError for values that can't be aggregated or stored; types that are None are unknown."""
-        check_reserved_names(operator, columns.known, self.by, self.aggregates)
+        values = [p.name for name, made in self.aggregates for kind in ("", WIDEST) for p in made.partials(name, kind)]
+        check_state_names(operator, self.by, (RECORDS, *values))
+        check_state_names(operator, (column for _, made in self.aggregates for column in made.columns))
         takes_all = any(isinstance(made, Aggregate) and not made.of for _, made in self.aggregates)
         types = columns.types or {}
         check_state_columns(operator, types, columns.known if takes_all else (), self.by)
@@ -342,7 +316,7 @@ class Window(PassThroughSpec):
         if has_late_consumer:
             late = classified.filter(why.isin(*LEFT_OUT))
             batch.divert_late_records(operator, to_late_records(late, why, self.watermark_delay))
-        return classified.filter(why.isNull()).withColumn(POSITION, stored_position_key(classified, batch))
+        return classified.filter(why.isNull()).withColumn(RECORD, stored_position_key(classified, batch))
 
     def _call_functions(
         self, operator: str, rows: DataFrame, counted: DataFrame, windows: Windows, batch: BatchContext
@@ -350,7 +324,7 @@ class Window(PassThroughSpec):
         """Return the rows that have results, with the values of users' functions; store the records of open windows."""
         schema, partitions = stored_record_schema(windows), batch.partitions_at(operator)
         is_session, final = isinstance(self.windows, Session), self.results == "final"
-        key = (*self.by, POSITION)
+        key = (*self.by, RECORD)
         spec = StateSpec(schema, key, self.partition_by, partitions, EXPIRES, not is_session, self.summary())
         state = batch.state(f"{self.name}-records", spec, of=self.name)
         new = prepare_records(counted, windows)

@@ -509,7 +509,7 @@ def summed(app, visits, column="spent"):
 rejected(summed)
 planned(summed, event_time=ARRIVAL)
 rejected(lambda app, visits: summed(app, visits, "shop"), event_time=ARRIVAL)
-rejected(lambda app, visits: summed(app, visits.with_columns(**{"place$": "spent"}), "place$"), event_time=ARRIVAL)
+rejected(lambda app, visits: summed(app, visits.with_columns(**{"record$": "spent"}), "record$"), event_time=ARRIVAL)
 rejected(
     lambda app, visits: summed(
         app, visits.with_columns(visitor="cast(length(shop) as double)").partition_by("visitor")

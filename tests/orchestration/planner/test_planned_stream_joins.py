@@ -267,7 +267,7 @@ def test_only_a_condition_that_holds_for_final_results_alone_lets_no_update_thro
     assert bool(told) is not final
 
 
-@pytest.mark.parametrize("name", ["records$", "expires$", "place$", "time$", "behind$", "window_start", "total$sum"])
+@pytest.mark.parametrize("name", ["records$", "expires$", "record$", "at$", "behind$", "window_start", "total$sum"])
 def test_a_key_of_the_name_of_what_windows_keep_is_refused_where_it_is_planned(name: str) -> None:
     stream = TestStream(
         Schema.of(**{"k": "string", "n": "int", "at": "timestamp", name: "string"}), key="k", partitions=2
@@ -282,7 +282,7 @@ def test_a_key_of_the_name_of_what_windows_keep_is_refused_where_it_is_planned(n
     assert failure.value.column == name
 
 
-@pytest.mark.parametrize("name", ["expires$", "place$", "time$", "behind$"])
+@pytest.mark.parametrize("name", ["expires$", "record$", "at$", "behind$"])
 def test_a_function_of_all_columns_is_refused_one_that_is_kept_beside_records(name: str) -> None:
     columns = {"k": "string", "at": "timestamp", name: "int"}
     stream = TestStream(Schema.of(**columns), key="k", partitions=2)
@@ -294,6 +294,19 @@ def test_a_function_of_all_columns_is_refused_one_that_is_kept_beside_records(na
     with pytest.raises(PlanningError) as failure:
         assert_plannable(app, {"lake.left": stream})
     assert (failure.value.operator, failure.value.column) == ("window-3-o", name)
+
+
+@pytest.mark.parametrize("name", ["expires$", "Record$", "at$"])
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_a_stream_join_rejects_columns_that_are_named_as_those_of_its_state(side: str, name: str) -> None:
+    streams = given()
+    columns = {"k": "string", "n": "int", "at": "timestamp", name: "int"}
+    streams[f"lake.{side}"] = TestStream(Schema.of(columns), key="k", partitions=2)
+    with pytest.raises(PlanningError) as failure:
+        assert_plannable(joining(), streams)
+    assert (failure.value.operator, failure.value.column) == ("stream-join-3-met", name)
+    if side == "right":
+        assert_plannable(joining(select=["n as m"]), streams)
 
 
 @pytest.mark.parametrize(("aggregate", "to"), [(Count("tags"), "string"), (Sum("words"), "double")])

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from random import Random
 
@@ -36,12 +37,21 @@ class Writer:
     def begin(self) -> None:
         command = [sys.executable, "-m", "tests.resources.backends.killed_writer", json.dumps(self.settings)]
         self.process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=os.environ | self.environment
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+            env=os.environ | self.environment,
         )
 
     def until(self, batches: int) -> bool:
-        """Wait until so many more batches are written; whether it is still at work."""
+        """Wait until so many more batches are written, and let the next begin; whether there may be more."""
+        assert self.process.stdin is not None
         assert self.process.stdout is not None
+        with suppress(BrokenPipeError):  # it has written all
+            self.process.stdin.write("\n" * (batches + 1))
+            self.process.stdin.flush()
         for _ in range(batches):
             told = self.process.stdout.readline()
             if told.strip() == "all":

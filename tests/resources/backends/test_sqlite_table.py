@@ -6,6 +6,7 @@ import sqlite3
 from contextlib import closing
 from datetime import UTC, datetime, timedelta, timezone
 from decimal import Decimal
+from functools import partial
 
 import pandas as pd
 import pytest
@@ -111,6 +112,16 @@ def test_decimals_that_are_equal_are_one_key(tmp_path, equal):
         for number, text in enumerate(equal):
             table.put(Decimal(text), {"n": number})
         assert [table.get(Decimal(text))["n"] for text in equal] == [len(equal) - 1] * len(equal)
+
+
+def test_decimals_are_stored_with_all_their_digits_and_no_exponent(tmp_path):
+    columns = {"id": "int", "small": "decimal(20,10)", "price": "decimal(10,2)"}
+    with blocking(SqliteTable(tmp_path / "t.sqlite", "t", "id", columns=columns, create=True)) as table:
+        table.put(1, {"small": Decimal("1E-10"), "price": Decimal("12.5")})
+        table.put(2, {"small": Decimal("-0"), "price": Decimal("1E+2")})
+    with sqlite3.connect(tmp_path / "t.sqlite") as connection:
+        stored = connection.execute("SELECT small, price FROM t ORDER BY id").fetchall()
+    assert stored == [("0.0000000001", "12.50"), ("0.0000000000", "100.00")]
 
 
 def test_an_integer_beyond_64_bits_is_refused(tmp_path):
@@ -256,6 +267,57 @@ def test_a_table_locked_for_long_is_tried_again_and_then_named(tmp_path):
         other.execute("COMMIT")
         other.close()
         table.put(2, {})
+
+
+class FailingCommit(sqlite3.Connection):
+    """A connection whose commits fail as the disk's would, once `done` says whether they happen all the same."""
+
+    done: bool | None = None
+
+    def execute(self, sql, *parameters):
+        if sql == "COMMIT" and FailingCommit.done is not None:
+            super().execute("COMMIT" if FailingCommit.done else "ROLLBACK")
+            error = sqlite3.OperationalError("disk I/O error")
+            error.sqlite_errorcode = sqlite3.SQLITE_IOERR_FSYNC
+            raise error
+        return super().execute(sql, *parameters)
+
+
+@pytest.mark.parametrize("done", [True, False])
+def test_a_write_whose_commit_fails_may_have_been_applied(tmp_path, monkeypatch, done):
+    monkeypatch.setattr(sqlite3, "connect", partial(sqlite3.connect, factory=FailingCommit))
+    store = SqliteTable(tmp_path / "t.sqlite", "t", "id", columns=TYPES, create=True)
+
+    async def body():
+        await store.put(1, {"s": "before"})
+        monkeypatch.setattr(FailingCommit, "done", done)
+        outcomes = await store.send(Operation(OperationKind.PUT, RowEntries([1], [{"s": "after"}])))
+        monkeypatch.setattr(FailingCommit, "done", None)
+        record = await store.get(1)
+        await store.close()
+        return outcomes, record
+
+    outcomes, record = asyncio.run(body())
+    assert outcomes.places(State.UNKNOWN) == [0]
+    assert record["s"] == ("after" if done else "before")
+
+
+def test_a_cancelled_request_does_not_wait_for_the_file_and_the_next_one_is_answered(tmp_path):
+    store = SqliteTable(tmp_path / "t.sqlite", "t", "id", columns=TYPES, create=True, busy_timeout=30.0)
+
+    async def body():
+        await store.put(1, {})
+        with closing(sqlite3.connect(store.path, isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(store.put(2, {}), 0.1)
+            other.execute("COMMIT")
+        await store.put(3, {})
+        records = await store.get_all([1, 3])
+        await store.close()
+        return records
+
+    assert set(asyncio.run(body())) == {1, 3}
 
 
 def test_forgetting_in_a_locked_file_may_be_tried_again(tmp_path):

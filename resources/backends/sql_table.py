@@ -1,0 +1,224 @@
+"""`SqlTable`: what SQLite's and PostgreSQL's tables share, which is how requests use connections, and what fails."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import abstractmethod
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any, Generic, Protocol, TypeVar
+
+from dagster_adjunct.resources.backends import store, write_plan
+from dagster_adjunct.resources.backends.store import StoreTable
+from dagster_adjunct.resources.backends.write_plan import BisectRejected, Row, RowCodec, ValidEntries
+from dagster_adjunct.resources.errors import AdjunctError, TableNotFoundError
+from dagster_adjunct.resources.tables.operation import Operation, OperationKind, Outcomes, PerLoop
+
+
+class SqlRequests(Protocol):
+    """Requests over one connection, for one caller at a time. Its methods are called by `SqlTable._run`.
+
+    While `committing`, the outcome of a failed write is unknown. An `outdated` connection is replaced before a request.
+    """
+
+    codec: RowCodec
+    committing: bool
+    has_idempotency_table: bool
+
+    @property
+    def outdated(self) -> bool: ...
+
+    @property
+    def closed(self) -> bool: ...
+
+    def get(self, keys: Sequence[Row]) -> Any:
+        """The record of each key, None for missing ones."""
+
+    def write(self, operation: Operation[Any], valid: ValidEntries) -> Any:
+        """Apply everything or, on an error, nothing; return the `WritePlan`."""
+
+    def forget(self, older_than: float, most: int = ...) -> Any:
+        """Purge what was applied to keys more than `older_than` seconds ago, of at most so many keys; return their
+        number.
+        """
+
+    def open_idempotency_table(self) -> Any:
+        """Check the idempotency table, after creating it if the table is declared with `create`.
+
+        TableAccessError if it is missing or has other columns.
+        """
+
+    async def close(self) -> None: ...
+
+    def finish(self) -> Any:
+        """Close the connection of an event loop that has ended, without waiting."""
+
+
+R = TypeVar("R", bound=SqlRequests)
+
+
+class Pool(Generic[R]):
+    """At most `size` connections, created by `connect` when none is idle, which may create the table.
+
+    Unlike a library's pool, which only reports a timeout to waiting callers, it passes the error of a login, a missing
+    table or a server that is down to the request that met it, at once.
+    """
+
+    def __init__(self, size: int, connect: Callable[[bool], Awaitable[R]]) -> None:
+        self._size, self._connect = size, connect
+        self._places = asyncio.Semaphore(size)
+        self._closing = asyncio.Lock()
+        self._idle: list[R] = []
+        self.is_connected = False  # whether a connection was made since the last one was lost
+
+    @asynccontextmanager
+    async def one(self, *, create: bool = False) -> AsyncIterator[R]:
+        """A context manager for a connection of the caller's own, left outside of any transaction, or closed."""
+        async with self._places:
+            requests = self._idle.pop() if self._idle else await self._connect(create)
+            if requests.outdated:
+                await requests.close()
+                requests = await self._connect(False)
+            self.is_connected = True
+            try:
+                yield requests
+            finally:
+                if requests.closed:
+                    await self._drop()
+                    self.is_connected = False
+                else:
+                    self._idle.append(requests)
+
+    async def close(self) -> None:
+        """Close all connections after their requests."""
+        async with self._closing:  # two concurrent calls would each hold places that the other waits for
+            for _ in range(self._size):
+                await self._places.acquire()
+            try:
+                await self._drop()
+            finally:
+                for _ in range(self._size):
+                    self._places.release()
+
+    def finish(self) -> None:
+        """Close the connections of an event loop that has ended, without waiting."""
+        while self._idle:
+            self._idle.pop().finish()
+
+    async def _drop(self) -> None:
+        while self._idle:
+            await self._idle.pop().close()
+
+
+class SqlTable(StoreTable, Generic[R]):
+    """A table of a database, with a pool of connections per event loop.
+
+    Threads may share it, each with a `BlockingTable` of its own. State for `newest_by` and `idempotent` is in the table
+    `<table>__adjunct`; `forget` purges old entries. With `forget_after` (seconds) each process does so once an hour,
+    before a write with conditions.
+    """
+
+    table: str
+    forget_after: float | None
+    place: str = ""  # of the server, once connected
+    _open: PerLoop[Pool[R]]
+
+    @abstractmethod
+    async def _run(self, requests: R, request: Callable[..., Any], *arguments: Any) -> Any:
+        """Return the result of a method of `requests`; the driver's errors are raised as ours."""
+
+    @abstractmethod
+    def _is_data_error(self, error: BaseException | None) -> bool:
+        """Whether the driver's error rejects a request for its values, so that other entries of it may be fine."""
+
+    async def stored_types(self) -> dict[str, str] | None:
+        try:
+            async with self._open.here().one() as requests:
+                return requests.codec.types
+        except TableNotFoundError:
+            if not self.create:
+                raise
+            return self.column_types()
+
+    async def open(self) -> None:
+        """Connect; a table to be created is created by the first write."""
+        if not self._open.here().is_connected:
+            await self.stored_types()
+
+    async def close(self) -> None:
+        """Close the running event loop's connections after its requests."""
+        await self._open.here().close()
+
+    async def send(self, operation: Operation[Any]) -> Outcomes:
+        reads, count = operation.kind is OperationKind.GET, len(operation)
+        connected = False
+        try:
+            async with self._open.here().one(create=self.create and not reads) as requests:
+                connected = True
+                outcomes = await (self._get if reads else self._write)(requests, operation)
+                if any(problem.of_request and not problem.may_pass for problem in outcomes.problems.values()):
+                    await requests.close()  # it may know the table as it was before a change
+                return outcomes
+        except AdjunctError as error:
+            if connected:
+                raise
+            if reads and self.create and isinstance(error, TableNotFoundError):
+                return Outcomes(count, [None] * count)
+            return self._failed(count, error)
+
+    async def forget(self, older_than: float) -> int:
+        """Purge what was applied to keys, including deleted ones, more than `older_than` seconds ago; return the number
+        of keys.
+
+        A message that old is applied if it arrives again.
+        """
+        try:
+            async with self._open.here().one() as requests:
+                await self._run(requests, requests.open_idempotency_table)
+                purged: int = await self._run(requests, requests.forget, older_than)
+                return purged
+        except TableNotFoundError:
+            if not self.create:
+                raise
+            return 0
+
+    def _failed(self, count: int, error: AdjunctError) -> Outcomes:
+        """The outcomes of entries whose request had no effect, for a reason that says nothing about them."""
+        return Outcomes.all(count, replace(self.problem_of(error, sent=False), of_request=True))
+
+    async def _get(self, requests: R, operation: Operation[Any]) -> Outcomes:
+        valid = write_plan.validate_entries(requests.codec, operation)
+        try:
+            stored = await self._run(requests, requests.get, [entry.key for entry in valid.entries])
+        except AdjunctError as error:
+            return self._failed(len(operation), error)
+        return valid.outcomes(len(operation), stored)
+
+    async def _write(self, requests: R, operation: Operation[Any]) -> Outcomes:
+        if operation.conditions:
+            try:
+                await self._prepare_conditions(requests)
+            except AdjunctError as error:
+                return self._failed(len(operation), error)
+        return await self._write_entries(requests, operation)
+
+    async def _prepare_conditions(self, requests: R) -> None:
+        """Open the idempotency table, and purge it if that is due."""
+        if not requests.has_idempotency_table:
+            await self._run(requests, requests.open_idempotency_table)
+        place = f"{self._label} {self.place}"
+        if store.is_purge_due(place, self.forget_after):
+            purged = await self._run(requests, requests.forget, self.forget_after, store.PURGED_AT_ONCE)
+            store.continue_purge(place, purged)
+
+    async def _write_entries(self, requests: R, operation: Operation[Any]) -> Outcomes:
+        bisect = BisectRejected(write_plan.validate_entries(requests.codec, operation))
+        while (part := bisect.next()) is not None:
+            try:
+                bisect.done(await self._run(requests, requests.write, operation, part))
+            except AdjunctError as error:
+                problem = self.problem_of(error, sent=requests.committing)  # without a commit it had no effect
+                by_data = self._is_data_error(error.__cause__)
+                bisect.failed(replace(problem, of_request=not by_data), by_data=by_data)
+        return bisect.outcomes(len(operation))
