@@ -40,9 +40,7 @@ class SnapshotOfFiles(_OverwriteFiles):
     """
 
     def __init__(self, transaction: Transaction, io: FileIO, properties: dict[str, str]) -> None:
-        is_first = transaction.table_metadata.current_snapshot() is None
-        operation = Operation.APPEND if is_first else Operation.OVERWRITE
-        super().__init__(operation, transaction, io, snapshot_properties=properties)
+        super().__init__(Operation.OVERWRITE, transaction, io, snapshot_properties=properties)
 
     @cached_property
     def live(self) -> list[ManifestEntry]:
@@ -62,6 +60,9 @@ class SnapshotOfFiles(_OverwriteFiles):
         """Set the files of the snapshot: the data files of these paths, of which some arrive, and a delete file."""
         self._deleted_data_files = {entry.data_file for entry in self.live if entry.data_file.file_path not in paths}
         self._added_data_files = [*arriving, *([_delete_file(deletes)] if deletes is not None else [])]
+        if deletes is None and self._parent_snapshot_id is None:
+            # Readers of appended rows alone ignore delete files, so that no other snapshot may be an append.
+            self._operation = Operation.APPEND
 
     def _validate_concurrency(self) -> None:
         """Refuse to retry on a snapshot that another writer has committed."""

@@ -221,6 +221,19 @@ def test_a_version_that_only_adds_rows_has_no_delete_file(published: Published) 
     published.register()
     published.check_reads()
     assert published.files(1) == {}
+    assert operation(published) == "append"
+
+
+def operation(published: Published) -> str:
+    """Return what the current snapshot says that it did."""
+    return published.catalog.load_table(TABLE).current_snapshot().summary.operation.value
+
+
+def test_a_first_snapshot_with_deletes_is_no_append(published: Published) -> None:
+    """Engines that follow what is appended (Spark's streams, Flink) read its data files without the deletes."""
+    with_deltas(published)
+    published.register()
+    assert operation(published) == "overwrite"
 
 
 @pytest.mark.parametrize("mask", ["whole", "torn", "missing"])
