@@ -7,7 +7,7 @@ The table's snapshots refer to the lake's own files, so holds in the lake keep t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -168,15 +168,24 @@ def _register(files: ViewFiles, catalog: Catalog, identifier: str, properties: d
         stream_holds.retain_files(lake, view.stream, view.stream_id, view.version, view.attempts, holder=holder)
     else:
         retain_version(lake, view.dataset, view.version, holder=holder)
-    current = table.current_snapshot()
-    summary = current.summary if current is not None else None
-    new = summary is None or summary.additional_properties.get(VERSION) != view.version
+    new = not _is_current(view, paths, table)
     if new:
         _commit(files, table, identifier, properties)
     snapshot = table.current_snapshot()
     assert snapshot is not None
     _release(lake, view.dataset, holder, {view.version, *_registered_versions(table)})
     return IcebergSnapshot(identifier, snapshot.snapshot_id, view.dataset, view.version, paths, new)
+
+
+def _is_current(view: Held, paths: Sequence[str], table: Table) -> bool:
+    """Whether the current snapshot is this version, in these files: those of a lake that was moved are others."""
+    from dagster_adjunct.assets.exchange.iceberg_snapshot import list_data_paths
+
+    current = table.current_snapshot()
+    if current is None or current.summary is None:
+        return False
+    is_registered = current.summary.additional_properties.get(VERSION) == view.version
+    return is_registered and list_data_paths(current, table.io) == set(paths)
 
 
 @validated

@@ -25,11 +25,25 @@ from pyiceberg.manifest import (
 )
 from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.table import Transaction
-from pyiceberg.table.snapshots import Operation
+from pyiceberg.table.snapshots import Operation, Snapshot
 from pyiceberg.table.update.snapshot import _OverwriteFiles
 from pyiceberg.typedef import Record
 
 from dagster_adjunct.assets.exchange.position_deletes import PATH_ID, PositionDeletes
+
+
+def list_data_paths(snapshot: Snapshot, io: FileIO) -> set[str]:
+    """Return the paths of a snapshot's data files."""
+    return _data_paths(_list_entries(snapshot, io))
+
+
+def _list_entries(snapshot: Snapshot | None, io: FileIO) -> list[ManifestEntry]:
+    manifests = snapshot.manifests(io) if snapshot is not None else []
+    return [entry for manifest in manifests for entry in manifest.fetch_manifest_entry(io)]
+
+
+def _data_paths(entries: Sequence[ManifestEntry]) -> set[str]:
+    return {entry.data_file.file_path for entry in entries if entry.data_file.content == DataFileContent.DATA}
 
 
 class SnapshotOfFiles(_OverwriteFiles):
@@ -45,13 +59,11 @@ class SnapshotOfFiles(_OverwriteFiles):
     @cached_property
     def live(self) -> list[ManifestEntry]:
         """The entries of the current snapshot."""
-        current = self._transaction.table_metadata.current_snapshot()
-        manifests = current.manifests(self._io) if current is not None else []
-        return [entry for manifest in manifests for entry in manifest.fetch_manifest_entry(self._io)]
+        return _list_entries(self._transaction.table_metadata.current_snapshot(), self._io)
 
     def missing_paths(self, paths: Sequence[str]) -> list[str]:
         """Return those of the data files that are not in the table."""
-        there = {e.data_file.file_path for e in self.live if e.data_file.content == DataFileContent.DATA}
+        there = _data_paths(self.live)
         return [path for path in paths if path not in there]
 
     def replace_files(

@@ -472,6 +472,20 @@ def test_what_others_did_to_the_table_is_undone(published: Published) -> None:
     published.check_reads()
 
 
+def test_files_of_a_lake_that_was_moved_replace_those_of_the_same_version(published: Published) -> None:
+    """Its version is the current one of the table, but the table's files are where the lake was before."""
+    with_deltas(published)
+    published.register()
+    moved = Path(published.world.lake.url).rename(Path(published.world.lake.url).with_name("elsewhere"))
+    published.world.lake = open_lake(moved)
+    published.past.clear()
+    snapshot = published.register()
+    assert snapshot.new
+    assert published.files().keys() == set(snapshot.files)
+    published.check_reads()
+    assert not published.register().new
+
+
 # -- how long it stays
 
 
