@@ -17,7 +17,7 @@ from dagster_adjunct.assets.exchange.position_deletes import write_position_dele
 from dagster_adjunct.assets.reading.stored_file import StoredFile
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
-from dagster_adjunct.assets.versions.leases import release_versions, retain_version
+from dagster_adjunct.assets.versions.leases import list_leases, release_versions, retain_version
 from dagster_adjunct.assets.versions.version import POSITION, TOMBSTONE
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.bucketing.files import IS_FIRST
@@ -163,7 +163,7 @@ def _register(files: ViewFiles, catalog: Catalog, identifier: str, properties: d
     _check_columns(files, table, identifier)
     if must_be_masked(view):
         _check_takes_deletes(view, table, identifier)
-    holder = _holder(identifier)
+    holder = f"{_describe_holder(identifier)} ({table.metadata.table_uuid})"
     if isinstance(view, StreamView):
         stream_holds.retain_files(lake, view.stream, view.stream_id, view.version, view.attempts, holder=holder)
     else:
@@ -220,11 +220,16 @@ def publish_to_iceberg(
 
 @validated
 def release_from_iceberg(lake: Lake, dataset: str, identifier: str) -> tuple[str, ...]:
-    """Release all versions held for a dropped Iceberg table, and return them.
+    """Release all versions held for dropped Iceberg tables of this name, in any catalogue, and return them.
 
     They may then be discarded, and snapshots that still refer to them become unreadable.
     """
-    return _release(lake, dataset, _holder(identifier), ())
+    if "." in dataset:
+        holders = set(stream_holds.list_retained_attempts(lake, split_stream_name(dataset)[1]))
+    else:
+        holders = {lease.holder for lease in list_leases(lake, dataset)}
+    ours = sorted(holder for holder in holders if holder.rpartition(" (")[0] == _describe_holder(identifier))
+    return tuple(version for holder in ours for version in _release(lake, dataset, holder, ()))
 
 
 def _release(lake: Lake, name: str, holder: str, keep: Collection[str]) -> tuple[str, ...]:
@@ -234,7 +239,8 @@ def _release(lake: Lake, name: str, holder: str, keep: Collection[str]) -> tuple
     return release_versions(lake, name, holder=holder, keep=keep)
 
 
-def _holder(identifier: str) -> str:
+def _describe_holder(identifier: str) -> str:
+    """Return who holds versions for a table; its id follows, since other catalogues may have tables of its name."""
     return f"Iceberg table {identifier}"
 
 

@@ -28,6 +28,7 @@ from dagster_adjunct.resources.objects.lake import Lake, open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from tests.assets.conftest import World
+from tests.assets.cycle import make_older
 from tests.assets.unbounded.tables import Content, content, faulty, send, table
 from tests.assets.unbounded.test_compaction import change, ordered
 from tests.faulty_store import Crash, Fault
@@ -505,6 +506,26 @@ def test_the_delete_file_stays_as_long_as_its_version_is_held(published: Publish
     release_from_iceberg(world.lake, NAME, TABLE)
     assert discard(world.lake, NAME, everything, by="test").discarded
     assert not Path(deletes).exists()
+
+
+def test_a_table_of_the_same_name_in_another_catalogue_holds_its_own_versions(
+    published: Published, tmp_path: Path
+) -> None:
+    from pyiceberg.catalog.sql import SqlCatalog
+
+    world = published.world
+    spec = with_deltas(published)
+    published.register()
+    make_older(world.lake, timedelta(hours=2))
+    major(world)
+    send(world, spec, {"b": 5})
+    other = SqlCatalog("other", uri=f"sqlite:///{tmp_path}/other.db", warehouse=str(tmp_path / "other"))
+    other.create_namespace("reference")
+    for _ in range(2):
+        register_in_iceberg(published.current(), other, TABLE)
+    discard(world.lake, NAME, DiscardPolicy(keep=1, grace=timedelta(0)), by="test")
+    published.check_reads()
+    assert len(release_from_iceberg(world.lake, NAME, TABLE)) == 2
 
 
 def test_an_erasure_takes_no_delete_file_for_one_that_may_hold_a_key(published: Published) -> None:
