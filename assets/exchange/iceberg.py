@@ -136,12 +136,12 @@ def register_in_iceberg(
     added to the table. The snapshot's summary has dataset, version and `properties`. If the version is already current,
     nothing is done.
 
-    Raises DatasetError for a version that is not sealed or has rows of other times (see `parquet_files`), for one with
-    deltas if the table is partitioned or not of format version 2, for a table that is not this dataset's, and for
-    columns that were removed or changed their type, or were widened in a way that Iceberg does not know;
-    ManifestMismatchError for a missing or damaged file; CommitConflictError if another writer changed the table
-    concurrently; TransientError if the catalogue does not answer; ConfigurationError if PyIceberg is not installed, and
-    for an identifier without a namespace.
+    Raises DatasetError for a version that is not sealed or has rows of other times (see `parquet_files`), for one
+    with deltas if the table is partitioned or not of format version 2, for a table that is not this dataset's, and
+    for columns that were removed, changed their type, were widened in a way that Iceberg does not know, or are
+    identifier fields of the table; ManifestMismatchError for a missing or damaged file; CommitConflictError if
+    another writer changed the table concurrently; TransientError if the catalogue does not answer;
+    ConfigurationError if PyIceberg is not installed, and for an identifier without a namespace.
     """
     import_package("Iceberg", "pyiceberg.table", "iceberg")
     _check_identifier(identifier)
@@ -281,7 +281,9 @@ def _load_or_create_table(files: ViewFiles, catalog: Catalog, identifier: str) -
 
 
 def _check_columns(files: ViewFiles, table: Table, identifier: str) -> None:
-    """Raise DatasetError for missing columns (unless the version was in the table before) or changed types."""
+    """Raise DatasetError for missing columns (unless the version was in the table before), changed types and identifier
+    fields, which need required columns: those of files are optional.
+    """
     view = files.view
     theirs = {field.name: str(field.field_type) for field in table.schema().fields}
     mine = {name: _iceberg_type(kind) for name, kind in files.columns.items()}
@@ -290,6 +292,7 @@ def _check_columns(files: ViewFiles, table: Table, identifier: str) -> None:
     wrong += [
         f"{name} is {mine[name]}, expected {kind}" for name, kind in theirs.items() if mine.get(name, kind) != kind
     ]
+    wrong += [f"{name} is an identifier field there" for name in sorted(table.schema().identifier_field_names())]
     if wrong:
         problem = f"{_describe_view(view)} does not fit the Iceberg table {identifier!r}: {'; '.join(wrong)}."
         step = "Columns can only be added. Register this version in a new table."
