@@ -50,7 +50,8 @@ class SnapshotOfFiles(_OverwriteFiles):
     """A new snapshot of exactly these files, in one commit.
 
     Data files that are in the table stay, with their sequence numbers; all other files leave. The delete file always
-    arrives anew: it applies only to data files that are not younger than itself.
+    arrives anew: it applies only to data files that are not younger than itself and have its partition spec, so that
+    those of an earlier spec leave and arrive again.
     """
 
     def __init__(self, transaction: Transaction, io: FileIO, properties: dict[str, str]) -> None:
@@ -62,19 +63,26 @@ class SnapshotOfFiles(_OverwriteFiles):
         return _list_entries(self._transaction.table_metadata.current_snapshot(), self._io)
 
     def missing_paths(self, paths: Sequence[str]) -> list[str]:
-        """Return those of the data files that are not in the table."""
-        there = _data_paths(self.live)
+        """Return those of the data files that are not in the table, with its partition spec."""
+        there = _data_paths([entry for entry in self.live if self._has_spec(entry)])
         return [path for path in paths if path not in there]
 
     def replace_files(
         self, paths: Collection[str], arriving: Sequence[DataFile], deletes: PositionDeletes | None
     ) -> None:
         """Set the files of the snapshot: the data files of these paths, of which some arrive, and a delete file."""
-        self._deleted_data_files = {entry.data_file for entry in self.live if entry.data_file.file_path not in paths}
+        self._deleted_data_files = {
+            entry.data_file
+            for entry in self.live
+            if entry.data_file.file_path not in paths or not self._has_spec(entry)
+        }
         self._added_data_files = [*arriving, *([_delete_file(deletes)] if deletes is not None else [])]
         if deletes is None and self._parent_snapshot_id is None:
             # Readers of appended rows alone ignore delete files, so that no other snapshot may be an append.
             self._operation = Operation.APPEND
+
+    def _has_spec(self, entry: ManifestEntry) -> bool:
+        return entry.data_file.spec_id == self._transaction.table_metadata.default_spec_id
 
     def _validate_concurrency(self) -> None:
         """Refuse to retry on a snapshot that another writer has committed."""

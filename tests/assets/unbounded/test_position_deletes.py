@@ -369,6 +369,29 @@ def test_a_table_that_takes_no_position_deletes_needs_a_compacted_version(publis
         assert published.rows() == {"a": 4, "c": 3, "d": 5}
 
 
+def test_files_of_an_earlier_partition_spec_get_that_of_the_delete_file(published: Published) -> None:
+    """Iceberg for Java applies a delete file to data files of its own spec only."""
+    from pyiceberg.partitioning import PartitionField, PartitionSpec
+    from pyiceberg.schema import Schema as IcebergSchema
+    from pyiceberg.transforms import IdentityTransform
+    from pyiceberg.types import IntegerType, NestedField, StringType
+
+    columns = IcebergSchema(NestedField(1, "k", StringType()), NestedField(2, "n", IntegerType()))
+    by_n = PartitionSpec(PartitionField(2, 1000, IdentityTransform(), "by_n"))
+    published.catalog.create_table(TABLE, columns, partition_spec=by_n)
+    spec = table(published.world, NAME)
+    send(published.world, spec, {"a": 1, "b": 1, "c": 1})
+    published.register()
+    with published.catalog.load_table(TABLE).update_spec() as update:
+        update.remove_field("by_n")
+    send(published.world, spec, {"a": 5, "b": None})
+    register_in_iceberg(published.current(), published.catalog, TABLE)
+    assert published.rows() == {"a": 5, "c": 1}
+    files = published.catalog.load_table(TABLE).inspect.files().to_pylist()
+    assert {file["spec_id"] for file in files} == {1}
+    assert len({file["file_path"] for file in files}) == len(files) == 5
+
+
 # -- what happens on the way
 
 
