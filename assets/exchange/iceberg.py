@@ -7,7 +7,7 @@ The table's snapshots refer to the lake's own files, so holds in the lake keep t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ from dagster_adjunct.assets.exchange.position_deletes import write_position_dele
 from dagster_adjunct.assets.reading.stored_file import StoredFile
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
-from dagster_adjunct.assets.versions.leases import release_versions, retain_version
+from dagster_adjunct.assets.versions.leases import list_leases, release_versions, retain_version
 from dagster_adjunct.assets.versions.version import POSITION, TOMBSTONE
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.bucketing.files import IS_FIRST
@@ -136,12 +136,12 @@ def register_in_iceberg(
     added to the table. The snapshot's summary has dataset, version and `properties`. If the version is already current,
     nothing is done.
 
-    Raises DatasetError for a version that is not sealed or has rows of other times (see `parquet_files`), for one with
-    deltas if the table is partitioned or not of format version 2, for a table that is not this dataset's, and for
-    columns that were removed or changed their type, or were widened in a way that Iceberg does not know;
-    ManifestMismatchError for a missing or damaged file; CommitConflictError if another writer changed the table
-    concurrently; TransientError if the catalogue does not answer; ConfigurationError if PyIceberg is not installed, and
-    for an identifier without a namespace.
+    Raises DatasetError for a version that is not sealed or has rows of other times (see `parquet_files`), for one
+    with deltas if the table is partitioned or not of format version 2, for a table that is not this dataset's, and
+    for columns that were removed, changed their type, were widened in a way that Iceberg does not know, or are
+    identifier fields of the table; ManifestMismatchError for a missing or damaged file; CommitConflictError if
+    another writer changed the table concurrently; TransientError if the catalogue does not answer;
+    ConfigurationError if PyIceberg is not installed, and for an identifier without a namespace.
     """
     import_package("Iceberg", "pyiceberg.table", "iceberg")
     _check_identifier(identifier)
@@ -163,20 +163,29 @@ def _register(files: ViewFiles, catalog: Catalog, identifier: str, properties: d
     _check_columns(files, table, identifier)
     if must_be_masked(view):
         _check_takes_deletes(view, table, identifier)
-    holder = _holder(identifier)
+    holder = f"{_describe_holder(identifier)} ({table.metadata.table_uuid})"
     if isinstance(view, StreamView):
         stream_holds.retain_files(lake, view.stream, view.stream_id, view.version, view.attempts, holder=holder)
     else:
         retain_version(lake, view.dataset, view.version, holder=holder)
-    current = table.current_snapshot()
-    summary = current.summary if current is not None else None
-    new = summary is None or summary.additional_properties.get(VERSION) != view.version
+    new = not _is_current(view, paths, table)
     if new:
         _commit(files, table, identifier, properties)
     snapshot = table.current_snapshot()
     assert snapshot is not None
     _release(lake, view.dataset, holder, {view.version, *_registered_versions(table)})
     return IcebergSnapshot(identifier, snapshot.snapshot_id, view.dataset, view.version, paths, new)
+
+
+def _is_current(view: Held, paths: Sequence[str], table: Table) -> bool:
+    """Whether the current snapshot is this version, in these files: those of a lake that was moved are others."""
+    from dagster_adjunct.assets.exchange.iceberg_snapshot import list_data_paths
+
+    current = table.current_snapshot()
+    if current is None or current.summary is None:
+        return False
+    is_registered = current.summary.additional_properties.get(VERSION) == view.version
+    return is_registered and list_data_paths(current, table.io) == set(paths)
 
 
 @validated
@@ -211,11 +220,16 @@ def publish_to_iceberg(
 
 @validated
 def release_from_iceberg(lake: Lake, dataset: str, identifier: str) -> tuple[str, ...]:
-    """Release all versions held for a dropped Iceberg table, and return them.
+    """Release all versions held for dropped Iceberg tables of this name, in any catalogue, and return them.
 
     They may then be discarded, and snapshots that still refer to them become unreadable.
     """
-    return _release(lake, dataset, _holder(identifier), ())
+    if "." in dataset:
+        holders = set(stream_holds.list_retained_attempts(lake, split_stream_name(dataset)[1]))
+    else:
+        holders = {lease.holder for lease in list_leases(lake, dataset)}
+    ours = sorted(holder for holder in holders if holder.rpartition(" (")[0] == _describe_holder(identifier))
+    return tuple(version for holder in ours for version in _release(lake, dataset, holder, ()))
 
 
 def _release(lake: Lake, name: str, holder: str, keep: Collection[str]) -> tuple[str, ...]:
@@ -225,7 +239,8 @@ def _release(lake: Lake, name: str, holder: str, keep: Collection[str]) -> tuple
     return release_versions(lake, name, holder=holder, keep=keep)
 
 
-def _holder(identifier: str) -> str:
+def _describe_holder(identifier: str) -> str:
+    """Return who holds versions for a table; its id follows, since other catalogues may have tables of its name."""
     return f"Iceberg table {identifier}"
 
 
@@ -266,7 +281,9 @@ def _load_or_create_table(files: ViewFiles, catalog: Catalog, identifier: str) -
 
 
 def _check_columns(files: ViewFiles, table: Table, identifier: str) -> None:
-    """Raise DatasetError for missing columns (unless the version was in the table before) or changed types."""
+    """Raise DatasetError for missing columns (unless the version was in the table before), changed types and identifier
+    fields, which need required columns: those of files are optional.
+    """
     view = files.view
     theirs = {field.name: str(field.field_type) for field in table.schema().fields}
     mine = {name: _iceberg_type(kind) for name, kind in files.columns.items()}
@@ -275,6 +292,7 @@ def _check_columns(files: ViewFiles, table: Table, identifier: str) -> None:
     wrong += [
         f"{name} is {mine[name]}, expected {kind}" for name, kind in theirs.items() if mine.get(name, kind) != kind
     ]
+    wrong += [f"{name} is an identifier field there" for name in sorted(table.schema().identifier_field_names())]
     if wrong:
         problem = f"{_describe_view(view)} does not fit the Iceberg table {identifier!r}: {'; '.join(wrong)}."
         step = "Columns can only be added. Register this version in a new table."

@@ -25,43 +25,64 @@ from pyiceberg.manifest import (
 )
 from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.table import Transaction
-from pyiceberg.table.snapshots import Operation
+from pyiceberg.table.snapshots import Operation, Snapshot
 from pyiceberg.table.update.snapshot import _OverwriteFiles
 from pyiceberg.typedef import Record
 
 from dagster_adjunct.assets.exchange.position_deletes import PATH_ID, PositionDeletes
 
 
+def list_data_paths(snapshot: Snapshot, io: FileIO) -> set[str]:
+    """Return the paths of a snapshot's data files."""
+    return _data_paths(_list_entries(snapshot, io))
+
+
+def _list_entries(snapshot: Snapshot | None, io: FileIO) -> list[ManifestEntry]:
+    manifests = snapshot.manifests(io) if snapshot is not None else []
+    return [entry for manifest in manifests for entry in manifest.fetch_manifest_entry(io)]
+
+
+def _data_paths(entries: Sequence[ManifestEntry]) -> set[str]:
+    return {entry.data_file.file_path for entry in entries if entry.data_file.content == DataFileContent.DATA}
+
+
 class SnapshotOfFiles(_OverwriteFiles):
     """A new snapshot of exactly these files, in one commit.
 
     Data files that are in the table stay, with their sequence numbers; all other files leave. The delete file always
-    arrives anew: it applies only to data files that are not younger than itself.
+    arrives anew: it applies only to data files that are not younger than itself and have its partition spec, so that
+    those of an earlier spec leave and arrive again.
     """
 
     def __init__(self, transaction: Transaction, io: FileIO, properties: dict[str, str]) -> None:
-        is_first = transaction.table_metadata.current_snapshot() is None
-        operation = Operation.APPEND if is_first else Operation.OVERWRITE
-        super().__init__(operation, transaction, io, snapshot_properties=properties)
+        super().__init__(Operation.OVERWRITE, transaction, io, snapshot_properties=properties)
 
     @cached_property
     def live(self) -> list[ManifestEntry]:
         """The entries of the current snapshot."""
-        current = self._transaction.table_metadata.current_snapshot()
-        manifests = current.manifests(self._io) if current is not None else []
-        return [entry for manifest in manifests for entry in manifest.fetch_manifest_entry(self._io)]
+        return _list_entries(self._transaction.table_metadata.current_snapshot(), self._io)
 
     def missing_paths(self, paths: Sequence[str]) -> list[str]:
-        """Return those of the data files that are not in the table."""
-        there = {e.data_file.file_path for e in self.live if e.data_file.content == DataFileContent.DATA}
+        """Return those of the data files that are not in the table, with its partition spec."""
+        there = _data_paths([entry for entry in self.live if self._has_spec(entry)])
         return [path for path in paths if path not in there]
 
     def replace_files(
         self, paths: Collection[str], arriving: Sequence[DataFile], deletes: PositionDeletes | None
     ) -> None:
         """Set the files of the snapshot: the data files of these paths, of which some arrive, and a delete file."""
-        self._deleted_data_files = {entry.data_file for entry in self.live if entry.data_file.file_path not in paths}
+        self._deleted_data_files = {
+            entry.data_file
+            for entry in self.live
+            if entry.data_file.file_path not in paths or not self._has_spec(entry)
+        }
         self._added_data_files = [*arriving, *([_delete_file(deletes)] if deletes is not None else [])]
+        if deletes is None and self._parent_snapshot_id is None:
+            # Readers of appended rows alone ignore delete files, so that no other snapshot may be an append.
+            self._operation = Operation.APPEND
+
+    def _has_spec(self, entry: ManifestEntry) -> bool:
+        return entry.data_file.spec_id == self._transaction.table_metadata.default_spec_id
 
     def _validate_concurrency(self) -> None:
         """Refuse to retry on a snapshot that another writer has committed."""

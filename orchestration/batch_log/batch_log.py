@@ -537,7 +537,7 @@ def _apply_batch(
 
 @validated
 def served_versions(lake: Lake, application: str) -> dict[str, dict[str, list[int]]]:
-    """Return, by dataset and version, which batches read it, from the whole history, oldest first."""
+    """Return, by dataset and version, which batches of the retained log read it, oldest first."""
     states = (state for _, state in BatchLog(lake, application).history(None))
     batches = {state.last.intent.batch: state.last.intent.versions for state in states if state.last is not None}
     served: dict[str, dict[str, list[int]]] = {}

@@ -24,6 +24,7 @@ from dagster_adjunct.resources.objects.commit_log import (
 )
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.streams.lake import streams as streams_deleting
+from dagster_adjunct.resources.streams.lake.maintenance import list_retained_attempts
 from dagster_adjunct.resources.streams.lake.readers import list_readers
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams
 from dagster_adjunct.resources.validation import validated
@@ -52,13 +53,14 @@ class Readers:
 
 
 def find_stream_readers(lake: Lake, name: str) -> Readers:
-    """Return the readers of a stream of the lake, including open batches that write to it."""
+    """Return the readers of a stream of the lake, including holds and open batches that write to it."""
     qualified, streams = f"lake.{name}", LakeStreams(lake)
     commit = streams.log(name).current()
     exists = commit is not None and not is_deletion_commit(commit)
     producers = tuple(streams.state(name)[1].producers) if exists else ()
     readers = list_readers(lake, name) if exists else ()
-    blocking, affected = list[str](), [f"reader {reader.name} has a position in it" for reader in readers]
+    blocking = [f"{holder} holds its files" for holder in list_retained_attempts(lake, name)] if exists else []
+    affected = [f"reader {reader.name} has a position in it" for reader in readers]
     for application, state in list_application_states(lake).items():
         batch = state.open
         if batch is not None and any(ssp.qualified_stream == qualified for ssp in batch.ranges):
@@ -143,9 +145,10 @@ def delete_stream(
 ) -> DeletionReport:
     """Delete a stream of the lake permanently; safe to repeat after an interruption.
 
-    Raises StillReadError while an open batch of an application reads or writes it, and, unless `force`, while an
-    application has a checkpoint on it or a dataset follows it; after a forced deletion their next run fails with
-    advice. A stream declared later under the name is a different stream. Raises StreamNotFoundError.
+    Raises StillReadError while an Iceberg table holds its files or an open batch of an application reads or writes it,
+    and, unless `force`, while an application has a checkpoint on it or a dataset follows it; after a forced deletion
+    their next run fails with advice. A stream declared later under the name is a different stream. Raises
+    StreamNotFoundError.
     """
     streams = LakeStreams(lake)
     readers = partial(find_stream_readers, lake, name)

@@ -272,10 +272,10 @@ def plan_recorded(
         lambda at, left, right: streams[at.qualified_stream].system.distance(at, left, right),
         frozenset(source.stream for source in app.inputs.values() if source.reset_offset),
     )
-    batches, newest, oldest = collect_main_batches(BatchLog(lake, app.name).history(None), asked)
-    reads = find_first_reads(batches, asked)
+    batches, newest, oldest, gone = collect_main_batches(BatchLog(lake, app.name).history(None), asked)
+    reads = find_first_reads(batches, asked, gone)
     joined_after_sends = frozenset[str]() if plan is None else plan.tables_joined_after_sends()
-    problems = explain_unread(asked, reads, newest, oldest) | explain_cut(asked, reads, joined_after_sends)
+    problems = explain_unread(asked, reads, newest, oldest, gone) | explain_cut(asked, reads, joined_after_sends)
     recorded = _build_plan(app, asked, reads, now)
     if not problems:
         try:
@@ -331,7 +331,7 @@ class FirstReads:
     """Which batches read the requested offsets first.
 
     `pieces` has, by partition and in order of offsets, the end of each piece and the batch that read it first. Pieces
-    are contiguous except for those in `unread`, which no batch has read. `versions` has what each batch read,
+    are contiguous except for those in `unread`, of which no such batch is known. `versions` has what each batch read,
     `over_time` those of joins by time, and `cut` are the batches of which only a part is requested.
     """
 
@@ -344,11 +344,12 @@ class FirstReads:
 
 def collect_main_batches(
     history: Iterable[tuple[Commit, ApplicationState]], asked: AskedOffsets
-) -> tuple[dict[int, Intent], ApplicationState | None, int]:
+) -> tuple[dict[int, Intent], ApplicationState | None, int, dict[SystemStreamPartition, Span]]:
     """Return the intents of closed batches of the main position that may have read the offsets, by number.
 
-    Also returns the newest state and the oldest commit number read. `history` is newest first, and is read no further
-    back than the offsets can have been read.
+    Also returns the newest state, the oldest commit number read, and, by partition, the offsets that batches of earlier
+    commits, which the log has deleted, may have read. `history` is newest first, and is read no further back than the
+    offsets can have been read.
     """
     intents: dict[int, Intent] = {}
     newest, oldest = None, 0
@@ -360,12 +361,21 @@ def collect_main_batches(
             intents[done.batch] = done.model_copy(update={"ranges": ranges})
         if all(_is_before(state, asked, ssp) for ssp in asked.spans):
             break
-    return intents, newest, oldest
+    else:
+        if oldest > 1:
+            return intents, newest, oldest, {ssp: _read_up_to(state, asked, ssp) for ssp in asked.spans}
+    return intents, newest, oldest, {}
 
 
-def find_first_reads(batches: Mapping[int, Intent], asked: AskedOffsets) -> FirstReads:
-    """Return which of these batches read each offset first."""
-    open_spans = {ssp: [span] for ssp, span in asked.spans.items()}
+def find_first_reads(
+    batches: Mapping[int, Intent], asked: AskedOffsets, gone: Mapping[SystemStreamPartition, Span]
+) -> FirstReads:
+    """Return which of these batches read each offset first; `gone` are those that earlier ones may have read."""
+    unknown: dict[SystemStreamPartition, list[Span]] = {}
+    open_spans: dict[SystemStreamPartition, list[Span]] = {}
+    for ssp, asked_span in asked.spans.items():
+        before = gone.get(ssp, (asked_span[0], asked_span[0]))
+        unknown[ssp], open_spans[ssp] = _split_spans(asked.compare, ssp, [asked_span], before)
     read: dict[SystemStreamPartition, list[tuple[Span, int]]] = {ssp: [] for ssp in asked.spans}
     versions: dict[int, Mapping[str, str | None]] = {}
     cut = []
@@ -390,13 +400,17 @@ def find_first_reads(batches: Mapping[int, Intent], asked: AskedOffsets) -> Firs
         {ssp: in_order(ssp, pieces) for ssp, pieces in read.items()},
         versions,
         {number: batches[number].over_time for number in versions if batches[number].over_time},
-        {ssp: tuple(spans) for ssp, spans in open_spans.items() if spans},
+        {ssp: unread for ssp, spans in open_spans.items() if (unread := (*unknown[ssp], *spans))},
         tuple(cut),
     )
 
 
 def explain_unread(
-    asked: AskedOffsets, reads: FirstReads, state: ApplicationState | None, oldest: int
+    asked: AskedOffsets,
+    reads: FirstReads,
+    state: ApplicationState | None,
+    oldest: int,
+    gone: Mapping[SystemStreamPartition, Span],
 ) -> dict[SystemStreamPartition, str]:
     """Return, by partition, why offsets that no batch has read can't be replayed as recorded."""
     errors = {}
@@ -407,12 +421,12 @@ def explain_unread(
         start, end = holes[0]
         why = "no batch of the main position has read them"
         opened = state.open if state is not None else None
-        if opened is not None and ssp in opened.ranges and not opened.replays:
+        if ssp in gone and asked.compare(ssp, start, gone[ssp][1]) < 0:
+            why = f"the batch log's history from before its commit {oldest} is gone"
+        elif opened is not None and ssp in opened.ranges and not opened.replays:
             why = f"the open batch {opened.batch}, or a later one, reads them first"
         elif state is None or asked.compare(ssp, state.checkpoint.get(ssp, start), start) <= 0:
             why = "no batch has read them yet"
-        elif oldest > 1:
-            why = f"the batch log's history from before its commit {oldest} is gone"
         problem = f"{ssp}: it is unknown which versions were read with offsets {start} up to {end}: {why}."
         errors[ssp] = str(offset_error(ssp, problem, _NEXT, offset=start))
     return errors
@@ -449,6 +463,20 @@ def _is_before(state: ApplicationState, asked: AskedOffsets, ssp: SystemStreamPa
     start, end = asked.spans[ssp]
     empty = asked.compare(ssp, start, end) == 0
     return empty or asked.compare(ssp, state.checkpoint[ssp], start) <= 0
+
+
+def _read_up_to(state: ApplicationState, asked: AskedOffsets, ssp: SystemStreamPartition) -> Span:
+    """Return which of the requested offsets batches up to this state may have read; empty for none.
+
+    That is up to its checkpoint, or anything if the position may have gone back before.
+    """
+    start, end = asked.spans[ssp]
+    if not _is_of(state, asked, ssp.qualified_stream):
+        return start, start
+    moved = state.offsets.applied.get(ssp)
+    if ssp.qualified_stream in asked.reset or (moved is not None and moved.batch != 1):
+        return start, end
+    return start, state.checkpoint.get(ssp, start)
 
 
 def _split_spans(

@@ -167,6 +167,13 @@ def parse_stored_entry(document: type[D], value: Any, where: str) -> D:
     return decode_body(document, value, f"the stored entry of {where}", "can't be read", next_step)
 
 
+def _is_same(setting: str, one: Any, other: Any) -> bool:
+    """Whether two values of a setting are equal, or paths of the same file or folder, as through a link."""
+    if setting not in ("path", "url") or one is None or "://" in f"{one}{other}":
+        return bool(one == other)
+    return Path(one).resolve() == Path(other).resolve()
+
+
 class TableBackends:
     """The backends of a lake's tables. New tables are created in `given`, or else in the lake's own backend."""
 
@@ -184,7 +191,7 @@ class TableBackends:
         for relative in own:
             if resolve_lake_backend(self._lake, relative)["backend"] == given["backend"]:
                 ours = segment.describe_backend(self._from(relative))
-                settings = {name: value for name, value in given.items() if ours.get(name) != value}
+                settings = {name: value for name, value in given.items() if not _is_same(name, ours.get(name), value)}
                 if not settings.keys() & {"path", "url", "s3"}:
                     return {**relative, **settings}
         return given
@@ -194,7 +201,7 @@ class TableBackends:
         description = self.description()
         if description == table.backend:
             return True
-        ours, theirs = self.given or self._from(description), self._from(table.backend)
+        ours, theirs = self._from(description), self._from(table.backend)
         id = table.id(name)
         try:
             return type(theirs) is type(ours) and theirs.location(id, 0) == ours.location(id, 0)

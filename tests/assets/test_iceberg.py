@@ -215,6 +215,20 @@ def test_a_table_of_others_is_not_replaced(planes: Published) -> None:
     assert "create_namespace('nowhere')" in caught.value.next_step
 
 
+def test_a_table_with_identifier_fields_is_refused(planes: Published) -> None:
+    """They need required columns, and those of the lake's files are optional."""
+    from pyiceberg.schema import Schema as IcebergSchema
+    from pyiceberg.types import IntegerType, NestedField, StringType
+
+    required = NestedField(1, "tailnum", StringType(), required=True)
+    columns = IcebergSchema(required, NestedField(2, "seats", IntegerType()), identifier_field_ids=[1])
+    planes.catalog.create_table(TABLE, columns)
+    with pytest.raises(DatasetError, match="tailnum is an identifier field there") as caught:
+        planes.register(planes.publish([("N1", 1)], Schema.of(tailnum="string", seats="int")))
+    assert caught.value.dataset == "planes"
+    assert planes.held() == set()
+
+
 def test_a_table_that_the_user_made_is_filled(planes: Published) -> None:
     planes.catalog.create_table(TABLE, SCHEMA.to_arrow(), properties={"owner": "ada"})
     planes.register(planes.publish([plane(1)]))

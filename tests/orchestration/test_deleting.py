@@ -26,6 +26,7 @@ from dagster_adjunct.resources.errors import (
 from dagster_adjunct.resources.objects.lake import Lake, lake_in
 from dagster_adjunct.resources.objects.store import InMemoryStore
 from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.streams.lake.maintenance import release_files, retain_files
 from dagster_adjunct.resources.streams.lake.readers import read_new, remove_reader
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams
 from dagster_adjunct.resources.streams.system import OffsetRange, SystemStreamPartition
@@ -212,6 +213,21 @@ def test_a_stream_with_a_named_reader_is_deleted_by_force_and_the_reader_is_told
     assert failure.value.stream == "lake.s"
     assert remove_reader(lake, "s", "report")
     assert sorted(read_new(lake, "s", reader="report").table()["v"].to_pylist()) == [2, 3]
+
+
+def test_a_stream_whose_files_are_held_is_not_deleted(lake: Lake) -> None:
+    streams = LakeStreams(lake)
+    sent(streams, 1)
+    commit, state = streams.state("s")
+    retain_files(lake, "s", state.id, str(commit.number), [state.tail[0].attempt], holder="a table elsewhere")
+    for force in (False, True):
+        with pytest.raises(StillReadError) as caught:
+            delete_stream(lake, "s", force=force, **WHY)
+        assert caught.value.readers == ("a table elsewhere holds its files",)
+    assert values(streams) == [1]
+    release_files(lake, "s", holder="a table elsewhere")
+    delete_stream(lake, "s", **WHY)
+    assert streams.list_streams() == []
 
 
 def test_a_stream_that_an_open_batch_writes_is_not_deleted(lake: Lake) -> None:

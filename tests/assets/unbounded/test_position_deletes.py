@@ -28,6 +28,7 @@ from dagster_adjunct.resources.objects.lake import Lake, open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from tests.assets.conftest import World
+from tests.assets.cycle import make_older
 from tests.assets.unbounded.tables import Content, content, faulty, send, table
 from tests.assets.unbounded.test_compaction import change, ordered
 from tests.faulty_store import Crash, Fault
@@ -221,6 +222,19 @@ def test_a_version_that_only_adds_rows_has_no_delete_file(published: Published) 
     published.register()
     published.check_reads()
     assert published.files(1) == {}
+    assert operation(published) == "append"
+
+
+def operation(published: Published) -> str:
+    """Return what the current snapshot says that it did."""
+    return published.catalog.load_table(TABLE).current_snapshot().summary.operation.value
+
+
+def test_a_first_snapshot_with_deletes_is_no_append(published: Published) -> None:
+    """Engines that follow what is appended (Spark's streams, Flink) read its data files without the deletes."""
+    with_deltas(published)
+    published.register()
+    assert operation(published) == "overwrite"
 
 
 @pytest.mark.parametrize("mask", ["whole", "torn", "missing"])
@@ -355,6 +369,29 @@ def test_a_table_that_takes_no_position_deletes_needs_a_compacted_version(publis
         assert published.rows() == {"a": 4, "c": 3, "d": 5}
 
 
+def test_files_of_an_earlier_partition_spec_get_that_of_the_delete_file(published: Published) -> None:
+    """Iceberg for Java applies a delete file to data files of its own spec only."""
+    from pyiceberg.partitioning import PartitionField, PartitionSpec
+    from pyiceberg.schema import Schema as IcebergSchema
+    from pyiceberg.transforms import IdentityTransform
+    from pyiceberg.types import IntegerType, NestedField, StringType
+
+    columns = IcebergSchema(NestedField(1, "k", StringType()), NestedField(2, "n", IntegerType()))
+    by_n = PartitionSpec(PartitionField(2, 1000, IdentityTransform(), "by_n"))
+    published.catalog.create_table(TABLE, columns, partition_spec=by_n)
+    spec = table(published.world, NAME)
+    send(published.world, spec, {"a": 1, "b": 1, "c": 1})
+    published.register()
+    with published.catalog.load_table(TABLE).update_spec() as update:
+        update.remove_field("by_n")
+    send(published.world, spec, {"a": 5, "b": None})
+    register_in_iceberg(published.current(), published.catalog, TABLE)
+    assert published.rows() == {"a": 5, "c": 1}
+    files = published.catalog.load_table(TABLE).inspect.files().to_pylist()
+    assert {file["spec_id"] for file in files} == {1}
+    assert len({file["file_path"] for file in files}) == len(files) == 5
+
+
 # -- what happens on the way
 
 
@@ -459,6 +496,20 @@ def test_what_others_did_to_the_table_is_undone(published: Published) -> None:
     published.check_reads()
 
 
+def test_files_of_a_lake_that_was_moved_replace_those_of_the_same_version(published: Published) -> None:
+    """Its version is the current one of the table, but the table's files are where the lake was before."""
+    with_deltas(published)
+    published.register()
+    moved = Path(published.world.lake.url).rename(Path(published.world.lake.url).with_name("elsewhere"))
+    published.world.lake = open_lake(moved)
+    published.past.clear()
+    snapshot = published.register()
+    assert snapshot.new
+    assert published.files().keys() == set(snapshot.files)
+    published.check_reads()
+    assert not published.register().new
+
+
 # -- how long it stays
 
 
@@ -478,6 +529,26 @@ def test_the_delete_file_stays_as_long_as_its_version_is_held(published: Publish
     release_from_iceberg(world.lake, NAME, TABLE)
     assert discard(world.lake, NAME, everything, by="test").discarded
     assert not Path(deletes).exists()
+
+
+def test_a_table_of_the_same_name_in_another_catalogue_holds_its_own_versions(
+    published: Published, tmp_path: Path
+) -> None:
+    from pyiceberg.catalog.sql import SqlCatalog
+
+    world = published.world
+    spec = with_deltas(published)
+    published.register()
+    make_older(world.lake, timedelta(hours=2))
+    major(world)
+    send(world, spec, {"b": 5})
+    other = SqlCatalog("other", uri=f"sqlite:///{tmp_path}/other.db", warehouse=str(tmp_path / "other"))
+    other.create_namespace("reference")
+    for _ in range(2):
+        register_in_iceberg(published.current(), other, TABLE)
+    discard(world.lake, NAME, DiscardPolicy(keep=1, grace=timedelta(0)), by="test")
+    published.check_reads()
+    assert len(release_from_iceberg(world.lake, NAME, TABLE)) == 2
 
 
 def test_an_erasure_takes_no_delete_file_for_one_that_may_hold_a_key(published: Published) -> None:

@@ -6,10 +6,18 @@ import random
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 
-from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, ClosedBatch, Intent, OffsetState
+from dagster_adjunct.orchestration.batch_log.batch_log import (
+    ApplicationState,
+    AppliedStartpoint,
+    ClosedBatch,
+    Intent,
+    OffsetState,
+)
 from dagster_adjunct.orchestration.startpoints.recorded_replay import (
     AskedOffsets,
+    FirstReads,
     collect_main_batches,
+    explain_unread,
     find_first_reads,
 )
 from dagster_adjunct.resources.objects.commit_log import Commit
@@ -32,6 +40,7 @@ def history(chance: random.Random) -> tuple[list[ApplicationState], Reads]:
     """Return a log, newest first, of batches that go on, go back, skip and replay; and who read each offset first."""
     at = dict.fromkeys(PARTITIONS, 0)
     opened = dict.fromkeys(PARTITIONS, 0)
+    applied: dict[SystemStreamPartition, AppliedStartpoint] = {}
     first: Reads = {}
     states = [ApplicationState(offsets=OffsetState(streams={"fake.s": "one"}))]
     for number in range(1, chance.randint(4, 12)):
@@ -46,6 +55,10 @@ def history(chance: random.Random) -> tuple[list[ApplicationState], Reads]:
                 opened[ssp] += 1
             elif kind == "g" and start != at[ssp]:
                 opened[ssp] += 1
+                applied[ssp] = AppliedStartpoint(
+                    id="a", position="", by="me", reason="", offset=str(start), epoch=opened[ssp], batch=number,
+                    applied_at=BEGIN,
+                )  # fmt: skip
             ranges[ssp] = (start, end)
         if replays:
             ranges = {ssp: ranges[ssp] for ssp in replays}
@@ -68,7 +81,9 @@ def history(chance: random.Random) -> tuple[list[ApplicationState], Reads]:
                 checkpoint={ssp: str(offset) for ssp, offset in at.items()},
                 last=ClosedBatch(intent=intent, closed_at=BEGIN, records=0, counters={}, seconds={}),
                 offsets=OffsetState(
-                    streams={"fake.s": "one"}, opened={ssp: epoch for ssp, epoch in opened.items() if epoch}
+                    streams={"fake.s": "one"},
+                    opened={ssp: epoch for ssp, epoch in opened.items() if epoch},
+                    applied=dict(applied),
                 ),
             )
         )
@@ -76,32 +91,75 @@ def history(chance: random.Random) -> tuple[list[ApplicationState], Reads]:
 
 
 def commits(states: Iterable[ApplicationState]) -> Iterator[tuple[Commit, ApplicationState]]:
-    return ((Commit(1, "commit", None, "", BEGIN, "me", {}), state) for state in states)
+    return ((Commit(state.batch + 1, "commit", None, "", BEGIN, "me", {}), state) for state in states)
+
+
+def reads_of(states: Iterable[ApplicationState], asked: AskedOffsets) -> FirstReads:
+    batches, _, _, gone = collect_main_batches(commits(states), asked)
+    return find_first_reads(batches, asked, gone)
+
+
+def asked_by(chance: random.Random) -> AskedOffsets:
+    spans = {}
+    for ssp in chance.sample(PARTITIONS, chance.randint(1, 3)):
+        begin = chance.randint(0, 12)
+        spans[ssp] = (str(begin), str(begin + chance.randint(0, 12)))
+    return AskedOffsets(spans, {"fake.s": "one"}, compare, distance)
+
+
+def places_in(reads: FirstReads, asked: AskedOffsets) -> tuple[Reads, set[tuple[SystemStreamPartition, int]]]:
+    """Return the batch of each offset that was read, and the offsets of which none is known."""
+    read: Reads = {}
+    unread = set()
+    for ssp, (start, _) in asked.spans.items():
+        holes = {offset for a, b in reads.unread.get(ssp, ()) for offset in range(int(a), int(b))}
+        unread |= {(ssp, offset) for offset in holes}
+        offset = int(start)
+        for upto, batch in reads.pieces[ssp]:
+            read |= {(ssp, place): batch for place in range(offset, int(upto)) if place not in holes}
+            offset = max(offset, int(upto))
+    return read, unread
 
 
 def test_every_record_is_of_the_batch_of_the_main_position_that_read_it_first() -> None:
     for seed in range(300):
         chance = random.Random(seed)
         states, expected = history(chance)
-        spans = {}
-        for ssp in chance.sample(PARTITIONS, chance.randint(1, 3)):
-            begin = chance.randint(0, 12)
-            spans[ssp] = (str(begin), str(begin + chance.randint(0, 12)))
-        asked = AskedOffsets(spans, {"fake.s": "one"}, compare, distance)
-        reads = find_first_reads(collect_main_batches(commits(states), asked)[0], asked)
-        read: Reads = {}
-        for ssp, (start, end) in spans.items():
-            holes = {offset for a, b in reads.unread.get(ssp, ()) for offset in range(int(a), int(b))}
-            offset = int(start)
-            for upto, batch in reads.pieces[ssp]:
-                while offset < int(upto):
-                    if offset not in holes:
-                        read[ssp, offset] = batch
-                    offset += 1
-            wanted = {place for place in expected if place[0] == ssp and int(start) <= place[1] < int(end)}
-            assert holes == {number for number in range(int(start), int(end)) if (ssp, number) not in wanted}, seed
-        assert read == {place: batch for place, batch in expected.items() if place in read}, seed
+        asked = asked_by(chance)
+        reads = reads_of(states, asked)
+        read, unread = places_in(reads, asked)
+        wanted = {(ssp, at) for ssp, (start, end) in asked.spans.items() for at in range(int(start), int(end))}
+        assert read == {place: batch for place, batch in expected.items() if place in wanted}, seed
+        assert unread == wanted - read.keys(), seed
         assert reads.versions.keys() == set(read.values())
+
+
+def test_no_later_batch_is_taken_for_the_first_where_the_log_has_forgotten_that_one() -> None:
+    known = 0
+    for seed in range(300):
+        chance = random.Random(seed)
+        states, expected = history(chance)
+        asked = asked_by(chance)
+        read, _ = places_in(reads_of(states[: chance.randint(1, len(states))], asked), asked)
+        assert read.items() <= expected.items(), seed
+        known += len(read)
+    assert known > 300, "what the log still has is known"
+
+
+def test_the_reason_is_that_the_log_has_forgotten_who_read_an_offset_first() -> None:
+    """The position has gone back, so that no batch of the remaining log but the open one reads it."""
+    startpoint = AppliedStartpoint(
+        id="a", position="", by="me", reason="", offset="0", epoch=1, batch=7, applied_at=BEGIN
+    )
+    state = ApplicationState(
+        batch=8,
+        checkpoint={PARTITIONS[0]: "0"},
+        offsets=OffsetState(streams={"fake.s": "one"}, opened={PARTITIONS[0]: 1}, applied={PARTITIONS[0]: startpoint}),
+    )
+    asked = AskedOffsets({PARTITIONS[0]: ("2", "5")}, {"fake.s": "one"}, compare, distance)
+    batches, newest, oldest, gone = collect_main_batches(commits([state]), asked)
+    problems = explain_unread(asked, find_first_reads(batches, asked, gone), newest, oldest, gone)
+    assert "the batch log's history from before its commit 9 is gone" in problems[PARTITIONS[0]]
 
 
 def test_the_log_is_read_no_further_back_than_what_is_asked_for_reaches() -> None:
@@ -119,7 +177,7 @@ def test_the_log_is_read_no_further_back_than_what_is_asked_for_reaches() -> Non
             yield state
 
     asked = AskedOffsets({PARTITIONS[0]: ("45", "47")}, {"fake.s": None}, compare, distance)
-    reads = find_first_reads(collect_main_batches(commits(newest_first()), asked)[0], asked)
+    reads = reads_of(newest_first(), asked)
     assert reads.pieces == {PARTITIONS[0]: (("46", 46), ("47", 47))}
     assert looked == [49, 48, 47, 46, 45]
 
@@ -132,6 +190,4 @@ def test_offsets_of_the_stream_before_are_not_those_of_the_one_that_was_made_ane
         batch=1, checkpoint={PARTITIONS[0]: "5"}, last=closed, offsets=OffsetState(streams={"fake.s": "before"})
     )
     asked = AskedOffsets({PARTITIONS[0]: ("0", "5")}, {"fake.s": "now"}, compare, distance)
-    assert find_first_reads(collect_main_batches(commits([state]), asked)[0], asked).unread == {
-        PARTITIONS[0]: (("0", "5"),)
-    }
+    assert reads_of([state], asked).unread == {PARTITIONS[0]: (("0", "5"),)}

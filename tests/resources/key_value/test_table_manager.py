@@ -312,22 +312,27 @@ def test_a_table_lies_in_the_objects_of_a_lake_that_is_not_local() -> None:
     assert entry["backend"] == {"lake": "objects"}
 
 
-def test_the_tables_of_a_lake_that_is_copied_are_not_those_of_the_first(tmp_path: Path) -> None:
-    manager = KeyValueTableManager(open_lake(tmp_path / "lake"))
+@pytest.mark.parametrize("linked", [False, True])
+def test_the_tables_of_a_lake_that_is_copied_are_not_those_of_the_first(tmp_path: Path, linked: bool) -> None:
+    (tmp_path / "link").symlink_to(tmp_path)
+    opened_at = tmp_path / "link" if linked else tmp_path
+    manager = KeyValueTableManager(open_lake(opened_at / "lake"))
     manager.create_scope("plant")
     manager.create("plant", "machines", FOUR)
-    database = tmp_path / "lake.key-values.sqlite"
+    database = opened_at / "lake.key-values.sqlite"
     given = {"places": SqliteSegments(database), "people": SqliteSegments(database, busy_timeout=3)}
     for name, backend in given.items():
         assert KeyValueTableManager(manager.lake, backend).create("plant", name, FOUR) is True
+        assert KeyValueTableManager(manager.lake, backend).create("plant", "machines", FOUR) is False
+    assert KeyValueTableManager(manager.lake, ObjectSegments(tmp_path / "lake")).create("plant", "parts", FOUR) is True
     for copy in ("lake", "lake.key-values.sqlite"):
         source, target = tmp_path / copy, tmp_path / copy.replace("lake", "copy", 1)
         shutil.copytree(source, target) if source.is_dir() else shutil.copyfile(source, target)
     copied = KeyValueTableManager(open_lake(tmp_path / "copy"))
     stored = dict(MetadataStore(copied.lake).namespace(NAMESPACE, "all").read().items())
     assert stored["plant/people"]["backend"] == {"lake": "sqlite", "busy_timeout": 3}
-    for name in ("machines", "places", "people"):
-        assert str(tmp_path / "copy.key-values.sqlite") in copied.segments("plant", name)[0].location
+    for name in ("machines", "places", "people", "parts"):
+        assert str(tmp_path / "copy") in copied.segments("plant", name)[0].location
         assert copied.delete("plant", name) is True
         with manager_table(manager, name) as table:
             assert table.get("m1") is None
