@@ -123,7 +123,7 @@ class Joins:
             ),
             views,
         )
-        batch = Compiled(context, inputs, lambda name: None)
+        batch = Compiled(context, inputs, lambda name, look=lambda: None: look())
         batch.run()
         (frame,) = batch.sent
         return frame

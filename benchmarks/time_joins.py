@@ -116,7 +116,7 @@ class World:
                 ),
                 views,
             ),
-            lambda output: None,
+            lambda output, look=lambda: None: look(),
         )
         batch.run()
         (frame,) = batch.sent

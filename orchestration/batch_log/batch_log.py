@@ -14,7 +14,7 @@ Each applied startpoint, and each replay, opens a new epoch of its partition. Re
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
 from difflib import get_close_matches
@@ -385,13 +385,22 @@ class BatchLog:
         commit = self._log.current()
         return LoggedState(commit, self._parse(commit))
 
-    def commit(self, logged: LoggedState, state: ApplicationState, *, by: str, note: str | None = None) -> LoggedState:
-        """Commit this state; `note` says what for, where no batch makes it."""
+    def commit(
+        self,
+        logged: LoggedState,
+        state: ApplicationState,
+        *,
+        by: str,
+        note: str | None = None,
+        checks: Sequence[Callable[[], object]] = (),
+    ) -> LoggedState:
+        """Commit this state; `note` says what for, where no batch makes it. `checks` may prevent it, by raising."""
         if logged.commit is None:
             self._register_name()
         state = state.model_copy(update={"note": note})
         try:
-            return LoggedState(self._log.commit(logged.commit, state.model_dump(mode="json"), by=by), state)
+            commit = self._log.commit(logged.commit, state.model_dump(mode="json"), by=by, checks=checks)
+            return LoggedState(commit, state)
         except errors.CommitConflictError as conflict:
             raise self._fenced(self._log.current()) from conflict
 
@@ -399,9 +408,15 @@ class BatchLog:
         """Commit an intent: a new one, or an open one that `intent.run` resumes."""
         return self.commit(logged, logged.state.model_copy(update={"open": intent}), by=intent.run)
 
-    def close(self, logged: LoggedState, done: ClosedBatch, times: TimeState | None = None) -> LoggedState:
+    def close(
+        self,
+        logged: LoggedState,
+        done: ClosedBatch,
+        times: TimeState | None = None,
+        checks: Sequence[Callable[[], object]] = (),
+    ) -> LoggedState:
         """Commit the end of a batch, whose end offsets become the checkpoint; `times` are those after it, if they
-        change.
+        change. `checks` may prevent it, by raising.
         """
         state = logged.state
         checkpoint, offsets = _apply_batch(state, done.intent, done.closed_at)
@@ -418,7 +433,7 @@ class BatchLog:
             writes_as=state.writes_as,
         )
         note = f"lost to retention: {', '.join(lost)}" if lost else None
-        return self.commit(logged, closed, by=done.intent.run, note=note)
+        return self.commit(logged, closed, by=done.intent.run, note=note, checks=checks)
 
     def abandon(self, *, reason: str, by: str, skip: bool) -> Intent:
         """Abandon the open batch, so that the next run plans a new one; return its intent.

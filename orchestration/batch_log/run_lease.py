@@ -26,7 +26,7 @@ from typing import Literal, Self
 from pydantic import ValidationError
 
 from dagster_adjunct.resources import errors
-from dagster_adjunct.resources.common import StoredDocument
+from dagster_adjunct.resources.common import StoredDocument, call_in_threads
 from dagster_adjunct.resources.objects.heartbeat import Heartbeat
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.objects.store import ObjectStore, read_store_clock
@@ -322,10 +322,9 @@ def read_lease(store: ObjectStore, key: str) -> StoredLease | None:
     """Return a lease, None if there is none."""
     while True:
         try:
-            stored = store.get(key)
+            stored, info = call_in_threads(partial(store.get, key), partial(store.head, key))
         except errors.ObjectNotFoundError:
             return None
-        info = store.head(key)
         if info is not None and info.etag == stored.etag:
             return StoredLease(key, stored.etag, info.modified, _parse(stored.data))
 

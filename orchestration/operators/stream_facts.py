@@ -161,7 +161,8 @@ class StreamFacts:
     """An existing stream: `name` is "system.stream", `key` are its partitioning columns.
 
     `schema` is None where the columns are unknown. `evolves` says that writers may add and widen columns, `numbered`
-    that offsets are numbers, and `in_arrow` that its records can be read without Spark.
+    that offsets are numbers, and `in_arrow` that its records can be read without Spark. `identity` is that of
+    `StreamInfo`.
     """
 
     name: str
@@ -172,6 +173,7 @@ class StreamFacts:
     evolves: bool = False
     numbered: bool = True
     in_arrow: bool = True
+    identity: str | None = None
 
     def __post_init__(self) -> None:
         validate_partition_count(f"partitions of stream {self.name!r}", self.partitions or 0)

@@ -32,7 +32,7 @@ from dagster_adjunct.orchestration.planner.columns import (
 )
 from dagster_adjunct.orchestration.planner.conflicts import apply_insertions, check_co_partitioning, plan_repartitioning
 from dagster_adjunct.orchestration.planner.plan import ExecutionPlan, FedDataset, JoinGroup, PlannedOperator, SparkNeed
-from dagster_adjunct.resources.common import split_stream_name
+from dagster_adjunct.resources.common import map_in_threads, split_stream_name
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError, StreamNotFoundError
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
 from dagster_adjunct.resources.sql.expression import parse_expression
@@ -61,10 +61,14 @@ def plan_application(
 
     `systems` defaults to those of the application in `lake`, and `lake` to `open_lake()`.
     """
-    systems = systems_for(app, lake=lake) if systems is None else systems
-    facts: dict[str, StreamFacts] = {}
-    missing: dict[str, str] = {}
-    for name in sorted(_stream_names(app)):
+    return build_plan(app, read_catalog(app, systems_for(app, lake=lake) if systems is None else systems))
+
+
+def read_catalog(app: Application, systems: Mapping[str, StreamSystem]) -> Catalog:
+    """Return the facts of the application's streams as they are now."""
+
+    def read_facts(name: str) -> StreamFacts | str:
+        """Return the facts of a stream, or the reason why it is missing."""
         system_name, stream = split_stream_name(name)
         if system_name not in systems:
             problem = (
@@ -76,19 +80,22 @@ def plan_application(
         try:
             info = system.info(stream)
         except StreamNotFoundError as error:
-            missing[name] = error.problem
-            continue
+            return error.problem
         evolves = isinstance(system, StreamWriter) and system.evolves
-        numbered = isinstance(system, NumberedOffsets)
+        numbered, in_arrow = isinstance(system, NumberedOffsets), system.implements("read_arrow")
         known = (info.partitions, info.key, info.partitioner, info.schema)
-        facts[name] = StreamFacts(name, *known, evolves, numbered, system.implements("read_arrow"))
+        return StreamFacts(name, *known, evolves, numbered, in_arrow, info.identity)
 
     def size_of(stream: str) -> int | None:
         system, name = split_stream_name(stream)
         return systems[system].stored_bytes(name)
 
     new_streams = {name: system.new_streams for name, system in systems.items() if isinstance(system, StreamWriter)}
-    return build_plan(app, Catalog(facts, missing=missing, size_of=size_of, new_streams=new_streams))
+    names = sorted(_stream_names(app))
+    found = dict(zip(names, map_in_threads(read_facts, names), strict=True))
+    facts = {name: fact for name, fact in found.items() if isinstance(fact, StreamFacts)}
+    missing = {name: reason for name, reason in found.items() if isinstance(reason, str)}
+    return Catalog(facts, missing=missing, size_of=size_of, new_streams=new_streams)
 
 
 def _stream_names(app: Application) -> set[str]:

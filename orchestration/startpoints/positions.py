@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from dagster_adjunct.orchestration.application.application import Application
@@ -19,7 +20,7 @@ from dagster_adjunct.orchestration.batch_log.batch_log import (
 from dagster_adjunct.orchestration.operators.records import Input
 from dagster_adjunct.orchestration.operators.stream_facts import RECORDED, JoinVersions
 from dagster_adjunct.orchestration.startpoints.request import StartpointRequest
-from dagster_adjunct.resources.common import split_stream_name
+from dagster_adjunct.resources.common import map_in_threads, split_stream_name
 from dagster_adjunct.resources.errors import ConfigurationError, OffsetOutOfRangeError, PermanentError
 from dagster_adjunct.resources.streams.startpoint import check_offset, describe_startpoint, resolve_startpoint_to_offset
 from dagster_adjunct.resources.streams.system import OffsetRange, StreamInfo, StreamSystem, SystemStreamPartition
@@ -441,7 +442,8 @@ def snapshot_stream(systems: Mapping[str, StreamSystem], stream: str) -> StreamS
 
 def snapshot_streams(systems: Mapping[str, StreamSystem], streams: Iterable[str]) -> dict[str, StreamSnapshot]:
     """Return these streams as they are now, by name."""
-    return {name: snapshot_stream(systems, name) for name in streams}
+    names = list(streams)
+    return dict(zip(names, map_in_threads(partial(snapshot_stream, systems), names), strict=True))
 
 
 def resolve_request(

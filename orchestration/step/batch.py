@@ -105,15 +105,17 @@ class BatchContext:
     `operators` are those whose records reach an output, in order; the others need not run. `origins` say where records
     have their positions from; `producers` and `writers` are the names under which operators write to streams and
     tables. `arrived` has the records of each input of an operator that is compiled, for errors. `before_output` is
-    called with the name of an output before anything is written to it, and raises if the run may not continue.
+    called with the name of an output before anything is written to it, and raises if the run may not continue. It may
+    get a function that looks at the output, and returns what that returns.
     """
 
-    def __init__(self, context: StepContext, inputs: BatchInputs, before_output: Callable[[str], None]) -> None:
+    def __init__(self, context: StepContext, inputs: BatchInputs, before_output: Callable[..., Any]) -> None:
         operators, needed = context.app.operators, set[str]()
         for operator in reversed(operators):
             if operator.spec.writes is not None or operator.id in needed:
                 needed |= {operator.id, *operator.inputs}
         self.context, self.inputs, self.app = context, inputs, context.app
+        self._snapshots: dict[str, StreamSystem] = {**inputs.streams}
         self.number, self.clock, self.reading = inputs.intent.batch, inputs.intent.clock, inputs.intent.reading
         self.tasks = inputs.intent.tasks or len(context.plan.tasks)
         self.operators = [operator for operator in operators if operator.id in needed]
@@ -243,8 +245,8 @@ class BatchContext:
         return self.context.spark()
 
     def system_of(self, stream: str) -> StreamSystem:
-        """Return the system that a stream ("system.stream") is in."""
-        return self.context.systems[split_stream_name(stream)[0]]
+        """Return the system that a stream ("system.stream") is in, as the batch has last seen it."""
+        return self._snapshots.get(stream) or self.context.systems[split_stream_name(stream)[0]]
 
     def partitions_at(self, operator: str) -> int:
         """Return the planned partition count of the records that leave an operator."""
@@ -496,13 +498,13 @@ class BatchContext:
 
         Returns None in a dry run.
         """
-        self._before_output(stream)
         system, name = require_writer(self.system_of(stream)), split_stream_name(stream)[1]
-        create = partial(system.create, name, schema=self.output_schema(frame), key=key, partitions=partitions)
+        if system.evolves:  # it is read once: its commits fail if it has changed, and it is read again
+            self._snapshots[stream] = system = require_writer(system.snapshot(name))
+        find = partial(batch_outputs.find_previous_append, system, name, self.producers[operator], self.number)
         cut = self.inputs.intent.cut
-        sent = None
-        if cut or system.evolves:
-            sent = batch_outputs.find_previous_append(system, name, self.producers[operator], self.number)
+        sent: AppendResult | None = self._before_output(stream, find if cut or system.evolves else lambda: None)
+        create = partial(system.create, name, schema=self.output_schema(frame), key=key, partitions=partitions)
         if sent is not None and cut:
             result = sent  # of all records that the batch began with
             frame.count()  # counts upstream complete only once their records are consumed

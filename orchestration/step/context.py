@@ -65,7 +65,8 @@ class BatchInputs:
     those of the input streams that have one. `records` is the number of records, or of offsets. `few`: run one task a
     stage; `interpreted`: have Spark interpret plans instead of compiling them. `over_time` has all versions of bounded
     datasets that joins by time read. `states` are the state tables at the start of the batch, by dataset, `times` the
-    event times of its inputs by then. `arrived` has the records of each input that this process has read.
+    event times of its inputs by then. `streams` are the systems of its inputs, as they were when it was planned.
+    `arrived` has the records of each input that this process has read.
     """
 
     intent: Intent
@@ -77,6 +78,7 @@ class BatchInputs:
     over_time: Mapping[str, VersionsOverTime] = field(default_factory=dict)
     states: Mapping[str, VersionReader | None] = field(default_factory=dict)
     times: TimeState = field(default_factory=TimeState)
+    streams: Mapping[str, StreamSystem] = field(default_factory=dict)
     arrived: Mapping[str, pa.Table] = field(default_factory=dict)
 
     @property

@@ -30,7 +30,7 @@ from dagster_adjunct.orchestration.startpoints.store import open_startpoints
 from dagster_adjunct.orchestration.step.context import StepContext
 from dagster_adjunct.orchestration.step.progress import StepReport
 from dagster_adjunct.orchestration.step.step import run_step
-from dagster_adjunct.resources.common import split_stream_name
+from dagster_adjunct.resources.common import call_in_threads, split_stream_name
 from dagster_adjunct.resources.errors import RunLeaseLostError, TransientError
 
 # Seconds between two requests of a run that waits, and for how long they are half of that after something new.
@@ -138,13 +138,14 @@ class Following:
         """
         self._tick()
         if not self._is_over():
-            self._ask()
+            looks = [partial(self._has_changed, name) for name in ("startpoints", *self._datasets)]
+            _, starts_anew, *news = call_in_threads(self._ask, *looks)
         if self.ended:
             self._say(f"this run ends: {self.ended}")
             return False
-        if self._has_changed("startpoints"):
+        if starts_anew:
             return False
-        changed = [name for name in self._datasets if self._has_changed(name)]
+        changed = [name for name, is_new in zip(self._datasets, news, strict=True) if is_new]
         if not changed and self._clock() < self._next_busy:
             return True
         holds = self._try_refresh()

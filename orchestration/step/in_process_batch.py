@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.assets.reading.valid_time import Reader
@@ -33,6 +34,7 @@ from dagster_adjunct.orchestration.step.kept_entries import (
 )
 from dagster_adjunct.orchestration.step.verify_plan import DryRun, inputs_of_dry_run
 from dagster_adjunct.resources.backends.columns import to_arrow_type
+from dagster_adjunct.resources.common import call_in_threads
 from dagster_adjunct.resources.lazy_modules import pa, pc
 from dagster_adjunct.resources.schemas.schema import Schema, arrow_type, type_from_arrow
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
@@ -104,6 +106,15 @@ class ArrowBatch(BatchContext):
         super().__init__(context, inputs, before_output)
         self._cache = EntryCache() if cache is None else cache
         self._known = {} if known is None else known
+
+    def run(self) -> None:
+        specs = [operator.spec for operator in self.operators]
+        matches = (spec.match for spec in specs)
+        joined = {match.dataset for match in matches if match is not None and match.dataset and match.as_of is None}
+        records = [partial(self.read, stream) for stream in {spec.reads for spec in specs if spec.reads is not None}]
+        entries = [partial(self._entries, name, self.app.dataset(name).key) for name in joined]
+        call_in_threads(*records, *entries)  # at the same time here, not one after the other by the operators
+        super().run()
 
     def compile_operator(self, operator: Operator, sources: Sequence[Any]) -> Any:
         self.arrived[operator.id] = arriving = self._prepare_inputs(operator, sources)

@@ -150,12 +150,13 @@ class EntryCache:
 
     def _get(self, what: tuple[Any, ...], version: Any, read: Callable[[], Any]) -> Any:
         """Return what is kept of this version, read if need be; other versions of it are served no more."""
-        if what not in self._kept or self._kept[what][0] != version:
-            self._kept[what] = version, read()
-            while len(self._kept) > _MAX_KEPT:
-                self._kept.popitem(last=False)
-        self._kept.move_to_end(what)
-        return self._kept[what][1]
+        kept = self._kept.pop(what, None)  # threads do so at the same time
+        if kept is None or kept[0] != version:
+            kept = version, read()
+        self._kept[what] = kept
+        while len(self._kept) > _MAX_KEPT:
+            self._kept.popitem(last=False)
+        return kept[1]
 
 
 def count_stored_rows(reader: Reader) -> int:

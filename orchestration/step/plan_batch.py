@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from dagster_adjunct.assets.reading.stored_versions import current_readers
+from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.unbounded.local_table import maintain_state, require_local_manifest, undo_batch
 from dagster_adjunct.assets.unbounded.progress import StreamPosition
 from dagster_adjunct.assets.versions.manifest import DatasetManifest, as_bounded, as_unbounded
@@ -40,8 +42,7 @@ from dagster_adjunct.orchestration.startpoints.recorded_replay import (
 from dagster_adjunct.orchestration.step.context import StepContext, StepState
 from dagster_adjunct.orchestration.step.progress import StepEvent
 from dagster_adjunct.resources import errors
-from dagster_adjunct.resources.common import split_stream_name
-from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.common import call_in_threads, split_stream_name
 from dagster_adjunct.resources.streams.system import OffsetRange, StreamSystem, SystemStreamPartition
 
 Spans = Mapping[SystemStreamPartition, OffsetRange]
@@ -64,14 +65,14 @@ class BatchSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class PlannedBatch:
-    """The intent of a batch; `schemas` has the columns of its input streams, None where they are not known.
+    """The intent of a batch, and the input streams as it was planned over them.
 
     Before the versions are leased, only the intent of a recorded replay has them. `losses` describes what retention
     deleted of the inputs.
     """
 
     intent: Intent
-    schemas: Mapping[str, Schema | None]
+    streams: Mapping[str, StreamSnapshot]
     losses: Sequence[str] = ()
 
 
@@ -106,15 +107,30 @@ def maintain_state_tables(context: StepContext) -> None:
 
 
 def snapshot_inputs(context: StepContext, run: StepState) -> BatchSnapshot:
-    """Return the snapshot over which the next batch is planned; versions of a version set come from one snapshot.
+    """Return the snapshot over which the next batch is planned, and check that the run may continue.
 
     Raises NoSealedVersionError for a dataset with `bootstrap` that has no version, and an error for a local table whose
     declaration does not match what is stored.
     """
+
+    def read_handed() -> FanOut | None:
+        return context.fan_out.without_taken_back(context.startpoints.get_fan_outs()) if run.held is None else None
+
+    streams = partial(snapshot_streams, context.systems, context.app.inputs)
+    _, (readers, limited), *rest = call_in_threads(
+        context.check, partial(_open_versions, context), read_handed, streams
+    )
+    context.versions.keep(readers)
+    versions = {name: None if reader is None else reader.version for name, reader in readers.items()}
+    return BatchSnapshot(versions, limited, *rest)
+
+
+def _open_versions(context: StepContext) -> tuple[dict[str, VersionReader | None], dict[str, DatasetManifest | None]]:
+    """Return the served versions; those of a version set come from one snapshot. Also returns the manifests of
+    datasets with a maximum staleness."""
     app, stored = context.app, context.versions.stored
     own = [dataset for dataset in app.datasets if dataset.is_owned_by(app.name)]
     others = [dataset.name for dataset in app.datasets if dataset.following.persistent and dataset not in own]
-    # Versions first: without a version, no position is stored either.
     readers = current_readers({name: stored(name) for name in others if name not in app.max_staleness})
     limited = {name: stored(name).manifest() for name in others if name in app.max_staleness}
     readers |= {name: stored(name).reader_of(manifest) for name, manifest in limited.items()}
@@ -125,11 +141,7 @@ def snapshot_inputs(context: StepContext, run: StepState) -> BatchSnapshot:
     for name, reader in readers.items():
         if reader is None and app.dataset(name).bootstrap:
             stored(name).require_current(context.systems)  # raises, saying what the dataset waits for
-    readers |= {name: stored(name).current() for name in context.states}
-    context.versions.keep(readers)
-    versions = {name: None if reader is None else reader.version for name, reader in readers.items()}
-    handed = context.fan_out.without_taken_back(context.startpoints.get_fan_outs()) if run.held is None else None
-    return BatchSnapshot(versions, limited, handed, snapshot_streams(context.systems, app.inputs))
+    return readers | {name: stored(name).current() for name in context.states}, limited
 
 
 def store_first_positions(context: StepContext, run: StepState, seen: BatchSnapshot) -> StepState:
@@ -162,12 +174,11 @@ def plan_batch(context: StepContext, run: StepState, seen: BatchSnapshot) -> Pla
     state = run.logged.state
     positions = input_positions(context.app, seen.streams, state, run.held or ())
     losses = check_positions(context.app, seen.streams, state.offsets, positions)
-    schemas = {name: snapshot.info.schema for name, snapshot in seen.streams.items()}
     intent = _plan_replay_batch(context, state, positions)
     if intent is not None:
-        return PlannedBatch(intent, schemas)
+        return PlannedBatch(intent, seen.streams)
     intent = _plan_main_batch(context, state, positions)
-    return NothingToRead(positions, losses) if intent is None else PlannedBatch(intent, schemas, losses)
+    return NothingToRead(positions, losses) if intent is None else PlannedBatch(intent, seen.streams, losses)
 
 
 def _plan_replay_batch(context: StepContext, state: ApplicationState, positions: InputPositions) -> Intent | None:
@@ -306,11 +317,10 @@ def resume_open_batch(context: StepContext, run: StepState, left_open: Intent) -
     reads the rest, provided its inputs declare on_lost="oldest". Raises OffsetOutOfRangeError otherwise, or if a stream
     was recreated.
     """
-    names = {name: split_stream_name(name) for name in context.app.inputs}
-    infos = {name: context.systems[system].info(stream) for name, (system, stream) in names.items()}
-    ranges = {ssp: span for ssp, span in left_open.ranges.items() if ssp.qualified_stream in infos}
+    streams = snapshot_streams(context.systems, context.app.inputs)
+    ranges = {ssp: span for ssp, span in left_open.ranges.items() if ssp.qualified_stream in streams}
     for name in sorted({ssp.qualified_stream for ssp in ranges}):
-        info, identity = infos[name], run.logged.state.offsets.streams.get(name)
+        info, identity = streams[name].info, run.logged.state.offsets.streams.get(name)
         if info.was_recreated(identity):
             raise errors.OffsetOutOfRangeError(
                 f"{name} was {info.change_since(identity)} (its identity is {info.identity}, and was {identity}), and "
@@ -329,7 +339,7 @@ def resume_open_batch(context: StepContext, run: StepState, left_open: Intent) -
         check_open_batch(context.app, left_open, lost)
         left_open = _truncate_batch(context, left_open, deleted, lost)
     context.versions.lease(left_open.versions, left_open.over_time, reopened=True)
-    return PlannedBatch(left_open, {name: info.schema for name, info in infos.items()})
+    return PlannedBatch(left_open, streams)
 
 
 def find_lost_ranges(context: StepContext, intent: Intent) -> dict[SystemStreamPartition, OffsetRange]:

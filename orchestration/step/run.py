@@ -31,7 +31,7 @@ from dagster_adjunct.orchestration.batch_log.run_lease import DEFAULT_WAIT, Clai
 from dagster_adjunct.orchestration.maintenance.expire import expire_all_versions
 from dagster_adjunct.orchestration.planner.notes import note_table_order
 from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
-from dagster_adjunct.orchestration.planner.planner import plan_application, systems_for
+from dagster_adjunct.orchestration.planner.planner import build_plan, plan_application, read_catalog, systems_for
 from dagster_adjunct.orchestration.startpoints.coordinator import (
     DatasetOutcome,
     apply_dataset_startpoints,
@@ -45,7 +45,7 @@ from dagster_adjunct.orchestration.step.context import StepContext
 from dagster_adjunct.orchestration.step.engines import check_session
 from dagster_adjunct.orchestration.step.following import follow_application, run_steps
 from dagster_adjunct.orchestration.step.progress import StepEvent, StepReport, new_planned_event
-from dagster_adjunct.resources.common import Report, split_stream_name, subtract_span
+from dagster_adjunct.resources.common import Report, call_in_threads, subtract_span
 from dagster_adjunct.resources.errors import CommitConflictError, raise_first
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
@@ -232,13 +232,6 @@ def advance_changed(
             break
 
 
-def _stream_identities(app: Application, systems: Mapping[str, StreamSystem]) -> dict[str, str | None]:
-    """Return the identities of the streams that a run reads, which change where one is recreated."""
-    read = {*app.inputs, *(dataset.stream for dataset in app.datasets if dataset.stream is not None)}
-    names = {stream: split_stream_name(stream) for stream in read}
-    return {stream: systems[system].info(name).identity for stream, (system, name) in names.items()}
-
-
 def run_batches(
     runtime: Runtime,
     app: Application,
@@ -266,9 +259,10 @@ def run_batches(
     planned: tuple[ExecutionPlan, dict[str, str | None]] | None = None
 
     def plan_step() -> tuple[ExecutionPlan, dict[str, str | None]]:
-        """Return the plan over the streams as they are now and, for a run that stays, their identities."""
-        plan = plan_application(app, systems=systems)
-        return plan, {} if lasts is None else _stream_identities(app, systems)
+        """Return the plan over the streams as they are now, and the identities of those that the run reads."""
+        catalog = read_catalog(app, systems)
+        read = {*app.inputs, *(dataset.stream for dataset in app.datasets if dataset.stream is not None)}
+        return build_plan(app, catalog), {name: facts.identity for name, facts in catalog.items() if name in read}
 
     def refresh() -> bool:
         """Advance the datasets; return whether the plan still holds, and change nothing if not."""
@@ -283,11 +277,11 @@ def run_batches(
 
         def begin() -> StepContext:
             nonlocal planned
-            is_first, planned = planned is None, plan_step()  # after the wait for the lease
+            is_first, check = planned is None, partial(check_first_run, lake, app, adopt=adopt)
+            planned, *_ = call_in_threads(plan_step, *([check] if is_first else []))  # after the wait for the lease
             plan = planned[0]
             check_session(runtime, plan)
             if is_first:
-                check_first_run(lake, app, adopt=adopt)
                 for note in note_table_order(plan.tables):
                     warn(note)
                 on_event(new_planned_event(app))

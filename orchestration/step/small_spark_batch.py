@@ -70,7 +70,9 @@ def read_small_batch(context: StepContext, inputs: BatchInputs) -> BatchInputs |
     if not inputs.few or inputs.intent.cut or any(spec.needs_tasks or spec.states for spec in operators):
         return None
     streams = {spec.reads for spec in operators if spec.reads is not None}
-    systems = {stream: context.systems[split_stream_name(stream)[0]] for stream in streams}
+    systems = {
+        stream: inputs.streams.get(stream) or context.systems[split_stream_name(stream)[0]] for stream in streams
+    }
     if not all(system.implements("read_arrow") for system in systems.values()):
         return None
     sizes = [_measure_version(view) for view in inputs.views.values()]

@@ -20,9 +20,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from dagster_adjunct.assets.reading.version_reader import VersionReader
@@ -47,6 +48,7 @@ from dagster_adjunct.orchestration.step.progress import StepEvent, StepReport, m
 from dagster_adjunct.orchestration.step.recorded_answers import OpenTables, purge_answers
 from dagster_adjunct.orchestration.step.small_spark_batch import is_small_batch
 from dagster_adjunct.resources import errors
+from dagster_adjunct.resources.common import call_in_threads
 from dagster_adjunct.resources.spark.tasks import find_adjunct_error
 from dagster_adjunct.resources.tables.shared_rate import RunCredits
 
@@ -134,8 +136,8 @@ def _prepare_batch(context: StepContext, run: StepState) -> tuple[StepState, Pla
 
     Where a version is discarded between the snapshot and its lease, the batch is planned again over a new snapshot.
     """
-    context.check()
     if run.logged.state.open is not None:
+        context.check()
         return run, resume_open_batch(context, run, run.logged.state.open)
     if run.report.batches:
         context.between_batches()
@@ -177,7 +179,7 @@ def _commit_intent(
     # Local tables are read with the columns and buckets that they are declared with, whatever is stored. Spark's plans
     # depend on the columns and buckets of all others.
     own = {dataset.name for dataset in app.datasets if dataset.is_owned_by(app.name)}
-    shapes: dict[str, object] = {**batch.schemas}
+    shapes: dict[str, object] = {name: stream.info.schema for name, stream in batch.streams.items()}
     for name, view in views.items():
         if name not in own:
             buckets = view.sealed.partitions if isinstance(view, VersionReader) else None
@@ -208,6 +210,7 @@ def _commit_intent(
         over_time={name: context.versions.over_time(name, ids) for name, ids in intent.over_time.items()},
         states=states,
         times=times_at_batch_start(app, state, intent),
+        streams={name: stream.system for name, stream in batch.streams.items()},
     )
     return run, inputs
 
@@ -221,11 +224,13 @@ def _write_outputs(
     """
     began, intent = time.monotonic(), inputs.intent
 
-    def before_output(name: str) -> None:
-        context.check()
-        context.log.check_not_superseded(run.logged)
+    def before_output(name: str, look: Callable[[], Any] = lambda: None) -> Any:
+        """Raise if the run may not write this output; return what `look` finds there meanwhile."""
+        owned = partial(context.log.check_not_superseded, run.logged)
+        *_, found = call_in_threads(context.check, owned, look)
         context.versions.check_leases()
         context.on_event(StepEvent("output", intent.batch, {"output": name}))
+        return found
 
     for pause in (*_RETRY_PAUSES, None):
         try:
@@ -290,8 +295,7 @@ def _close_batch(
         seconds=seconds,
     )
     context.on_event(StepEvent("outputs", intent.batch))
-    context.check()
-    logged = context.log.close(run.logged, done, outputs.times)
+    logged = context.log.close(run.logged, done, outputs.times, checks=[context.check])
     context.startpoints.remove_applied(context.tasks, intent.startpoints)
     if any(call.recorded for call in context.plan.calls):
         purge_answers(context.lake, context.app.name, intent.batch)

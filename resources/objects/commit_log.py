@@ -21,7 +21,7 @@ import threading
 import time
 import uuid
 from collections import defaultdict, deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -31,7 +31,13 @@ from typing import Annotated, Any, Final, Literal, TypeVar
 from pydantic import AwareDatetime, Field, ValidationError
 
 from dagster_adjunct.resources import errors
-from dagster_adjunct.resources.common import StoredDocument, check_name, first_validation_problem, utc_now
+from dagster_adjunct.resources.common import (
+    StoredDocument,
+    call_in_threads,
+    check_name,
+    first_validation_problem,
+    utc_now,
+)
 from dagster_adjunct.resources.objects.store import ObjectInfo, ObjectStore, check_key
 
 FORMAT: Final = 1
@@ -334,14 +340,23 @@ class CommitLog:
         listed = self.store.list(f"{self.prefix}/manifests/")
         return list(takewhile(lambda item: item.key < oldest and item.modified <= limit, listed))
 
-    def commit(self, parent: Commit | None, body: dict[str, Any], *, by: str, commit_id: str | None = None) -> Commit:
+    def commit(
+        self,
+        parent: Commit | None,
+        body: dict[str, Any],
+        *,
+        by: str,
+        commit_id: str | None = None,
+        checks: Sequence[Callable[[], object]] = (),
+    ) -> Commit:
         """Commit `body` after `parent` (None: as the first commit) and return the commit.
 
         Raises `CommitConflictError` if another commit followed `parent`; then this one has no effect.
         Raises `CommitStateUnknownError` if the store did not report whether the commit happened, and
-        `StoreUnavailableError` if it certainly did not. `commit_id` must be new for each attempt.
+        `StoreUnavailableError` if it certainly did not. `commit_id` must be new for each attempt. `checks` are called
+        while the manifest is stored: what they raise prevents the commit.
         """
-        return self._commit(parent, self._etag_of(parent), body, by, commit_id)
+        return self._commit(parent, self._etag_of(parent), body, by, commit_id, checks)
 
     def continue_from(self, other: CommitLog, body: dict[str, Any], *, by: str) -> Commit:
         """Copy the history of another log into this one, commit `body` after it, and return the commit.
@@ -354,10 +369,16 @@ class CommitLog:
             data = other._read_manifest(commit.manifest_key)
             with suppress(errors.ObjectExistsError):
                 self.store.put_if_absent(self.manifest_key(commit.number, commit.id), data)
-        return self._commit(newest, None, body, by, None)
+        return self._commit(newest, None, body, by)
 
     def _commit(
-        self, parent: Commit | None, expected: str | None, body: dict[str, Any], by: str, commit_id: str | None
+        self,
+        parent: Commit | None,
+        expected: str | None,
+        body: dict[str, Any],
+        by: str,
+        commit_id: str | None = None,
+        checks: Sequence[Callable[[], object]] = (),
     ) -> Commit:
         number = 1 if parent is None else parent.number + 1
         new_id = check_name("commit", commit_id or uuid.uuid4().hex)
@@ -371,29 +392,40 @@ class CommitLog:
         manifest = Manifest(**mine, parent=parent_id, created_at=at, by=by, body=body)
         pointer = Pointer(**mine, manifest=key, nonce=uuid.uuid4().hex)
         data = encode_document(manifest)
-        try:
-            self.store.put_if_absent(key, data)
-        except errors.ObjectExistsError:
-            # Equal bytes, including the time, are our own: the request was repeated on the way.
-            if self.store.get(key).data != data:
-                problem = f"commit id {new_id!r} was used before in {self.prefix}, at number {number}."
-                step = "Use a new id for each attempt."
-                raise errors.ConfigurationError(problem, step, argument="commit_id") from None
+
+        def store_manifest() -> None:
+            try:
+                self.store.put_if_absent(key, data)
+            except errors.ObjectExistsError:
+                # Equal bytes, including the time, are our own: the request was repeated on the way.
+                if self.store.get(key).data != data:
+                    problem = f"commit id {new_id!r} was used before in {self.prefix}, at number {number}."
+                    step = "Use a new id for each attempt."
+                    raise errors.ConfigurationError(problem, step, argument="commit_id") from None
+
+        call_in_threads(*checks, store_manifest)
         self._kept.add(key, data)
         etag = self._swap(expected, pointer)
         return replace(_commit_of(manifest, key), etag=etag)
 
     def transact(
-        self, decide: Callable[[Commit | None], dict[str, Any] | None], *, by: str, attempts: int = _ATTEMPTS
+        self,
+        decide: Callable[[Commit | None], dict[str, Any] | None],
+        *,
+        by: str,
+        attempts: int = _ATTEMPTS,
+        seen: Commit | None = None,
     ) -> Commit | None:
         """Commit the body that `decide(current)` returns and return the commit; after a conflict, decide again.
 
         `decide` may be called several times, so it must have no side effects. If it returns None nothing is committed,
-        and the current commit is returned. Raises `CommitConflictError` after `attempts`, and what `commit` raises.
+        and the current commit is returned. It first decides over `seen`, a commit that was read as the current one; by
+        default that is read now. Raises `CommitConflictError` after `attempts`, and what `commit` raises.
         """
 
         def decided() -> Callable[[], Commit | None]:
-            current = self.current()
+            nonlocal seen
+            current, seen = seen or self.current(), None
             body = decide(current)
             return lambda: current if body is None else self.commit(current, body, by=by)
 

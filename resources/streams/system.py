@@ -484,7 +484,7 @@ class StreamSystem(ABC):
         return self.info(stream).has_all_keys(self.oldest(self.partitions(stream)))
 
     def snapshot(self, stream: str) -> StreamSystem:
-        """Return a read-only view of this system for several questions about one stream.
+        """Return a read-only view of this system for several questions about one stream, and for reading it.
 
         If answers cost requests, the view asks once, so that all its answers are of the same moment.
         """
@@ -504,7 +504,7 @@ class StreamWriter(StreamSystem):
 
     # Whether the offsets of an append contain only its records, so that reading them returns the append.
     appends_alone: bool = False
-    # Whether `create` can add or widen columns of an existing stream.
+    # Whether `create` can add or widen columns of an existing stream. The system's snapshots can then be written to.
     evolves: bool = False
     # What a plan may assume of a stream that `create` has yet to create.
     new_streams: NewStreams = NewStreams()

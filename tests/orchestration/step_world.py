@@ -168,7 +168,7 @@ class StepWorld:
         context = self.context(app)
         views = {name: context.versions.view(name, version, state) for name, version in intent.versions.items()}
         inputs = BatchInputs(intent, views, state.offsets.streams)
-        run_batch(BatchContext(context, inputs, lambda output: None))
+        run_batch(BatchContext(context, inputs, lambda output, look=lambda: None: look()))
 
     def rows(self, stream: str) -> list[dict[str, Any]]:
         """Return the records of a stream, by partition and offset, without their position."""

@@ -95,7 +95,9 @@ def known_of(folder: Path, first: Spec, *others: Spec) -> BatchContext:
         stream = stream.apply(spec)
     plan = plan_application(app, systems={"lake": streams})
     runtime = Runtime(lake, {"lake": streams}, lambda: None, by="test")  # type: ignore[arg-type, return-value]
-    return BatchContext(StepContext(runtime, app, plan, FanOut()), batch_inputs(1, {}, {}), lambda name: None)
+    return BatchContext(
+        StepContext(runtime, app, plan, FanOut()), batch_inputs(1, {}, {}), lambda name, look=lambda: None: look()
+    )
 
 
 def test_what_arrives_at_an_operator_is_computed_once(tmp_path: Path) -> None:

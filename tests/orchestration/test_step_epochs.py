@@ -28,7 +28,11 @@ def replay(world: StepWorld, app: Application, batch: int, epochs: dict[int, int
     given = {ssp: epochs[ssp.partition] for ssp in ssps if ssp.partition in epochs}
     views = {dataset.name: StoredVersions(world.lake, dataset).require_current() for dataset in app.datasets}
     ranges = world.streams.all_ranges(stream.partition(".")[2])
-    run_batch(BatchContext(world.context(app), batch_inputs(batch, ranges, views, given), lambda output: None))
+    run_batch(
+        BatchContext(
+            world.context(app), batch_inputs(batch, ranges, views, given), lambda output, look=lambda: None: look()
+        )
+    )
 
 
 def values_and_epochs(world: StepWorld, stream: str) -> list[tuple[int, int]]:
@@ -112,5 +116,9 @@ def test_an_epoch_of_a_partition_that_the_batch_does_not_read_adds_nothing(step_
     app.input_stream("lake.numbers").send_to(app.output_stream("lake.out", partitions=2, key="k"))
     other = {SystemStreamPartition("lake", "other", 0): 4}
     ranges = step_world.streams.all_ranges("numbers")
-    run_batch(BatchContext(step_world.context(app), batch_inputs(1, ranges, {}, other), lambda output: None))
+    run_batch(
+        BatchContext(
+            step_world.context(app), batch_inputs(1, ranges, {}, other), lambda output, look=lambda: None: look()
+        )
+    )
     assert {epoch for _, epoch in values_and_epochs(step_world, "out")} == {0}

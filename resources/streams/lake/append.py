@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -350,7 +350,7 @@ def _digested_columns(declaration: LakeStreamDeclaration, there: Sequence[str]) 
     return [*declaration.columns.names, *(name for name in (TIMESTAMP, TOMBSTONE, EPOCH) if name in there)]
 
 
-COMMIT_ATTEMPTS = 100
+_COMMIT_ATTEMPTS = 100
 
 
 @validated_methods
@@ -512,8 +512,20 @@ class LakeAppends(StreamStates):
             result[:] = [decided]
             return None if after is None else after.body()
 
-        self.log(append.stream).transact(decide, by=append.producer, attempts=COMMIT_ATTEMPTS)
+        self._transact(append.stream, decide, append.producer)
         return result[0]
+
+    def _transact(
+        self, stream: str, decide: Callable[[Commit | None], dict[str, Any] | None], by: str
+    ) -> Commit | None:
+        """Commit what `decide` returns; a snapshot decides first over the commit that it has read."""
+        known = {} if self._snapshot is None else self._snapshot
+        read = known.pop(stream, None)  # after a conflict or a commit it is no longer the current one
+        seen = None if read is None else read[0]
+        commit = self.log(stream).transact(decide, by=by, attempts=_COMMIT_ATTEMPTS, seen=seen)
+        if read is not None and commit is seen:
+            known[stream] = read
+        return commit
 
     def _write_fold(self, stream: str, state: StreamState) -> Fold | None:
         """Write the page that the index needs next, if any, so that deciding the commit does no I/O."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from copy import copy
 from datetime import datetime
 from typing import Any
 
@@ -23,11 +24,10 @@ from dagster_adjunct.resources.objects.commit_log import Commit, DeletedObjects
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.schemas.schema import Schema, evolve_schema, incompatible_changes
 from dagster_adjunct.resources.streams import system
-from dagster_adjunct.resources.streams.lake.append import COMMIT_ATTEMPTS, LakeAppends
+from dagster_adjunct.resources.streams.lake.append import LakeAppends
 from dagster_adjunct.resources.streams.lake.maintenance import MaintenanceResult, maintain
 from dagster_adjunct.resources.streams.lake.manifest import (
     NAMES_PREFIX,
-    STREAM_KIND,
     CompactionPolicy,
     LakeStreamDeclaration,
     Retention,
@@ -125,7 +125,7 @@ class LakeStreams(LakeReads, LakeAppends, StreamWriter):
         null, the time of the append is used.
         Raises StreamExistsError with the differences, and ConfigurationError or SchemaMismatchError.
         """
-        prefix = self.lake.stream_prefix(name)
+        self.lake.stream_prefix(name)  # checks the name
         declaration = declare_stream(
             name, schema, key, partitions, timestamp, retention=retention, compaction=compaction
         )
@@ -140,8 +140,7 @@ class LakeStreams(LakeReads, LakeAppends, StreamWriter):
             now = evolve_declaration(name, state.declaration, declaration)
             return None if now is state.declaration else state.with_declaration(now).body()
 
-        log = self.lake.commit_log(prefix, STREAM_KIND)
-        commit = log.transact(decide, by="create", attempts=COMMIT_ATTEMPTS)
+        commit = self._transact(name, decide, "create")
         return _describe_stream(name, self._parse(self._require_commit(name, commit)))
 
     def check_create(self, name: str, *, schema: Schema, key: Sequence[str] = (), partitions: int) -> None:
@@ -203,7 +202,7 @@ class LakeStreams(LakeReads, LakeAppends, StreamWriter):
             now = state.declaration.model_copy(update=update)
             return None if now == state.declaration else state.with_declaration(now).body()
 
-        self.log(stream).transact(decide, by="configure", attempts=COMMIT_ATTEMPTS)
+        self._transact(stream, decide, "configure")
 
     def maintain(self, stream: str, now: datetime | None = None) -> MaintenanceResult:
         """Apply the stream's retention and compaction, and delete what has been unreachable for an hour.
@@ -214,8 +213,12 @@ class LakeStreams(LakeReads, LakeAppends, StreamWriter):
         return maintain(self, stream, now or self.lake.now())
 
     def snapshot(self, stream: str) -> StreamSystem:
-        """Return a view of the streams as they are when it first asks: two requests answer all questions about one."""
-        view = LakeStreams(self.lake)
+        """Return a view of the streams as they are when it first asks: two requests answer all questions about one.
+
+        It can be written to as well: what it commits is conditional on what it has read, and decided again if that has
+        changed.
+        """
+        view = copy(self)
         view._snapshot = {}
         return view
 

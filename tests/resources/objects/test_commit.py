@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pickle
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ from dagster_adjunct.resources.objects.commit_log import Commit, CommitLog
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.objects.store import InMemoryStore
 from tests.clocks import Clock
-from tests.faulty_store import FaultyStore
+from tests.faulty_store import Fault, FaultyStore
 
 if TYPE_CHECKING:
     from dagster_adjunct.resources.objects.store import ObjectStore
@@ -235,6 +236,37 @@ def test_a_transaction_decides_again_after_a_conflict_and_gives_up_in_the_end() 
 
     with pytest.raises(CommitConflictError):
         log.transact(always_late, by="a", attempts=3)
+
+
+def test_a_transaction_over_a_commit_that_was_read_before_reads_nothing_unless_it_loses() -> None:
+    store = FaultyStore(InMemoryStore())
+    log = CommitLog(store, "x", "stream")
+    first = log.commit(None, {"n": 1}, by="a")
+
+    def decide(current: Commit | None) -> dict[str, Any]:
+        assert current is not None
+        return {"n": current.body["n"] + 1}
+
+    store.requests.clear()
+    log.transact(decide, by="a", seen=first)
+    assert [request for request, _ in store.requests] == ["put_if_absent", "put_if_match"]
+    log.transact(decide, by="a", seen=first)
+    assert [commit.body["n"] for commit in log.history()] == [3, 2, 1]
+
+
+def test_a_check_is_made_while_the_manifest_is_stored_and_prevents_the_commit_by_raising() -> None:
+    both = threading.Barrier(2, timeout=60)
+    store = FaultyStore(InMemoryStore(), [Fault("put_if_absent", 3, "meanwhile", both.wait)])
+    log = CommitLog(store, "x", "stream")
+    first = log.commit(None, {}, by="a")
+
+    def check() -> None:
+        both.wait()
+        raise CommitConflictError("It is no longer ours.", "Stop.")
+
+    with pytest.raises(CommitConflictError):
+        log.commit(first, {}, by="a", checks=[check])
+    assert log.current() == first
 
 
 def test_reading_costs_two_gets_and_committing_two_puts_whatever_the_history() -> None:

@@ -19,7 +19,7 @@ from dagster_adjunct.resources.objects.store import InMemoryStore
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams
 from dagster_adjunct.resources.streams.system import AppendResult, OffsetRange, SystemStreamPartition
-from tests.clocks import Clock
+from tests.clocks import Clock, on_clock
 from tests.faulty_store import Crash, Fault, FaultyStore
 from tests.resources.streams.stream_helpers import SCHEMA
 
@@ -321,6 +321,31 @@ def test_values_of_sensitive_columns_are_refused_untold(streams: LakeStreams) ->
         streams.append("s", kinds(name=unchecked([b"ok", None, b"Jos\xe9"])), producer="p", sequence=0)
     assert caught.value.column == "name"
     assert "Jos" not in str(caught.value)
+
+
+def test_a_snapshot_that_is_written_to_asks_once_and_again_after_a_conflict(clock: Clock, records: Records) -> None:
+    store = FaultyStore(InMemoryStore())
+    streams = LakeStreams(on_clock(lake_in(store), clock))
+    streams.create("s", schema=SCHEMA, key=["k"], partitions=4)
+    wider = Schema((*SCHEMA.fields, *Schema.of(more="int").fields))
+
+    def write(sequence: int, schema: Schema, meanwhile: Callable[[], object] = lambda: None) -> AppendResult:
+        view = streams.snapshot("s")
+        assert isinstance(view, LakeStreams)
+        assert view.appended("s", "p", sequence) is None
+        meanwhile()
+        view.create("s", schema=schema, key=["k"], partitions=4)
+        return view.append("s", records(("a", sequence)), producer="p", sequence=sequence)
+
+    store.requests.clear()
+    write(0, SCHEMA)
+    assert store.requests.count(("get", "streams/s/CURRENT")) == 1
+    write(1, wider, lambda: streams.append("s", records(("b", 7)), producer="q", sequence=0))
+    write(2, wider, lambda: streams.append("s", records(("b", 8)), producer="q", sequence=1))
+    again = write(3, wider, lambda: streams.append("s", records(("a", 3)), producer="p", sequence=3))
+    assert again.duplicate
+    rows = sorted(row[:3] for row in everything(streams))
+    assert rows == [("a", 0, None), ("a", 1, None), ("a", 2, None), ("a", 3, None), ("b", 7, None), ("b", 8, None)]
 
 
 class CountedAppends(LakeStreams):
