@@ -423,8 +423,9 @@ def evaluate(
     """Run all validators on the candidate and return their verdicts, without samples of `sensitive` columns.
 
     A validator that raises gets a failed verdict with the error's text. Raises ValidatorError for a mistake in a
-    validator; TransientError, MemoryError and py4j errors propagate unchanged. With severity "warn" only MemoryError
-    and a broken JVM propagate, and everything else is a failed verdict.
+    validator, and ConfigurationError if one needs Spark and there is none; TransientError, MemoryError and py4j errors
+    propagate unchanged. With severity "warn" only that ConfigurationError, MemoryError and a broken JVM propagate, and
+    everything else is a failed verdict.
     """
     hides = bool(sensitive)
     verdicts = (_evaluate_one(validator, candidate, hides_values=hides) for validator in validators)
@@ -477,7 +478,7 @@ def _evaluate_one(validator: Validator, candidate: Candidate, *, hides_values: b
 
 
 def _propagates(error: Exception, warns: bool) -> bool:
-    """Whether an error is due to neither the version nor the validator, and so propagates."""
+    """Whether an error has its cause neither in the version nor in the validator, and so propagates."""
     if _package(error) == "py4j":
         return not (warns and _is_a(error, "Py4JJavaError"))
     return isinstance(error, MemoryError) or (isinstance(error, errors.TransientError) and not warns)
@@ -492,7 +493,7 @@ def _package(error: Exception) -> str:
 
 
 def _condition(error: Exception) -> str:
-    """Return the name of Spark's error condition, such as [CAST_INVALID_INPUT], without its message."""
+    """Return the name of Spark's error condition, such as [CAST_INVALID_INPUT], whose message may show values."""
     named = re.match(r"\[[\w.]+\]", first_message_line(error))
     return named[0] if named else "an error of a row"
 
