@@ -329,7 +329,7 @@ def rebase_candidates(group: AdvanceGroup, candidates: Sequence[CandidateVersion
     for candidate in (candidate.with_member_of(group) for candidate in candidates):
         now = manifests.get(candidate.member.name)
         if now is None and candidate.member.committed is None:
-            continue  # in a version set of which only others have advanced so far
+            continue  # it has no commit yet, only other members of its version set have
         what = "discarded this build" if now is None else _find_conflict(candidate, now)
         if what:
             # Before another build of this delivery is published, another writer may still find and publish this one.

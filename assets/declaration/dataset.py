@@ -92,8 +92,8 @@ class QuerySource:
 
     `query` is SQL, in which `{version}` and `{partition}` are replaced by string literals, or a function of the session
     and a Computation that returns a Spark, pandas or Polars frame or an Arrow table. `schema` is the schema of the
-    result, checked strictly. Without Spark it must be a function, which gets IN_PROCESS instead of a session and
-    returns no Spark frame.
+    result, checked strictly. `name` stands for the query in the stored declaration, so another name needs a rebuild.
+    Without Spark, `query` must be a function, which gets IN_PROCESS instead of a session and returns no Spark frame.
     """
 
     query: str | Callable[[Any, Computation], DataFrame | ArrowFrame]
@@ -112,7 +112,7 @@ class OwnedBy:
     """The input of a local table: what the batches of one application send. `schema` are its columns.
 
     `expires` is the timestamp column of a state table after which a row is expired, None if rows never expire.
-    `kept_for` describes the operator's purpose for a state table.
+    `kept_for` says what the rows of a state table are kept for, in words.
     """
 
     application: str
@@ -471,7 +471,7 @@ def version_set(name: str, *members: AdjunctDataset) -> tuple[AdjunctDataset, ..
 
 
 class LocalTableOptions(DescriptionOptions, total=False):
-    """The options of a local table that every unbounded dataset has."""
+    """The options that a local table has in common with every unbounded dataset."""
 
     compaction: DeltaCompaction
     discard: DiscardPolicy

@@ -168,7 +168,7 @@ def decode_envelopes(
     kept = metadata_columns(records.columns)
     carried = [F.col(name) for name in kept if name != TEXT]
     owned = [_own_key(declared, schema, name).alias(f"__own{index}") for index, name in enumerate(own)]
-    read = records.select(*carried, F.col(TEXT), *owned, _parse(declared, _block(schema, old, paths)))
+    read = records.select(*carried, F.col(TEXT), *owned, _parse(declared, _fields_to_parse(schema, old, paths)))
     read = read.select(
         "*",
         _part("op").alias(_OP),
@@ -218,7 +218,7 @@ def read_transactions(declared: DebeziumEnvelope, records: DataFrame, what: str)
     )
 
 
-def _block(schema: Schema, old: Schema, paths: Sequence[str]) -> str:
+def _fields_to_parse(schema: Schema, old: Schema, paths: Sequence[str]) -> str:
     """Return the fields of an envelope that are parsed, with their types, as the inside of a `struct<…>`."""
     texts = {path: f"{quote_name(path.removeprefix('source.'))}:string" for path in paths}
     source = [text for path, text in texts.items() if path.startswith("source.")]
@@ -227,16 +227,16 @@ def _block(schema: Schema, old: Schema, paths: Sequence[str]) -> str:
     return ",".join([*fields, *([f"source:struct<{','.join(source)}>"] if source else [])])
 
 
-def _parse(declared: Envelope, block: str) -> Column:
-    """Return the value parsed as an envelope with these fields (see `_block`)."""
+def _parse(declared: Envelope, fields: str) -> Column:
+    """Return the value parsed as an envelope with these fields (see `_fields_to_parse`)."""
     # Only JSON that was converted from Avro may have NaN and infinity.
     options = {"columnNameOfCorruptRecord": BAD, "allowNonNumericNumbers": str(declared.format == "avro").lower()}
-    return F.from_json(F.col(TEXT), _bare_or_wrapped(block), options).alias(_PARSED)
+    return F.from_json(F.col(TEXT), _bare_or_wrapped(fields), options).alias(_PARSED)
 
 
-def _bare_or_wrapped(block: str) -> str:
+def _bare_or_wrapped(fields: str) -> str:
     """Return a type for values that are an envelope with these fields, or have it in `payload`, next to its schema."""
-    return f"struct<{block},payload:struct<{block}>,{BAD}:string>"
+    return f"struct<{fields},payload:struct<{fields}>,{BAD}:string>"
 
 
 def _part(*path: str) -> Column:

@@ -135,7 +135,7 @@ class Projection:
         return self._entries(records, schema, what)
 
     def apply_to_changes(self, records: DataFrame, schema: Schema, what: str, key: Sequence[str]) -> DataFrame:
-        """Return what `apply` returns, and a tombstone for each record with a key for which `where` does not hold."""
+        """Return what `apply` returns, and a tombstone for each record that has a key and does not satisfy `where`."""
         if self.where is not None:
             keyed = reduce(and_, [F.expr(quote_name(name)).isNotNull() for name in key])
             mark = F.when(F.col(TOMBSTONE), True).when(self._passes(records, self.where, what), False).when(keyed, True)
@@ -247,7 +247,7 @@ class PythonExtractor:
         return self.apply_to_changes(records, schema, what, ())
 
     def apply_to_changes(self, records: DataFrame, schema: Schema, what: str, key: Sequence[str]) -> DataFrame:
-        """Return what `apply` returns, and a tombstone for each record with a key and without entries."""
+        """Return what `apply` returns, and a tombstone for each record that has a key and no entries."""
         load_function(self, what)  # fail here instead of in every task
         declared, marks = Schema.from_ddl(self.columns, what), metadata_columns(records.columns)
         columns = [(field.name, field.type) for field in declared.fields]

@@ -90,10 +90,11 @@ _CHUNK_RECORDS = 20_000_000
 class DeltaCompaction:
     """When the deltas of an unbounded dataset are compacted.
 
-    Minor compaction merges deltas into one as soon as there are `deltas` of them. Major compaction merges all into a
-    new base as soon as the deltas hold more than `fraction` of the base's rows, or more than `rows` rows, because
-    readers broadcast the keys in deltas. Deltas with few rows are only counted. `inside_commit=True` compacts within
-    the advance that made it due; otherwise a schedule does (`<app>_compact` in Dagster, adjunct dataset compact).
+    Minor compaction merges the newest deltas into one as soon as there are `deltas` of them. Major compaction merges
+    all into a new base, because readers broadcast the keys in deltas, as soon as the deltas hold more than `rows` rows,
+    or more than `fraction` of the base's rows and either 50,000 rows or `deltas` deltas. `inside_commit=True` compacts
+    within the advance that made it due; otherwise a schedule does (`<app>_compact` in Dagster, adjunct dataset
+    compact).
     """
 
     deltas: int = 8
@@ -132,7 +133,7 @@ class ChangeStreamOptions:
     - `keep_tombstones`: how far below the newest value of `order_by` deletions are remembered, in its own unit
       (microseconds for a timestamp, days for a date); None for ever. Without `order_by`, in offsets, and only for
       formats whose snapshot rows never replace streamed changes
-    - `on_bad_change`: what happens to changes that can't be read or have no key
+    - `on_bad_change`: what happens to changes that can't be applied (they can't be read, have no key, come too late, …)
     - `initial`: a bulk snapshot to start from
     - `max_age`: how long a table stays valid after it was last confirmed to be caught up
     - `on_lost_offset`: what happens if the stream no longer has the next offset

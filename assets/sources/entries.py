@@ -272,7 +272,7 @@ class OpenedStream:
 
     @property
     def declaration(self) -> DatasetDeclaration:
-        """The declaration that the manifest stores."""
+        """The dataset's declaration, as its manifest stores it."""
         return declaration_from_spec(
             self.spec, self.schema, input_partitions=len(self.ssps), position_type=self.position_type
         )

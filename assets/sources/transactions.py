@@ -42,19 +42,19 @@ def cut_at_incomplete(
     complete: Mapping[str, int],
     ends: Mapping[int, int],
     *,
-    spare: int = 0,
+    unreadable: int = 0,
 ) -> dict[int, int]:
     """Return, by partition, the end offset up to which no change is of an incomplete transaction.
 
     `seen` are the changes below `ends`, by (transaction, partition). `complete` is the number of changes of each ended
     transaction. Holding changes back makes their transactions incomplete, so this repeats until nothing changes: the
-    ends are then the furthest at which every transaction is included completely or not at all. `spare` is the number of
-    changes that could not be read: as many may be missing from a transaction, because they may belong to it.
+    ends are then the furthest at which every transaction is included completely or not at all. `unreadable` is the
+    number of changes that could not be read: as many may be missing from a transaction, because they may belong to it.
     """
     incomplete = {
         transaction
         for transaction, count in count_by_transaction(seen).items()
-        if transaction not in complete or count + spare < complete[transaction]
+        if transaction not in complete or count + unreadable < complete[transaction]
     }
     cuts = dict(ends)
     fresh = set(incomplete)
@@ -88,7 +88,7 @@ def limit_to_complete_transactions(
     seen = _parts(rows)
     if not seen:
         return ranges
-    spare = sum(row["count"] for row in rows if not row["readable"])
+    unreadable = sum(row["count"] for row in rows if not row["readable"])
     since, counts = _first_seen(rows), count_by_transaction(seen)
     expected = reader.read_ends(since)
     oldest = source.system.oldest(list(ranges))
@@ -97,7 +97,7 @@ def limit_to_complete_transactions(
         expected[name] = min(expected[name], counts[name])
     near = min(since.values()) - _LOOK_BACK_MS
     for before in ({ssp: source.system.offset_for_timestamp(ssp, near) for ssp in ranges}, oldest):
-        short = {name for name in expected if counts[name] + spare < expected[name]}
+        short = {name for name in expected if counts[name] + unreadable < expected[name]}
         wider = {
             ssp: (min(before[ssp], start, key=cmp_to_key(source.system.compare)), end)
             for ssp, (start, end) in ranges.items()
@@ -106,7 +106,7 @@ def limit_to_complete_transactions(
             again = count_by_transaction(_parts(reader.aggregate(wider)))
             expected |= {name: counts[name] for name in short if again[name] >= expected[name]}
     ends = {ssp.partition: int(end) for ssp, (_, end) in ranges.items()}
-    cuts = cut_at_incomplete(seen, expected, ends, spare=spare)
+    cuts = cut_at_incomplete(seen, expected, ends, unreadable=unreadable)
     return {
         ssp: (start, str(cuts[ssp.partition])) for ssp, (start, _) in ranges.items() if cuts[ssp.partition] > int(start)
     }

@@ -122,7 +122,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A validator: `function(candidate, *arguments)`, which returns a Finding, or only whether it holds.
+    """A validator: `function(candidate, *arguments)`, which returns a Finding, or only True or False.
 
     `name` is the asset check's name in Dagster: letters, digits and underscores.
     """
@@ -524,7 +524,7 @@ def _name_part(columns: Sequence[str]) -> str:
 
 
 def check_validator_columns(dataset: AdjunctDataset, stored: Schema) -> None:
-    """Raise PlanningError for the first validator that names a column which the dataset will not have.
+    """Raise PlanningError for a validator that names a column which the dataset won't have, or an impossible value.
 
     A condition of `sql_check` must be boolean, if its type is known. In a SELECT from the new version alone all names
     are checked, in a join only those qualified as the version's; functions are not checked.

@@ -346,7 +346,7 @@ def _free_names(
 
 
 def require_audit_fields(action: str, version: str, reason: str, by: str, **about: Any) -> None:
-    """Raise ConfigurationError for a change without a reason or without an author; `about` are its other fields."""
+    """Raise ConfigurationError for a change without a reason or an author; `about` are further fields of the error."""
     for argument, what, given in (("reason", "reason", reason), ("by", "author", by)):
         if not given.strip():
             problem = f"{action} {version} has no {what}.".replace("  ", " ")

@@ -173,7 +173,8 @@ class Bootstrap(ManifestPart):
 
     The target is each partition's upcoming offset, recorded before anything is read; records that arrive later do not
     extend it. `building` are the generations written so far, with these `columns`: readers get them when the target is
-    reached, and the previous version stays served until then. `why` is the reason for the bootstrap.
+    reached, and the previous version stays served until then. `loaded` is whether an initial snapshot was loaded first.
+    `why` is the reason for the bootstrap.
     """
 
     state: Literal["running", "done"]
@@ -224,7 +225,7 @@ class Written(ManifestPart):
 
 
 class Decision(ManifestPart):
-    """The recovery decision for a change stream's table at the start of a run, and its reason."""
+    """The recovery decision for a change stream's table at the start of a run, its state in store, and the reason."""
 
     action: Literal["create", "bootstrap", "recreate", "continue", "serve-stale"]
     store: Literal["none", "building", "invalid", "valid"]
@@ -379,11 +380,12 @@ class UnboundedManifest(CommonManifest):
 
     `retired` are generations that earlier versions need and the current one does not; versions before number
     `retained_from` are gone. `confirmed_at` is the last time at which all changes up to the stream's end were known to
-    be applied. Changes at or below `horizon` are too late (ordering columns only). `first_ordered` are the ordering
-    values of the first change, which later ones are compared with; None before it. `quarantining` are the ranges whose
-    bad changes are being sent to the dead letters: after a crash the same ranges are read again. `applied` are the ids
-    of the last applied startpoints, by stream partition, newest last. `decision` is the last recovery decision.
-    `numbers` are the numbers of its versions so far, as ranges (first, last), newest last.
+    be applied. Deletions up to `horizon`, a position (with history, a time in microseconds), are forgotten, so changes
+    at or below it are too late. `first_ordered` are the ordering values of the first change, whose formats later ones
+    must have; None before it. `quarantining` are the ranges whose bad changes are being sent to the dead letters: after
+    a crash the same ranges are read again. `applied` are the ids of the last applied startpoints, by stream partition,
+    newest last. `decision` is the last recovery decision. `numbers` are the numbers of its versions so far, as ranges
+    (first, last), newest last.
     """
 
     bootstrap: Bootstrap

@@ -58,7 +58,7 @@ OnStage = Callable[[StageEvent], None]
 
 
 def ignore_stage(event: StageEvent) -> None:
-    """Ignore the event."""
+    """Do nothing: the default for `on_stage`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ Offset = Annotated[str, Field(min_length=1)]
 class ManifestPart(StoredDocument):
     """A frozen part of a manifest; unknown fields make it malformed."""
 
-    # The schema's columns are called `schema` everywhere else; pydantic's own method of that name is deprecated.
+    # For Schema and Generation. Fields with a schema are called `columns`, because pydantic has a method `schema`.
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
     def after(self, **changes: Any) -> Self:
