@@ -20,10 +20,12 @@ from dagster_adjunct.resources.validation import validated
 @validated
 @dataclass(frozen=True, slots=True)
 class DiscardPolicy:
-    """Which versions are retained: the newest `keep` (None: all), and those that are served, pinned, leased or recent.
+    """Which versions are retained: the newest `keep` sealed ones (None: all), and those that are still needed.
 
-    Nothing younger than `grace` is deleted, by the store's clock: neither versions nor leftovers of failed attempts.
-    Rejected and revoked versions are deleted when they are older than `grace`.
+    Needed are versions that are served, pinned or leased, and unless `keep` is 1 the one that would be served if the
+    current one were revoked. Of several builds of one version partition only the newest is kept. Nothing younger than
+    `grace` is deleted, by the store's clock: neither versions, rejected and revoked ones included, nor leftovers of
+    failed attempts.
     """
 
     keep: int | None = 3

@@ -151,8 +151,8 @@ _MAX_LOCAL_BYTES = 16 * 1024 * 1024
 class FileVersions(VersionSource):
     """The versions in the folders of a FileSource, as listed by the first call of `next`.
 
-    With `partition`, it is only the version in the folder of that name, which is delivered again if its completion
-    object or files changed or the version is no longer retained.
+    With `partition`, it is only the version in the folder of that name. It is delivered unless a sealed version of that
+    name is retained, and completion object and files are those of its delivery.
     """
 
     def __init__(self, spec: AdjunctDataset, files: FileSource, partition: str | None = None) -> None:

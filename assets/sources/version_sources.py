@@ -215,7 +215,7 @@ class StreamSource(VersionSource):
         return self._stream.count({cut.ssp: (str(cut.start), str(cut.end))})
 
     def _markers(self, offsets: Mapping[SystemStreamPartition, int]) -> list[Marker]:
-        """Return the markers since these offsets; for later offsets, markers found before are returned again."""
+        """Return the markers at or after these offsets, and perhaps earlier ones, known from a call before."""
         if self._seen is None or any(offset < self._seen[0][ssp] for ssp, offset in offsets.items()):
             since = {ssp: str(offset) for ssp, offset in offsets.items()}
             self._seen = (dict(offsets), self._stream.system.markers(self.info.name, since))
