@@ -62,7 +62,7 @@ def advance_with_runtime(
     make_current: bool = False,
     on_stage: OnStage = ignore_stage,
 ) -> AdvanceReport:
-    """Bring a dataset up to date with the given runtime."""
+    """Do what `advance_dataset` does, with the given runtime."""
     if not spec.follows_changes:
         return advance_bounded(runtime, spec, partition=partition, make_current=make_current, on_stage=on_stage)
     if spec.is_local:
@@ -72,7 +72,7 @@ def advance_with_runtime(
 
 @validated_methods
 class AdjunctDatasetManager:
-    """The datasets of an application by the streams that feed them.
+    """Advances the datasets of an application, by the streams that feed them.
 
     A dataset has one input; one stream may feed several datasets, each with its own progress. Datasets with
     `persistent=False` are kept in the manager until `release`, all others in the lake. `run_application` needs no
@@ -133,9 +133,9 @@ class AdjunctDatasetManager:
     ) -> dict[str, AdvanceReport]:
         """Advance all datasets that a stream feeds; return their reports by dataset.
 
-        Empty if the stream feeds no dataset: its records are the application's. A member of a version set advances with
-        the members that the manager has. Raises what `advance_dataset` raises; datasets that advanced before the error
-        keep their progress.
+        There are none if the stream feeds no dataset: its records are the application's. A member of a version set
+        advances with the members that the manager has. Raises what `advance_dataset` raises; datasets that advanced
+        before the error keep their progress.
         """
         spark = session_factory(spark)
         reports: dict[str, AdvanceReport] = {}

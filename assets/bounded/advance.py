@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 
 
 def build_bounded_report(member: Member) -> AdvanceReport:
-    """Return the report of the advance of this dataset, with what its next version waits for."""
+    """Return the report of this dataset's advance, with what its next version waits for."""
     manifest, version = member.manifest, member.manifest.version
     idle = member.awaiting is not None and member.awaiting.idle and version is not None and not member.lost
     outcomes: list[tuple[object, Action]] = [
@@ -158,7 +158,10 @@ def poll_sources(group: AdvanceGroup) -> PollResult:
 def snapshot_inputs(
     context: Runtime, specs: Sequence[AdjunctDataset], on_stage: OnStage, partition: str | None = None
 ) -> AdvanceGroup:
-    """Return the datasets and their inputs as they are now. Removes expired pins."""
+    """Return the datasets and their inputs as they are now.
+
+    Commits the removal of expired pins, and the positions in inputs that were repartitioned.
+    """
     log = context.log(specs[0].name)
     commit, manifests = log.read_all()
     if specs[0].version_set is None and len(manifests) > 1:
@@ -206,7 +209,7 @@ def advance_bounded(
     if spec.version_set is not None:
         raise errors.ConfigurationError(
             f"dataset {spec.name!r} is declared in the version set {spec.version_set!r}: its members advance together.",
-            "Advance the set with all its members: advance_version_set(lake, systems, members, …).",
+            "Advance the set with all its members: advance_version_set(members).",
             dataset=spec.name,
         )
     _check_partition(spec, partition)
@@ -239,7 +242,7 @@ def advance_version_set(
 def advance_members(
     runtime: Runtime, specs: Sequence[AdjunctDataset], *, on_stage: OnStage = ignore_stage
 ) -> list[AdvanceReport]:
-    """Publish what the members of a version set have delivered, with the given runtime."""
+    """Do what `advance_version_set` does, with the given runtime."""
     names = {spec.version_set for spec in specs}
     if len(names) != 1 or None in names or len(specs) < 2:
         problem = f"datasets {', '.join(spec.name for spec in specs)} are not declared in one version set."
@@ -274,7 +277,7 @@ def abandon_version(lake: Lake, dataset: str, version: str, *, reason: str, by: 
 
 
 def _advance(group: AdvanceGroup, *, once: bool, make_current: bool) -> list[AdvanceReport]:
-    """Build, validate and publish until no delivery is complete. Return a report for each dataset."""
+    """Build, validate and publish until no delivery is complete, or one if `once`. Return a report for each dataset."""
     while True:
         try:
             polled = poll_sources(group)
@@ -318,12 +321,15 @@ def _check_partition(spec: AdjunctDataset, partition: str | None) -> None:
 
 
 def rebase_candidates(group: AdvanceGroup, candidates: Sequence[CandidateVersion]) -> AdvanceGroup:
-    """Return the group after concurrent commits. Raises CommitConflictError if they make a build unusable."""
+    """Return the group with the commits that other writers have made meanwhile.
+
+    Raises CommitConflictError if they make one of the candidates' builds unusable.
+    """
     manifests, rebased = _follow_commits(group)
     for candidate in (candidate.with_member_of(group) for candidate in candidates):
         now = manifests.get(candidate.member.name)
         if now is None and candidate.member.committed is None:
-            continue  # in a version set of which only others have advanced so far
+            continue  # it has no commit yet, only other members of its version set have
         what = "discarded this build" if now is None else _find_conflict(candidate, now)
         if what:
             # Before another build of this delivery is published, another writer may still find and publish this one.
@@ -355,7 +361,7 @@ def _find_conflict(candidate: CandidateVersion, now: BoundedManifest) -> str:
 
 
 def rebase_waiting(group: AdvanceGroup) -> AdvanceGroup | None:
-    """Return the group after concurrent commits; None if one of them took in a delivery."""
+    """Return the group with the commits that other writers have made meanwhile; None if one took in a delivery."""
     manifests, rebased = _follow_commits(group)
     for member in group.members:
         before, now = member.committed, manifests.get(member.name)
@@ -365,7 +371,7 @@ def rebase_waiting(group: AdvanceGroup) -> AdvanceGroup | None:
 
 
 def _follow_commits(group: AdvanceGroup) -> tuple[Members, AdvanceGroup]:
-    """Return the committed manifests, and the group with them: later commits do not undo concurrent changes."""
+    """Return the committed manifests, and the group with them, so that its commits undo no concurrent change."""
     commit, stored = group.members[0].log.read_all()
     manifests = {name: as_bounded(manifest) for name, manifest in stored.items()}
     members = tuple(
@@ -393,9 +399,9 @@ def _has_new_delivery(before: BoundedManifest, now: BoundedManifest) -> bool:
 def input_position(
     manifest: BoundedManifest, answer: Delivery | Awaiting, done: Delivered | None = None
 ) -> dict[str, object]:
-    """Return the manifest fields for the position in the input after this answer: offsets, losses and deliveries.
+    """Return the fields of the manifest that change with the position in the input: offsets, losses and deliveries.
 
-    `done` is the delivery, None if the answer is none.
+    `done` is the manifest's record of the delivery, None if the answer is Awaiting.
     """
     newest = {done.name: done for done in manifest.delivered}
     delivered: tuple[Delivered, ...] = tuple(  # with new markers for those whose files were copied without a change
@@ -421,13 +427,13 @@ def input_position(
 
 
 def commit_reason(answer: Delivery | Awaiting, *more: str) -> str:
-    """Return a commit's reason: `more`, then what was lost, and the notes, of what the source has delivered."""
+    """Return the reason to store with a commit: `more`, then the losses and notes in the source's answer."""
     lost = answer.lost.summary() if answer.lost is not None else ""
     return "; ".join(filter(None, (*more, lost, *answer.notes)))
 
 
 def commit_waiting(group: AdvanceGroup, polled: PollResult) -> AdvanceGroup:
-    """Commit what the group waits for, if that has changed; return the group, with each member's part of this wait."""
+    """Commit what the group waits for, if that has changed; return the group, with `awaiting` set in each member."""
     begun = next((delivery.version for delivery in polled.complete.values()), None)
     waits = {name: _begin_waiting(group.member(name), answer, begun) for name, answer in polled.waiting.items()}
     missing = tuple(marker for answer in waits.values() for marker in answer.missing)
@@ -446,7 +452,7 @@ def commit_waiting(group: AdvanceGroup, polled: PollResult) -> AdvanceGroup:
 def commit_waits(group: AdvanceGroup, waits: Mapping[str, Awaiting]) -> AdvanceGroup:
     """Commit these waits, and the start offsets of members without a commit; return the group after it.
 
-    A version can only be abandoned in a dataset that has a commit.
+    Without a first commit, nobody could abandon the version that the dataset waits for.
     """
 
     def commit(group: AdvanceGroup) -> AdvanceGroup:
@@ -475,7 +481,10 @@ def _waiting_manifest(member: Member, awaiting: Awaiting) -> BoundedManifest | N
 
 
 def _begin_waiting(member: Member, awaiting: Awaiting, others: str | None) -> Awaiting:
-    """Return a source's answer with the version awaited, and since when. `others` is one that other members have."""
+    """Return a source's answer with the awaited version, and since when it is awaited.
+
+    `others` is the version that other members of the version set have completely, None if there is none.
+    """
     if awaiting.idle and others is None:
         return awaiting
     before, version = member.manifest.awaited, awaiting.version or others
@@ -488,6 +497,7 @@ def apply_delivery(
 ) -> Member:
     """Return the member after the commit of this delivery, with the outcome.
 
+    `rejected` is the candidate, perhaps of another member, for which the delivery is rejected; None publishes it.
     `switches` makes the version current; otherwise `between` inserts it by time.
     """
     after = _apply_to_manifest(candidate, rejected, switches, between)
@@ -540,7 +550,7 @@ def _apply_to_manifest(
 
 
 def is_at_or_after_head(candidate: CandidateVersion) -> bool:
-    """Whether a version is not before the one that the last switch chose (the head) in the dataset's order."""
+    """Whether a version comes after the head (the version of the last switch) in the dataset's order, or equals it."""
     manifest = candidate.member.manifest
     head = manifest.ref(manifest.head) if manifest.head else None
     order = actions.version_order(manifest)
@@ -548,7 +558,7 @@ def is_at_or_after_head(candidate: CandidateVersion) -> bool:
 
 
 def _version_ref(candidate: CandidateVersion, rejected: CandidateVersion | None) -> VersionRef:
-    """Return the manifest's entry of a version; for an unchanged one, that of the version that it equals."""
+    """Return the manifest's entry for a version; for an unchanged one, that of the version that it equals."""
     if rejected is None and candidate.unchanged:
         same = candidate.member.manifest.ref(candidate.unchanged)
         assert same is not None, "the version that it equals was found in this manifest"

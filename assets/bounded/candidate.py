@@ -49,7 +49,7 @@ class Member:
     """One dataset during an advance, and the outcome so far.
 
     `manifest` is the state that decisions are based on, `committed` the one in the lake, None before the first commit.
-    `awaiting` is what its next version waits for, also in other members of the version set. `sealed`, `rejected` and
+    `awaiting` is what its next version waits for, in this or other members of the version set. `sealed`, `rejected` and
     `unchanged` are ids of versions, `unserved` are the sealed ones that come before the current one;
     `last_built` is the version built last.
     """
@@ -80,11 +80,11 @@ class Member:
         return self.context.log(self.spec.name)
 
     def after_commit(self, manifest: BoundedManifest) -> Member:
-        """Return the member after the commit of this manifest."""
+        """Return the member as it is once this manifest is committed."""
         return replace(self, manifest=manifest, committed=manifest)
 
     def with_source_report(self, source: Delivery | Awaiting) -> Member:
-        """Return the member with the losses, notes and dropped records of a source's answer."""
+        """Return the member with the losses, notes and number of dropped records of the source's answer added."""
         lost = (source.lost,) if source.lost is not None else ()
         dropped = {"redelivered": source.redelivered} if source.redelivered else {}
         counters = sum_counters(dict(self.counters), dropped)
@@ -93,7 +93,10 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class AdvanceGroup:
-    """The datasets that advance in one commit: one alone, or all members of a version set. `commit` is the parent."""
+    """The datasets that advance in one commit: one alone, or all members of a version set.
+
+    `commit` is the current commit, on which the next one is based; None before the first.
+    """
 
     commit: Commit | None
     members: tuple[Member, ...]
@@ -131,7 +134,7 @@ class CandidateVersion:
     document: str | None = None
 
     def with_member_of(self, group: AdvanceGroup) -> CandidateVersion:
-        """Return the candidate with the current state of its member."""
+        """Return the candidate with its member as it is in this group."""
         return replace(self, member=group.member(self.member.name))
 
     @property
@@ -302,7 +305,7 @@ def _find_equal_version(member: Member, new: SealedVersion) -> str | None:
 
 
 def _has_same_content(member: Member, ref: VersionRef, new: SealedVersion) -> bool:
-    """Whether a version has the same entries as a new one, in the same layout."""
+    """Whether a version has the same entries as a new one, in the same layout, by counts and digests of its files."""
     if ref.rows != new.rows or ref.document is None or new.digest is None:
         return False
     served = member.manifest.version
@@ -333,7 +336,7 @@ def _build_fingerprint(member: Member, delivery: Delivery) -> str | None:
 
 
 def _find_finished_build(member: Member, delivery: Delivery, fingerprint: str) -> CandidateVersion | None:
-    """Return an earlier finished build with this fingerprint, unless it is doomed or deleted."""
+    """Return an earlier finished build with this fingerprint, unless it is doomed or deleted; None without one."""
     log = member.log
     for known in leases.list_attempts(log.lake, log.name):
         attempt = Attempt(f"{log.prefix}/data/{known}")

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 PROBLEM = "__problem"
 KEPT = "__kept"
-"""The column of a change with the names of the row's columns that keep their stored values."""
+"""The metadata column that names, for each change, the columns of the row that keep their stored values."""
 ORDER = "__order"
 SNAPSHOT = "__snapshot"
 _INSERT = ("c", "i", "r", "create", "insert", "read")
@@ -52,8 +52,8 @@ _WRITE = (*_INSERT, "u", "update", "upsert")
 class ChangeFormat(Protocol):
     """Converts the records of a change stream to changes of rows. A frozen value, comparable and picklable.
 
-    A format whose changes may leave out columns has an attribute `completes` that is true, and `decode` returns KEPT:
-    an array of the names of the columns that keep their stored values, null or empty for a complete row.
+    If changes may leave out columns, which then keep their stored values, the format has a true attribute `completes`,
+    and `decode` adds the column KEPT: an array of the names of these columns, null or empty for a complete row.
     """
 
     def schema(self, records: Schema, what: str) -> Schema:
@@ -64,11 +64,14 @@ class ChangeFormat(Protocol):
         ...
 
     def keeps(self, columns: Sequence[str]) -> bool:
-        """Return whether these columns of every change are the record's own, so that it is in the row's partition."""
+        """Return whether every change has its record's own values in these columns.
+
+        If so, and the stream is partitioned by these columns, all changes of a row are in one partition.
+        """
         ...
 
     def orders(self, path: str) -> bool:
-        """Return whether `decode` supports this path of `order_by`, which is not a column of the rows."""
+        """Return whether `decode` can read this path of `order_by` ("source.lsn"), which is no column of the rows."""
         ...
 
     def decode(
@@ -81,12 +84,12 @@ class ChangeFormat(Protocol):
         order_by: tuple[str, ...],
         comparable: bool,
     ) -> DataFrame:
-        """Return changes with the columns of `schema`, META and PROBLEM: none, one or two per record.
+        """Return none, one or two changes for each record: the columns of `schema`, those of META, and PROBLEM.
 
         PROBLEM is null, or the reason why the change can't be applied. `__tombstone` says that the row of its key is
         deleted; only its `key` columns, and those of `order_by`, need values then. For each path in `order_by` the
-        column `path_column(path)` has the value as a string. `comparable` says whether positions order changes of a key
-        in different partitions. Further columns that begin with `__` pass through.
+        column `path_column(path)` has the value as a string. `comparable` says whether positions also order changes of
+        one key that are in different partitions. Further columns that begin with `__` pass through.
 
         A format that distinguishes rows of a snapshot from streamed changes has `marks_snapshots = True`, and the
         boolean column SNAPSHOT.
@@ -109,12 +112,12 @@ class ArrowChangeFormat(ChangeFormat, Protocol):
 
 
 def path_column(path: str) -> str:
-    """Return the name of the column with the values of a path."""
+    """Return the name of the column in which `decode` returns the values of this path of `order_by`."""
     return f"{ORDER}_{path.replace('.', '_')}"
 
 
 class DecodeOptions(TypedDict):
-    """The keywords of `ChangeFormat.decode`."""
+    """The keyword arguments of `ChangeFormat.decode`."""
 
     key: tuple[str, ...]
     order_by: tuple[str, ...]
@@ -156,7 +159,8 @@ class OperationColumn(_RecordIsRow):
     """Each record is a row with its operation in the string column `column`, which is not stored.
 
     `delete`, `write` and `ignore` are the operations that delete the row, write it, or are skipped, ignoring case. A
-    change with any other operation, or none, is a bad change. A tombstone deletes whatever its operation.
+    change with any other operation, or none, is a bad change. A tombstone deletes the row,
+    whatever its operation.
 
     `missing` is the suffix of boolean columns that say whether another column is missing in a change ("_isMissing" in
     Oracle GoldenGate's formatters); they are not stored. A missing column keeps its stored value; in an insert (c, i,
@@ -197,11 +201,11 @@ class OperationColumn(_RecordIsRow):
 
     @property
     def completes(self) -> bool:
-        """Whether changes may leave out columns, which keep what the dataset has."""
+        """Whether changes may leave out columns, which then keep their stored values."""
         return self.missing is not None
 
     def _marks(self, names: Sequence[str]) -> dict[str, str]:
-        """Return the columns that may be missing, each with the column that says so."""
+        """Return, for each column that may be missing in a change, the boolean column that says whether it is."""
         suffix = self.missing
         return {} if suffix is None else {name: name + suffix for name in names if name + suffix in names}
 
@@ -274,7 +278,7 @@ class DebeziumUnwrapped(_RecordIsRow):
 
     @property
     def completes(self) -> bool:
-        """Whether changes may leave out columns, which keep what the dataset has."""
+        """Whether changes may leave out columns, which then keep their stored values."""
         return self.on_unavailable == "keep"
 
     @property
@@ -345,7 +349,10 @@ class DebeziumUnwrapped(_RecordIsRow):
     def _unavailable_in_arrow(
         self, records: pa.Table, schema: Schema, tombstones: Sequence[bool], problems: list[str | None]
     ) -> tuple[pa.Table, list[str | None]]:
-        """Return the records, with KEPT if columns are kept, and their problems."""
+        """Return the records and their problems, with a problem added where a value is unavailable.
+
+        With on_unavailable="keep", the records get the column KEPT instead, where that is possible.
+        """
         assert self.unavailable is not None
         written = pc.invert(pa.array(tombstones, pa.bool_()))
         if self.op is not None:
@@ -371,7 +378,10 @@ class DebeziumUnwrapped(_RecordIsRow):
         return records.append_column(KEPT, kept_column(marked, written)) if self.completes else records, problems
 
     def _problem(self, mark: bool, text: str | None, op: str | None) -> str | None:
-        """Return the problem with a record of these values, or None."""
+        """Return why a record can't be applied, or None.
+
+        `mark` is whether it is a tombstone, `text` and `op` are its values in the columns `deleted` and `op`.
+        """
         if self.deleted is not None and not mark and (text or "").lower() not in ("true", "false"):
             return f"column {self.deleted!r} is {quote_value(text)}: expected true or false"
         if self.op is None:
@@ -387,7 +397,10 @@ class DebeziumUnwrapped(_RecordIsRow):
 
 
 def kept_column(marked: Mapping[str, pa.ChunkedArray], rows: pa.Array | pa.ChunkedArray) -> pa.Array:
-    """Return the column KEPT: for each of `rows` the names under which it is marked."""
+    """Return the column KEPT: for each record, the names in `marked` whose boolean array is true for it.
+
+    It is empty for records where `rows` is false.
+    """
     chosen = pc.fill_null(rows, True).to_numpy(zero_copy_only=False)
     marks = [pc.fill_null(mark, False).to_numpy() & chosen for mark in marked.values()]
     matrix = np.column_stack(marks) if marks else np.zeros((len(chosen), 0), bool)
@@ -397,7 +410,7 @@ def kept_column(marked: Mapping[str, pa.ChunkedArray], rows: pa.Array | pa.Chunk
 
 
 def kept_matrix(kept: pa.ChunkedArray, names: Sequence[str]) -> Any:
-    """Return KEPT as a boolean NumPy matrix: for each row, whether it names each of these columns."""
+    """Return the column KEPT as a boolean NumPy matrix: a row for each change, a column for each of `names`."""
     rows = kept.combine_chunks()
     places = pc.index_in(pc.list_flatten(rows), value_set=_string_array(names))
     known = pc.is_valid(places)
@@ -415,12 +428,12 @@ def _string_array(texts: Sequence[str]) -> pa.Array:
 
 
 def _own_columns(columns: Sequence[str]) -> list[str]:
-    """Return the columns of records without metadata columns."""
+    """Return these columns without the metadata columns, which begin with `__`."""
     return [name for name in columns if not name.startswith("__")]
 
 
 def changes_with_spark(records: DataFrame, schema: Schema, tombstone: Column, problem: Column) -> DataFrame:
-    """Return the changes of records that are one change each."""
+    """Return one change for each record: the columns of `schema`, the metadata columns, TOMBSTONE and PROBLEM."""
     rest = [F.col(name) for name in metadata_columns(records.columns) if name != TOMBSTONE]
     return records.select(
         *[named_column(name) for name in schema.names],

@@ -8,7 +8,7 @@ A position is computed from the columns or paths of `order_by`:
 
 The first change determines the format of a string (a log position, a GTID, …), and all later values must have it.
 
-Values of a record are marked within a reason until `render_reason` shows or masks them.
+A reason may quote values of the record, between control characters, until `render_reason` shows or masks them.
 """
 
 from __future__ import annotations
@@ -33,61 +33,64 @@ if TYPE_CHECKING:
 _BEGINS, _ENDS = "\x02", "\x03"
 _MARKED = re.compile(f"{_BEGINS}[^{_ENDS}]*{_ENDS}")
 NO_PATH = "\x04"
-"""The prefix of a reason for a missing path of `order_by`, which is an error for the first change."""
+"""The prefix of the reason why a change lacks a path of `order_by`.
+
+If the first change of a dataset lacks it, the advance fails; a later one is a bad change.
+"""
 _UNMARKED = str.maketrans("", "", _BEGINS + _ENDS + NO_PATH)
 _HIDDEN = "a hidden value"
 TRUNCATE = "a truncate deletes all rows at once, which no change of one row can express: rebuild the dataset"
 
 
 def quote_column(value: Column) -> Column:
-    """Return a column with a value for a reason: quoted, its first 100 characters, or null."""
+    """Return a value as a reason quotes it: its first 100 characters, marked as the record's, or `null`."""
     quoted = F.concat(F.lit("'"), F.substring(value, 1, 100), F.lit("'"))
     return F.coalesce(mark_column(quoted), F.lit("null"))
 
 
 def mark_column(text: Column) -> Column:
-    """Return a column marked as a record's value, which `render_reason_column` shows or masks."""
+    """Mark a text within a reason as a value of the record, which `render_reason_column` shows or masks."""
     return F.concat(F.lit(_BEGINS), F.translate(text, _BEGINS + _ENDS, ""), F.lit(_ENDS))
 
 
 def render_reason_column(reason: Column, *, values: bool) -> Column:
-    """Return a column with a reason in which the marked values are shown or masked."""
+    """Return a reason for display: its marked values are shown if `values` is true, else masked."""
     if values:
         return F.translate(reason, _BEGINS + _ENDS + NO_PATH, "")
     return F.translate(F.regexp_replace(reason, f"{_BEGINS}[^{_ENDS}]*{_ENDS}", _HIDDEN), NO_PATH, "")
 
 
 def unknown_operation_column(value: Column) -> Column:
-    """Return a column with the reason for an operation that is not declared."""
+    """Return the reason why a change with this undeclared operation can't be applied."""
     return F.concat(F.lit("unknown operation "), quote_column(value))
 
 
 def quote_value(value: str | None) -> str:
-    """Return a value for a reason: quoted, its first 100 characters, or null."""
+    """Return what `quote_column` returns, for one value."""
     return "null" if value is None else f"{_BEGINS}'{value[:100].translate(_UNMARKED)}'{_ENDS}"
 
 
 def render_reason(reason: str | None, *, values: bool) -> str | None:
-    """Return a reason in which the marked values are shown or masked."""
+    """Return a reason for display: its marked values are shown if `values` is true, else masked."""
     if reason is None:
         return None
     return (reason if values else _MARKED.sub(_HIDDEN, reason)).translate(_UNMARKED)
 
 
 def unknown_operation_reason(value: str | None) -> str:
-    """Return the reason for an operation that is not declared."""
+    """Return the reason why a change with this undeclared operation can't be applied."""
     return f"unknown operation {quote_value(value)}"
 
 
 Order = tuple[str, ...]
 PositionType = Literal["bigint", "string"]
 Samples = tuple[str | None, ...]
-"""The first value of each name in the order, as a string that determines its format; None if there was none yet."""
+"""The first value of each name in `order_by`, as a string, whose format later ones must have; None before the first."""
 
 STREAMED_FIRST: Order = ("__snapshot", "__offset")
 """The order of changes by offset in which rows of a snapshot never replace streamed changes."""
 SNAPSHOT_ROWS = -(2**62)
-"""Added to the offset of a snapshot's row, to be below all streamed changes and in order among snapshot rows."""
+"""Added to the offset of a snapshot's row: its position is below those of all streamed changes."""
 LOWEST = -(2**63)
 
 PATH = re.compile(r"source\.\w+|ts_(ms|us|ns)")
@@ -105,7 +108,7 @@ ORDERS: dict[str, Order] = {
     "oracle": ("source.scn",),
     "mongodb": ("source.ts_ms", "source.ord"),
 }
-"""The order of each connector's changes."""
+"""The `order_by` for each of Debezium's connectors."""
 
 _TIMES = tuple(f"{block}ts_{unit}" for block in ("", "source.") for unit in ("ms", "us", "ns"))
 _NUMBERS = ("source.lsn", "source.scn", *_TIMES)
@@ -125,20 +128,20 @@ _UNORDERED = (
 
 
 def order_as_code(order: Order) -> str:
-    """Return an order as the code of a declaration."""
+    """Return an order as a declaration has it: `order_by=["source.file", "source.pos"]`."""
     names = ", ".join(f'"{name}"' for name in order)
     return f"order_by={names}" if len(order) == 1 else f"order_by=[{names}]"
 
 
 def describe_order(order: Order | None) -> str:
-    """Return an order for messages."""
+    """Return an order in words, for messages."""
     if order == STREAMED_FIRST:
         return "offset, with rows of snapshots below streamed changes"
     return "offset" if order is None else ", ".join(order)
 
 
 def find_path_problem(order: Order, path: str) -> tuple[str, str] | None:
-    """Return why a path of Debezium's envelopes can't be at its position in this order, and what to do, or None."""
+    """Return what is wrong with a path of Debezium's envelopes in this order, and the next step; None if nothing is."""
     place, outer = order.index(path), _WITHIN.get(path)
     if outer is not None and outer not in order[:place]:
         wanted = (*order[:place], *_chain(outer), path)
@@ -170,7 +173,7 @@ def position_type(order: Order | None, rows: Schema) -> PositionType:
 
 
 def is_orderable(kind: str) -> bool:
-    """Whether values of this type can order changes; for strings it depends on the first change."""
+    """Whether values of this type can order changes; for strings, the format in the first change decides."""
     return kind in (*_INTEGERS, "date", "timestamp", "string") or _WHOLE_DECIMAL.fullmatch(kind) is not None
 
 
@@ -206,13 +209,16 @@ def ordering_pattern(name: str, sample: str) -> str | None:
 
 
 def can_order_changes(name: str, sample: str, order: Order) -> bool:
-    """Whether the first value of a name in the order has a known format."""
+    """Whether `sample`, the first value of a name in the order, can order changes: it has a known format.
+
+    A path whose positions are bigints needs a whole number.
+    """
     pattern = ordering_pattern(name, sample)
     return pattern == NUMBER_PATTERN if order == (name,) and name in _NUMBERS else pattern is not None
 
 
 def unordered_reason(name: str, sample: str) -> str:
-    """Return the reason for a first value whose format is unknown."""
+    """Return the reason why a first change with this value, of unknown format, can't be ordered."""
     return (
         f"order_by names {name!r}, which is {quote_value(sample)} in the first change, which has no known "
         "order: expected a whole number, a log position (0000002c:00000c68:0003), a binary log (mysql-bin.000009) "
@@ -319,20 +325,23 @@ def check_placeholder(unavailable: str | None, on_unavailable: str, what: str) -
 
 
 def is_unavailable(placeholder: str, value: Column, kind: str) -> Column:
-    """Return whether a value of this type is the placeholder; decimals may be strings."""
+    """Return whether a value is the placeholder, in any form that Debezium sends for this type.
+
+    Pass "string" for all values that are not bytes.
+    """
     if kind == "binary":
         return F.coalesce(value == F.lit(_bytes(placeholder)), F.lit(False))
     return F.coalesce(value.isin(*_texts(placeholder)) | value.rlike(_whole(placeholder)), F.lit(False))
 
 
 def contains_unavailable(placeholder: str, value: Column) -> Column:
-    """Return whether a string is JSON that contains the placeholder."""
+    """Return whether a string is a JSON array or object that contains the placeholder."""
     found = reduce(or_, [value.contains(needle) for needle in _needles(placeholder)])
     return F.coalesce(value.rlike(_JSON) & found, F.lit(False))
 
 
 def is_unavailable_array(placeholder: str, values: pa.ChunkedArray, kind: str) -> pa.ChunkedArray:
-    """Return what `is_unavailable` returns, for Arrow."""
+    """Return what `is_unavailable` returns, for values in Arrow."""
     if kind == "binary":
         same = pc.equal(values, pa.scalar(_bytes(placeholder), values.type))
     else:
@@ -342,7 +351,7 @@ def is_unavailable_array(placeholder: str, values: pa.ChunkedArray, kind: str) -
 
 
 def contains_unavailable_array(placeholder: str, values: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return what `contains_unavailable` returns, for Arrow."""
+    """Return what `contains_unavailable` returns, for values in Arrow."""
     found = reduce(pc.or_, [pc.match_substring(values, needle) for needle in _needles(placeholder)])
     return pc.fill_null(pc.and_(pc.match_substring_regex(values, _JSON), found), False)
 
@@ -384,7 +393,7 @@ def _texts(placeholder: str) -> tuple[str, ...]:
 
 @lru_cache(maxsize=64)
 def _whole(placeholder: str) -> str:
-    """Return a pattern for JSON that is the placeholder as a whole, in the syntax of both Java and RE2."""
+    """Return a regular expression, for Java and RE2, that matches JSON that is the placeholder and nothing else."""
     text, data = (_pattern(text) for text in _texts(placeholder)[:2])
     arrays = (*([element] for element in _elements(placeholder)), *_codes(placeholder))
     forms = (
@@ -397,7 +406,7 @@ def _whole(placeholder: str) -> str:
 
 @lru_cache(maxsize=64)
 def _needles(placeholder: str) -> tuple[str, ...]:
-    """Return substrings of JSON that contains the placeholder; searching for them is faster than a pattern."""
+    """Return strings of which JSON with the placeholder contains at least one: faster to search than a pattern."""
     codes = (_json(numbers, comma) for numbers in _codes(placeholder) for comma in (",", ", "))
     return (*map(_json, _elements(placeholder)), *codes)
 
@@ -409,7 +418,7 @@ def _elements(placeholder: str) -> tuple[str, ...]:
 
 
 def _codes(placeholder: str) -> tuple[list[Any], ...]:
-    """Return the bytes as arrays of numbers: integers, floats, and Connect's decimals."""
+    """Return the placeholder's bytes as arrays of numbers, in three forms: integers, floats, Connect's decimals."""
     numbers = [code - 256 if code > 127 else code for code in _bytes(placeholder)]
     decimals = [base64.b64encode(number.to_bytes(1, "big", signed=True)).decode() for number in numbers]
     return numbers, list(map(float, numbers)), decimals
@@ -420,7 +429,7 @@ def _json(value: Any, comma: str = ",") -> str:
 
 
 def _pattern(value: Any) -> str:
-    """Return a pattern for a value as JSON, with optional spaces."""
+    """Return a regular expression for a value as JSON, with optional spaces."""
     if isinstance(value, list):
         return r"\[\s*" + r"\s*,\s*".join(map(_pattern, value)) + r"\s*\]"
     return re.escape(_json(value))

@@ -55,8 +55,8 @@ class FileSource:
     completion: to replace it, remove the completion object, replace the files, and write the completion object again.
 
     `complete` is the completion object's name. It is written last. It may be empty, or a JSON object with `rows`, the
-    number of records, and `checksum`, as `records_checksum` returns it. `schema` is the schema of the files, checked
-    strictly: see resources/files/formats.py for each format.
+    number of records, `checksum`, as `records_checksum` returns it, and `valid_from`, a time. `schema` is the schema of
+    the files, checked strictly: see resources/files/formats.py for each format.
     """
 
     url: str
@@ -79,7 +79,7 @@ class FileSource:
 
 @dataclass(frozen=True, slots=True)
 class Computation:
-    """What a query computes: the version's name, and the partition if Dagster materializes one."""
+    """What a query is asked for: the version of this name, and its partition in Dagster, None if it has none."""
 
     version: str
     partition: str | None
@@ -92,8 +92,8 @@ class QuerySource:
 
     `query` is SQL, in which `{version}` and `{partition}` are replaced by string literals, or a function of the session
     and a Computation that returns a Spark, pandas or Polars frame or an Arrow table. `schema` is the schema of the
-    result, checked strictly. Without Spark it must be a function, which gets IN_PROCESS instead of a session and
-    returns no Spark frame.
+    result, checked strictly. `name` stands for the query in the stored declaration, so another name needs a rebuild.
+    Without Spark, `query` must be a function, which gets IN_PROCESS instead of a session and returns no Spark frame.
     """
 
     query: str | Callable[[Any, Computation], DataFrame | ArrowFrame]
@@ -112,7 +112,7 @@ class OwnedBy:
     """The input of a local table: what the batches of one application send. `schema` are its columns.
 
     `expires` is the timestamp column of a state table after which a row is expired, None if rows never expire.
-    `kept_for` describes the operator's purpose for a state table.
+    `kept_for` says what the rows of a state table are kept for, in words.
     """
 
     application: str
@@ -134,7 +134,10 @@ def bucket_columns(
     partition_by: str | Sequence[str] | None,
     broadcast: bool,
 ) -> tuple[str, ...]:
-    """Return the columns that determine the bucket: by default the whole key, none for a broadcast copy."""
+    """Return the columns that determine the bucket: by default the whole key, none for a broadcast copy.
+
+    Raises ConfigurationError unless exactly one of `partitions` and `broadcast=True` is given.
+    """
     if broadcast == (partitions is not None):
         given = "both partitions and broadcast=True" if broadcast else "neither partitions nor broadcast=True"
         problem = f"dataset {name!r} has {given}: expected exactly one."
@@ -182,16 +185,17 @@ class AdjunctDataset:
     the application that owns it. `key` names the columns that identify an entry; `key=BY_OFFSET` is for records without
     a key, of a bounded dataset on a stream. `partitions` is the number of buckets, None for one broadcast copy.
     `partition_by` are the key columns that determine the bucket, () for a broadcast copy. `columns` are the stored
-    columns, None for all of the input's. `bootstrap` makes applications wait until the dataset is first readable.
-    `owners`, `group` and `column_descriptions` are shown in Dagster, where values of `sensitive` columns are
-    masked, and `automation_condition` is when Dagster materializes it by itself. `declared_at` is the line of user
-    code, and not stored in the lake.
+    columns, None for all of the input's. `extractor` turns records into entries. `bootstrap` makes applications wait
+    until the dataset is first readable. `discard` says which versions are retained. `owners`, `group` and
+    `column_descriptions` are shown in Dagster, where values of `sensitive` columns are masked, and
+    `automation_condition` is when Dagster materializes it by itself. `declared_at` is the line of user code that
+    declares it, and is not stored in the lake.
 
-    For bounded datasets: `extractor` turns records into entries. `duplicates` says whether the last of several records
-    of a key wins or the version is rejected. `validators` decide whether a version is published. Members of one
-    `version_set` switch together. `versions` makes versions partitions in Dagster. `discard` says what is retained.
-    `on_damage="previous"` lets readers fall back to the previous sealed version if a file is damaged. `valid_from` says
-    what determines since when a version is valid (see `parse_valid_from`), None for nothing.
+    For bounded datasets: `duplicates` says whether the last of several records of a key wins or the version is
+    rejected. `validators` decide whether a version is published. Members of one `version_set` switch together.
+    `versions` makes versions partitions in Dagster. `on_damage="previous"` lets readers fall back to the previous
+    sealed version if a file is damaged. `valid_from` says what determines since when a version is valid (see
+    `bounded_dataset`), None if nothing does.
 
     For unbounded datasets: `following` says how the change stream becomes a table. Raises ConfigurationError.
     """
@@ -306,7 +310,7 @@ class AdjunctDataset:
 
     @property
     def stream(self) -> str | None:
-        """The input stream ("lake.planes"), None if the dataset is built from files or a query."""
+        """The input stream ("lake.planes"), None for a dataset of files or a query, and for a local table."""
         return self.input if isinstance(self.input, str) else None
 
     @property
@@ -467,7 +471,7 @@ def version_set(name: str, *members: AdjunctDataset) -> tuple[AdjunctDataset, ..
 
 
 class LocalTableOptions(DescriptionOptions, total=False):
-    """The options of a local table that every unbounded dataset has."""
+    """The options that a local table has in common with every unbounded dataset."""
 
     compaction: DeltaCompaction
     discard: DiscardPolicy

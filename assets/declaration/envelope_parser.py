@@ -4,8 +4,8 @@
 
 Avro, MongoDB's documents and Maxwell's JSON are converted to Debezium's JSON first. Numbers are parsed as such, so that
 strings in their place are found. Booleans, dates and timestamps are parsed as variants, which tell numbers from
-strings. Decimals and binary values are parsed as strings, whose encoding is declared. Only the key of the row before is
-used, because databases may leave out its other columns.
+strings. Decimals and binary values are parsed as strings, whose encoding is declared. Of the row before, only the key
+and the columns of `order_by` are used, because databases may leave out the others.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ TEXT, UNREAD, BAD = "__text", "__unread", "__bad"
 
 
 def with_envelope_json(declared: Envelope, records: DataFrame, what: str) -> DataFrame:
-    """Return the records with the envelope as JSON in `__text`, and in `__unread` why it can't be read."""
+    """Return the records with the envelope as JSON in `__text`, and in `__unread` why its Avro can't be read."""
     if declared.format == "avro":
         records = envelopes.with_avro_as_json(records, declared.value, declared.schemas, (TEXT, UNREAD), what)
     else:
@@ -69,7 +69,7 @@ _EXTENDED = (
 
 
 def plain_extended_json(text: Column) -> Column:
-    """Return a document in MongoDB's extended JSON with plain values: numbers, dates, ids, and binary as base64."""
+    """Return a document of MongoDB's extended JSON as plain JSON: numbers, dates and ids as such, binary as base64."""
     for pattern, value in _EXTENDED:
         text = F.regexp_replace(text, pattern, value)
     return text
@@ -116,7 +116,10 @@ _ALL = {"ignoreNullFields": "false"}
 
 
 def _pieces(names: tuple[str, ...]) -> Column:
-    """Return the parts of an envelope as strings, nested ones as JSON."""
+    """Return a struct of these parts of the envelope as strings, nested ones as JSON.
+
+    Its field BAD is not null if the text can't be parsed.
+    """
     form = _bare_or_wrapped(",".join(f"{quote_name(name)}:string" for name in names))
     read = F.from_json(F.col(TEXT), form, {"columnNameOfCorruptRecord": BAD})
     inner = F.struct(*[read[name].alias(name) for name in names], read[BAD].alias(BAD))
@@ -125,7 +128,10 @@ def _pieces(names: tuple[str, ...]) -> Column:
 
 
 def _envelope(whole: Column, plain: Mapping[str, Column], nested: Mapping[str, Column]) -> Column:
-    """Return an envelope with these parts as strings and these as JSON; unreadable text is returned unchanged."""
+    """Return Debezium's JSON, made of `plain` parts, which are strings, and `nested` ones, which are JSON.
+
+    Text that can't be read (see `_pieces`) is returned unchanged.
+    """
     head = F.to_json(F.struct(*[value.alias(name) for name, value in plain.items()]), _ALL)
     text = F.substring(head, F.lit(1), F.length(head) - 1)
     for name, value in nested.items():
@@ -149,17 +155,20 @@ def decode_envelopes(
     order_by: tuple[str, ...],
     comparable: bool,
 ) -> DataFrame:
-    """Return the changes in these records, with the columns of `schema`, META, PROBLEM, SNAPSHOT, the paths in
-    `order_by`, and KEPT if changes may leave out columns."""
+    """Return the changes in these records, as `ChangeFormat.decode` describes them.
+
+    They have the columns of `schema`, META, PROBLEM, SNAPSHOT, the paths in `order_by`, and KEPT if changes may leave
+    out columns.
+    """
     paths = [name for name in order_by if name not in schema.names]
     needed = tuple(field for field in schema.fields if field.name in key or field.name in order_by)
-    old = Schema(needed or schema.fields)  # an extractor may compute the whole key
+    old = Schema(needed or schema.fields)  # none is needed if an extractor computes the key
     own = [name for name in key if name in records.columns]
     records = with_envelope_json(declared, records, what)
     kept = metadata_columns(records.columns)
     carried = [F.col(name) for name in kept if name != TEXT]
     owned = [_own_key(declared, schema, name).alias(f"__own{index}") for index, name in enumerate(own)]
-    read = records.select(*carried, F.col(TEXT), *owned, _parse(declared, _block(schema, old, paths)))
+    read = records.select(*carried, F.col(TEXT), *owned, _parse(declared, _fields_to_parse(schema, old, paths)))
     read = read.select(
         "*",
         _part("op").alias(_OP),
@@ -192,7 +201,11 @@ def decode_envelopes(
 
 
 def read_transactions(declared: DebeziumEnvelope, records: DataFrame, what: str) -> DataFrame:
-    """Return META, `transaction` (an id or null), its `number` within that, and `readable` for each record."""
+    """Return the transaction of each record that is not a tombstone.
+
+    The columns are META, `transaction` (its id, or null), `number` (the change's among those of its table in the
+    transaction) and `readable` (whether the envelope could be parsed).
+    """
     records = with_envelope_json(declared, records, what)
     parsed = _parse(declared, "transaction:struct<id:string,data_collection_order:string>")
     read = records.where(~F.col(TOMBSTONE)).select("*", parsed)
@@ -205,8 +218,8 @@ def read_transactions(declared: DebeziumEnvelope, records: DataFrame, what: str)
     )
 
 
-def _block(schema: Schema, old: Schema, paths: Sequence[str]) -> str:
-    """Return the fields, with types, that are parsed of an envelope."""
+def _fields_to_parse(schema: Schema, old: Schema, paths: Sequence[str]) -> str:
+    """Return the fields of an envelope that are parsed, with their types, as the inside of a `struct<…>`."""
     texts = {path: f"{quote_name(path.removeprefix('source.'))}:string" for path in paths}
     source = [text for path, text in texts.items() if path.startswith("source.")]
     fields = ["op:string", f"after:{envelopes.raw_row_type(schema)}", f"before:{envelopes.raw_row_type(old)}"]
@@ -214,16 +227,16 @@ def _block(schema: Schema, old: Schema, paths: Sequence[str]) -> str:
     return ",".join([*fields, *([f"source:struct<{','.join(source)}>"] if source else [])])
 
 
-def _parse(declared: Envelope, block: str) -> Column:
-    """Return the value parsed as an envelope with these fields."""
+def _parse(declared: Envelope, fields: str) -> Column:
+    """Return the value parsed as an envelope with these fields (see `_fields_to_parse`)."""
     # Only JSON that was converted from Avro may have NaN and infinity.
     options = {"columnNameOfCorruptRecord": BAD, "allowNonNumericNumbers": str(declared.format == "avro").lower()}
-    return F.from_json(F.col(TEXT), _bare_or_wrapped(block), options).alias(_PARSED)
+    return F.from_json(F.col(TEXT), _bare_or_wrapped(fields), options).alias(_PARSED)
 
 
-def _bare_or_wrapped(block: str) -> str:
-    """Return the type of the whole value: the bare envelope, or one in the payload next to its schema."""
-    return f"struct<{block},payload:struct<{block}>,{BAD}:string>"
+def _bare_or_wrapped(fields: str) -> str:
+    """Return a type for values that are an envelope with these fields, or have it in `payload`, next to its schema."""
+    return f"struct<{fields},payload:struct<{fields}>,{BAD}:string>"
 
 
 def _part(*path: str) -> Column:
@@ -250,7 +263,7 @@ def _own_key(declared: Envelope, schema: Schema, name: str) -> Column:
 
 
 def _converted_row(declared: Envelope, schema: Schema, raw: str) -> Column:
-    """Return the row with the types of `schema`, null if there is none, with null for values that do not fit."""
+    """Return the row in column `raw` with the types of `schema`; values that do not fit, or a missing row, are null."""
     values = [
         envelopes.convert_value(declared, field, F.col(raw)[field.name], F.col(TEXT)).alias(field.name)
         for field in schema.fields
@@ -332,7 +345,8 @@ _READ = ("string", "bigint")  # the types that from_json itself checks
 def _unreadable_reason(declared: Envelope, schema: Schema, old: Schema) -> Column:
     """Return why Spark could not parse a value: it is not JSON, not an envelope, or a column has another type.
 
-    It is parsed again, as strings by name: in one expression for all columns, and only for such values.
+    The value is parsed again, with all columns as strings. One expression does this for all columns, and Spark only
+    evaluates it for such values.
     """
     text = quote_column(F.col(TEXT))
     form = _bare_or_wrapped("after:map<string,string>,before:map<string,string>")
@@ -406,9 +420,10 @@ def _check_surrogates(field: Field, row: Column) -> Column:
 
 
 def _unavailable(declared: Envelope, schema: Schema) -> Column:
-    """Return the names of the columns whose values are unavailable.
+    """Return the names of the columns whose values are unavailable, as an array.
 
-    In a snapshot's row, which is complete, the placeholder is an actual value. An update that changes the key is a "c".
+    In a snapshot's row, which is complete, the placeholder is an actual value. A created row can lack values, too,
+    because Debezium sends an update of the key as a delete and a create.
     """
     placeholder = declared.unavailable
     fields = [] if placeholder is None else [field for field in schema.fields if may_be_unavailable(field.type)]
@@ -442,7 +457,7 @@ def _unknown_reasons(declared: Envelope, schema: Schema, key: tuple[str, ...]) -
 
 
 def _kept(declared: Envelope, schema: Schema) -> Column:
-    """Return the names of the columns that keep their stored values; in an insert only the unavailable ones."""
+    """Return the names of the columns that keep their stored values, as an array; in inserts, the unavailable ones."""
     kept = F.col(_UNAVAILABLE)
     if declared.on_missing == "keep":
         row = F.when(F.col(_PARSED)["payload"].isNotNull(), F.get_json_object(TEXT, "$.payload.after"))
@@ -475,7 +490,7 @@ def _check_own_key(own: list[str]) -> Column:
 
 
 def _has_own(key: tuple[str, ...], own: list[str]) -> Column:
-    """Return whether the record's own key identifies the row."""
+    """Return whether the record has the whole key of the row in columns of its own, without nulls."""
     whole = F.lit(bool(key) and set(own) == set(key))
     for index in range(len(own)):
         whole &= F.col(f"__own{index}").isNotNull()
@@ -491,7 +506,7 @@ def _key_changes(key: tuple[str, ...]) -> Column:
 
 
 def _changes(schema: Schema, old: Schema, key: tuple[str, ...], own: list[str]) -> Column:
-    """Return an array of the changes of a record."""
+    """Return the changes of a record as an array of structs (row, tombstone, problem), null if there are none."""
 
     def change(row: Column, tombstone: bool, problem: Column) -> Column:
         return F.struct(row.alias(_ROW), F.lit(tombstone).alias(TOMBSTONE), problem.alias(PROBLEM))

@@ -33,14 +33,14 @@ if TYPE_CHECKING:
 
 
 Schemas = Mapping[int | None, str]
-_ANY_SCALE = "VariableScaleDecimal"  # Debezium's record
+_ANY_SCALE = "VariableScaleDecimal"  # Debezium's Avro record for decimals, each with a scale of its own
 _HEADER = struct.Struct(">bI")  # Confluent's: a zero, then the schema's id
 # What fastavro raises for bytes that do not match the schema.
 _UNREADABLE = (ValueError, EOFError, LookupError, TypeError, ArithmeticError, MemoryError, AttributeError, OSError)
 
 
 def with_avro_as_json(records: DataFrame, value: str, schemas: Schemas, names: tuple[str, str], what: str) -> DataFrame:
-    """Return the records with two more columns: the Avro value as JSON, and why it can't be read (null if it can).
+    """Return the records with the columns `names` added: the Avro value as JSON, and why it can't be read, or null.
 
     Both are null for a null value. Raises ConfigurationError without fastavro, or for an invalid schema.
     """
@@ -60,7 +60,10 @@ def _read(batches: Iterator[pa.RecordBatch], index: int, schemas: Schemas, what:
 
 
 def avro_readers(schemas: Schemas, what: str) -> dict[int | None, Callable[[bytes], Any]]:
-    """Return the functions that decode a value, by schema id."""
+    """Return, by schema id, the function that decodes a value; by None if values have no id.
+
+    Raises ConfigurationError without fastavro, or for an invalid schema.
+    """
     fastavro = import_package(f"{what}: the Avro of its changes", "fastavro", "avro")
     invalid = (fastavro.schema.SchemaParseException, fastavro.schema.UnknownType)
 
@@ -90,7 +93,7 @@ def avro_readers(schemas: Schemas, what: str) -> dict[int | None, Callable[[byte
 def json_from_avro(
     data: bytes | None, by_id: Mapping[int | None, Callable[[bytes], Any]]
 ) -> tuple[str | None, str | None]:
-    """Return an Avro value as JSON, and None; or None, and why it can't be read."""
+    """Return (the Avro value as JSON, None), or (None, why it can't be read); two Nones for a null value."""
     if data is None:
         return None, None
     read = by_id.get(None)
@@ -121,7 +124,7 @@ def _with_variable_decimals(value: Any) -> Any:
 
 
 def _json_default(value: Any) -> str:
-    """Return a value that JSON can't represent as the string that Debezium writes for it."""
+    """Return the string that Debezium writes for a value that JSON can't represent."""
     if isinstance(value, Decimal):
         return format(value, "f")
     if isinstance(value, bytes | bytearray):
@@ -138,7 +141,7 @@ AvroSchemas = str | Mapping[int, str] | tuple[tuple[int, str], ...]
 
 
 class EnvelopeFormat:
-    """The common part of the envelope formats: the rows' `columns`, in envelopes in the column `value`."""
+    """The common part of the envelope formats: a record has an envelope in column `value`, its rows have `columns`."""
 
     __slots__ = ()
 
@@ -167,7 +170,7 @@ class EnvelopeFormat:
         return declared
 
     def keeps(self, columns: Sequence[str]) -> bool:
-        """Return False: an update that changes the key deletes a row of another partition."""
+        """Return False: an update of the key also deletes the row of the old key, which may be of another partition."""
         return False
 
     def decode(self, records: DataFrame, schema: Schema, what: str, **asked: Unpack[DecodeOptions]) -> DataFrame:
@@ -336,12 +339,12 @@ def raw_value_text(field: Field, raw: Column) -> Column:
 
 
 def is_whole_number(raw: Column) -> Column:
-    """Return whether a value is a whole number, without quotes."""
+    """Return whether a JSON value is a whole number, and not a string."""
     return F.schema_of_variant(raw) == "BIGINT"
 
 
 def convert_date(declared: Envelope, field: Field, raw: Column) -> Column:
-    """Return a date or timestamp of any year, null where the value is neither."""
+    """Return the date or timestamp that the field declares, null if the value is none; its year may be out of range."""
     text, number = raw_value_text(field, raw), F.when(is_whole_number(raw), F.try_variant_get(raw, "$", "bigint"))
     if field.type == "date":
         days = F.when(F.abs(number) <= _LAST_DAY, F.date_from_unix_date(number.try_cast("int")))
@@ -379,7 +382,7 @@ def _plain_decimals(scale: int):  # type: ignore[no-untyped-def]  # Spark's own 
 def decimal_from_variable_scale(text: str) -> str | None:
     """Return the decimal for `{"scale": 2, "value": base64}`, None for any other text.
 
-    Debezium sends it for a `numeric` without precision, whose values have a scale each.
+    Debezium sends it for a `numeric` without precision, whose values each have their own scale.
     """
     try:
         parts = json.loads(text)

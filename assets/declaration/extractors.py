@@ -3,9 +3,9 @@
 Without an extractor, an entry is the record itself. `Projection` computes columns with Spark expressions,
 `PythonExtractor` calls a function on each record.
 
-Tombstones have a key but no value, so they bypass an extractor that passes the dataset's key columns on unchanged, and
-delete by these. If the key is computed, it is unknown which entry a tombstone deletes, and a version with one is
-rejected.
+Tombstones have a key but no value, so they bypass the extractor. If it passes the dataset's key columns on unchanged, a
+tombstone deletes the entry of its key. If the key is computed, it is unknown which entry a tombstone deletes, and a
+version with one is rejected.
 
 In a change stream, a record without entries deletes the earlier entry: it becomes a tombstone if the key is passed on.
 If the key is computed, the earlier entry stays.
@@ -61,15 +61,18 @@ class KeyValueExtractor(Protocol):
         ...
 
     def keeps(self, columns: Sequence[str]) -> bool:
-        """Return whether these columns of an entry are always the record's own, so that a tombstone deletes by them."""
+        """Return whether entries always have their record's own values in these columns.
+
+        If these are the dataset's key, a tombstone says which entry to delete.
+        """
         ...
 
     def apply(self, records: DataFrame, schema: Schema, what: str) -> DataFrame:
         """Return entries with the columns of `schema`; metadata columns, which begin with `__`, pass through.
 
         A tombstone stays one: the columns that are passed on have its values, the others are null. Raises DatasetError
-        for an error in the extractor itself, and SchemaMismatchError, which rejects the version, for records. A change
-        without entries is dropped: to delete the earlier entry, return a tombstone.
+        for an error in the extractor itself, and SchemaMismatchError, which rejects the version, for an error in the
+        records. A change without entries is dropped: to delete the earlier entry, return a tombstone.
         """
         ...
 
@@ -132,7 +135,7 @@ class Projection:
         return self._entries(records, schema, what)
 
     def apply_to_changes(self, records: DataFrame, schema: Schema, what: str, key: Sequence[str]) -> DataFrame:
-        """Return what `apply` returns, and a tombstone for each record with a key for which `where` does not hold."""
+        """Return what `apply` returns, and a tombstone for each record that has a key and does not satisfy `where`."""
         if self.where is not None:
             keyed = reduce(and_, [F.expr(quote_name(name)).isNotNull() for name in key])
             mark = F.when(F.col(TOMBSTONE), True).when(self._passes(records, self.where, what), False).when(keyed, True)
@@ -244,7 +247,7 @@ class PythonExtractor:
         return self.apply_to_changes(records, schema, what, ())
 
     def apply_to_changes(self, records: DataFrame, schema: Schema, what: str, key: Sequence[str]) -> DataFrame:
-        """Return what `apply` returns, and a tombstone for each record with a key and without entries."""
+        """Return what `apply` returns, and a tombstone for each record that has a key and no entries."""
         load_function(self, what)  # fail here instead of in every task
         declared, marks = Schema.from_ddl(self.columns, what), metadata_columns(records.columns)
         columns = [(field.name, field.type) for field in declared.fields]
@@ -272,16 +275,16 @@ class PythonExtractor:
 
 
 def mask_columns(extractor: KeyValueExtractor, sensitive: Sequence[str]) -> KeyValueExtractor:
-    """Return the extractor with errors that mask values of these columns, if it is one of Adjunct's."""
+    """Return a PythonExtractor whose errors also mask values of these columns; other extractors unchanged."""
     if not isinstance(extractor, PythonExtractor) or not sensitive:
         return extractor
     return replace(extractor, sensitive=tuple(dict.fromkeys((*extractor.sensitive, *sensitive))))
 
 
 def is_assignable(given: str, declared: str) -> bool:
-    """Whether every value of the given type is one of the declared type.
+    """Whether every value of the given type can be stored as the declared type without loss.
 
-    These are the types that Spark reads as each other, and integers whose digits fit into a float or decimal.
+    That is so if Spark reads the one as the other, and for integers whose digits fit into the float or decimal.
     """
     if given == "void" or is_widening(given, declared):
         return True
@@ -292,7 +295,7 @@ def is_assignable(given: str, declared: str) -> bool:
 
 
 def metadata_columns(names: Sequence[str]) -> list[str]:
-    """Return the metadata columns among the columns of records: META and further ones, which begin with `__`."""
+    """Return the metadata columns among these: META and further ones, which all begin with `__`."""
     return [name for name in names if name.startswith("__")]
 
 
@@ -425,7 +428,7 @@ def _check_entry(entry: Any, kept: dict[str, Any], extractor: PythonExtractor, s
 
 
 def _is_equal(returned: Any, value: Any) -> bool:
-    """Whether a returned value is that of the record; NaN is equal to NaN."""
+    """Whether a returned value equals that of the record; NaN equals NaN."""
     try:
         return returned is value or bool(returned == value) or (bool(returned != returned) and value != value)  # noqa: PLR0124
     except ValueError:  # of an array of NumPy
@@ -449,7 +452,7 @@ def _column(values: list[Any], field: Field, extractor: PythonExtractor, places:
 
 
 def value_classes(kind: str) -> tuple[type, ...]:
-    """Return the Python classes of the values of a type that are converted without loss."""
+    """Return the Python classes whose values are accepted for this type."""
     return (Decimal, int) if kind.startswith("decimal") else _CLASSES.get(kind, (int,))
 
 

@@ -20,10 +20,12 @@ from dagster_adjunct.resources.validation import validated
 @validated
 @dataclass(frozen=True, slots=True)
 class DiscardPolicy:
-    """Which versions are retained: the newest `keep` (None: all), and those that are served, pinned, leased or recent.
+    """Which versions are retained: the newest `keep` sealed ones (None: all), and those that are still needed.
 
-    Nothing younger than `grace` is deleted, by the store's clock: neither versions nor leftovers of failed attempts.
-    Rejected and revoked versions are deleted when they are older than `grace`.
+    Needed are versions that are served, pinned or leased, and unless `keep` is 1 the one that would be served if the
+    current one were revoked. Of several builds of one version partition only the newest is kept. Nothing younger than
+    `grace` is deleted, by the store's clock: neither versions, rejected and revoked ones included, nor leftovers of
+    failed attempts.
     """
 
     keep: int | None = 3
@@ -90,10 +92,11 @@ _CHUNK_RECORDS = 20_000_000
 class DeltaCompaction:
     """When the deltas of an unbounded dataset are compacted.
 
-    Minor compaction merges deltas into one as soon as there are `deltas` of them. Major compaction merges all into a
-    new base as soon as the deltas hold more than `fraction` of the base's rows, or more than `rows` rows, because
-    readers broadcast the keys in deltas. Small deltas only count by number. `inside_commit=True` compacts within the
-    advance that made it due; otherwise a schedule does (`<app>_compact` in Dagster, adjunct dataset compact).
+    Minor compaction merges the newest deltas into one as soon as there are `deltas` of them. Major compaction merges
+    all into a new base, because readers broadcast the keys in deltas, as soon as the deltas hold more than `rows` rows,
+    or more than `fraction` of the base's rows and either 50,000 rows or `deltas` deltas. `inside_commit=True` compacts
+    within the advance that made it due; otherwise a schedule does (`<app>_compact` in Dagster, adjunct dataset
+    compact).
     """
 
     deltas: int = 8
@@ -132,7 +135,7 @@ class ChangeStreamOptions:
     - `keep_tombstones`: how far below the newest value of `order_by` deletions are remembered, in its own unit
       (microseconds for a timestamp, days for a date); None for ever. Without `order_by`, in offsets, and only for
       formats whose snapshot rows never replace streamed changes
-    - `on_bad_change`: what happens to changes that can't be read or have no key
+    - `on_bad_change`: what happens to changes that can't be applied (they can't be read, have no key, come too late, …)
     - `initial`: a bulk snapshot to start from
     - `max_age`: how long a table stays valid after it was last confirmed to be caught up
     - `on_lost_offset`: what happens if the stream no longer has the next offset
@@ -140,7 +143,7 @@ class ChangeStreamOptions:
     - `chunk`: the most records that one commit includes
     - `freshness`: the age at which Dagster warns
     - `history`: how long the entries of each key are kept over time, or "all"; None keeps the newest only
-    - `valid_from`: the column (timestamp or date) since when an entry is valid, None for the record's time
+    - `valid_from`: the column (timestamp or date) that says since when an entry is valid; None for the record's time
     """
 
     changes: ChangeFormat = field(default_factory=Upserts)
@@ -218,12 +221,15 @@ class ChangeStreamOptions:
 
     @property
     def completes(self) -> bool:
-        """Whether changes may leave out columns, which keep what the dataset has."""
+        """Whether changes may leave out columns, which then keep their stored values."""
         return bool(getattr(self.changes, "completes", False))
 
     @property
     def order(self) -> Order | None:
-        """The names that determine positions, None for the offset alone, by which later changes are always newer."""
+        """The names of what positions are made of: `order_by`, or STREAMED_FIRST for formats that mark snapshot rows.
+
+        None if a position is just the offset, so that a later change of the stream is always newer.
+        """
         marks_snapshots = getattr(self.changes, "marks_snapshots", False)
         return STREAMED_FIRST if self.order_by is None and marks_snapshots else self.order_by
 
@@ -258,7 +264,7 @@ class Validator(Protocol):
 
 
 def check_validators(what: str, validators: Sequence[Validator]) -> None:
-    """Raise ConfigurationError for validators whose names are not safe, or not unique."""
+    """Raise ConfigurationError for names that are not unique, or not 1 to 200 letters, digits and underscores."""
     names: list[str] = []
     for validator in validators:
         names.append(validator.name)
@@ -276,7 +282,7 @@ _EXAMPLE = datetime(2026, 11, 30, 12, 30, 15, tzinfo=UTC)
 
 
 def check_valid_from(dataset: str, valid_from: str) -> None:
-    """Raise ConfigurationError unless `valid_from` is "name", "marker" or a pattern of dates."""
+    """Raise ConfigurationError unless `valid_from` is "name", "marker" or a strptime pattern that has the year."""
     if valid_from in (NAME, MARKER):
         return
     try:
@@ -298,8 +304,8 @@ def check_valid_from(dataset: str, valid_from: str) -> None:
 def parse_valid_from(dataset: str, valid_from: str, version: str, marked: Collection[datetime]) -> datetime:
     """Return since when a version is valid, according to its name or its markers; times without a zone are in UTC.
 
-    Raises MarkerConflictError, which rejects the version, if the name has no time, markers have none or several, or it
-    is outside the years 1 to 9999 of UTC.
+    Raises MarkerConflictError, which rejects the version, if the name has no time, the markers have none or several, or
+    the time is outside the years 1 to 9999 of UTC.
     """
     what = f"dataset {dataset!r}, version {version!r}"
     if valid_from == MARKER:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 
 Position = Mapping[Any, str | int] | tuple[tuple[str, str], ...]
-"""The next offset of each partition, which is named in full or by its number."""
+"""The next offset of each partition, which is named in full ("lake.accounts.0") or by its number."""
 _POSITION_FILE = "position.json"
 OR_FUNCTION = "a function that returns it"
 
@@ -63,7 +63,9 @@ class InitialLoad(Protocol):
     def load(
         self, spec: AdjunctDataset, schema: Schema, ssps: tuple[SystemStreamPartition, ...], spark: SparkSession
     ) -> Snapshot:
-        """Return the table and the position at which its stream continues; `schema` are the dataset's columns.
+        """Return the table and the position at which its stream continues.
+
+        `schema` are the dataset's columns, `ssps` the partitions of its stream.
 
         A change in the snapshot may be repeated on the stream, but none may be missing from both.
         """
@@ -165,9 +167,10 @@ class QuerySnapshot:
 def resolve_position(
     spec: AdjunctDataset, what: str, given: Any, ssps: Iterable[SystemStreamPartition]
 ) -> dict[SystemStreamPartition, str]:
-    """Return `given`, a mapping or pairs, as a position with all partitions of the stream, or raise DatasetError.
+    """Return the next offset of every partition in `ssps`, from `given`, a mapping or pairs (partition, offset).
 
-    A partition is named in full ("lake.accounts.0") or by its number.
+    A partition is named in full ("lake.accounts.0") or by its number. Raises DatasetError for an invalid position, and
+    if a partition is missing, unknown or named twice.
     """
     wanted = {name: ssp for ssp in ssps for name in (str(ssp), str(ssp.partition))}
     pairs = _pairs(given)
@@ -193,7 +196,7 @@ def resolve_position(
 
 
 def _given_position(spec: AdjunctDataset, what: str, position: Any) -> Any:
-    """Return a declared position, or that of a declared function."""
+    """Return the declared position, or what the declared function returns."""
     return call_user_function(spec, what, "position function", position) if callable(position) else position
 
 
@@ -201,9 +204,9 @@ _CONNECTION_ERRORS = {"ConnectionError", "TimeoutError", "OperationalError"}  # 
 
 
 def call_user_function(spec: AdjunctDataset, what: str, function: str, call: Callable[[], Any]) -> Any:
-    """Return the result of a user's function. Raises DatasetError for its errors, except those of Adjunct.
+    """Return the result of a user's function. Raises DatasetError for its errors; an AdjunctError propagates.
 
-    For a connection that fails or breaks, as Python and drivers of databases name it, it raises TransientError.
+    Raises TransientError if a connection fails or breaks, which the names of the error's classes tell.
     """
     try:
         return call()
@@ -217,7 +220,7 @@ def call_user_function(spec: AdjunctDataset, what: str, function: str, call: Cal
 
 
 def _pairs(given: Any) -> list[tuple[Any, Any]] | None:
-    """Return a position as pairs (partition, offset), None for anything else."""
+    """Return a position as pairs (partition, offset), None if it is neither a mapping nor pairs."""
     if isinstance(given, str) or not isinstance(given, Iterable):
         return None
     pairs = list(given.items() if isinstance(given, Mapping) else given)
@@ -247,7 +250,7 @@ def freeze_position(declared: Any, what: str, position: Any, other: str) -> None
 
 
 def run_query(spec: AdjunctDataset, what: str, spark: SparkSession, query: str | Callable[[], object]) -> DataFrame:
-    """Return the result of SQL, or of a function, as a frame. Raises DatasetError."""
+    """Return the result of SQL, or of a function, as a Spark frame. Raises DatasetError."""
     rows = query() if callable(query) else _translate_read_errors(spec, what, lambda: spark.sql(query))
     frame = to_spark_frame(rows, spark, what)
     if frame is None:

@@ -1,1 +1,1 @@
-"""Sources of versions: streams, folders of files and queries; and the entries made from their records."""
+"""Where entries come from: versions on streams, in folders of files and from queries, and changes on streams."""

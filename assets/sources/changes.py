@@ -51,9 +51,10 @@ _POSITION = r"^[+-]?\d{1,30}$"
 def add_order(
     spec: AdjunctDataset, rows: DataFrame, schema: Schema, samples: Samples | None
 ) -> tuple[DataFrame, Samples | None]:
-    """Return the rows with the column ORDER, or a problem if they have no position; and the first values.
+    """Return the rows with their positions in the column ORDER, and the first ordering values.
 
-    `samples` are the known first values. Raises SchemaMismatchError if the first change can't be ordered.
+    A row that can't be ordered gets a problem. `samples` are the first values as far as they are known. Raises
+    SchemaMismatchError if the first change can't be ordered.
     """
     order, string = spec.following.order or (), change_values.position_type(spec.following.order, schema) == "string"
     if order == change_values.STREAMED_FIRST:
@@ -88,9 +89,10 @@ def add_order(
 def find_first_order_values(
     spec: AdjunctDataset, rows: DataFrame, values: Sequence[Column], samples: Samples | None
 ) -> Samples | None:
-    """Return the ordering values of the first change that has them, which later ones are compared with.
+    """Return the values by which the first change is ordered; later values must have their formats.
 
-    None without changes. Raises SchemaMismatchError if the first change can't be ordered.
+    A value that is null in the first change is that of the first change that has it. None without changes. Raises
+    SchemaMismatchError if the first change can't be ordered.
     """
     if samples is not None and None not in samples:
         return samples
@@ -128,7 +130,7 @@ def unorderable_error(spec: AdjunctDataset, reason: str, name: str | None = None
 
 
 def _order_text(name: str, schema: Schema) -> Column:
-    """Return the values of a name in `order_by` as texts for comparison."""
+    """Return the values of a name in `order_by` as strings: dates and timestamps as their positions."""
     if name not in schema.names:
         return F.col(change_formats.path_column(name))
     if schema.field(name).type in ("date", "timestamp"):
@@ -137,7 +139,7 @@ def _order_text(name: str, schema: Schema) -> Column:
 
 
 def position_column(name: str, schema: Schema) -> Column:
-    """Return the positions of the ordering column's values: microseconds, days, or the number."""
+    """Return the positions that the column gives: the number, or microseconds or days since the epoch."""
     value, kind = named_column(name), schema.field(name).type
     if kind == "timestamp":
         return F.unix_micros(value)
@@ -150,12 +152,15 @@ def null_order_reason(name: str) -> str:
 
 
 def add_problem(changes: DataFrame, *reasons: Column) -> DataFrame:
-    """Return the changes with the first of these reasons as their problem, unless they have one."""
+    """Return the changes with the first of these reasons that is not null as their problem, unless they have one."""
     return changes.withColumn(PROBLEM, F.coalesce(F.col(PROBLEM), *reasons))
 
 
 def late_change_reason(horizon: int, over_time: bool = False) -> str:
-    """Return the reason for rejecting a change at or below this position (or time in microseconds)."""
+    """Return the reason for rejecting a change at or below the position `horizon`.
+
+    With `over_time`, that is a time, in microseconds since the epoch.
+    """
     place = f"{datetime_from_micros(horizon):%Y-%m-%d %H:%M:%S.%f} UTC" if over_time else f"position {horizon}"
     return f"it comes too late: deletions up to {place} are no longer stored"
 
@@ -174,9 +179,9 @@ def decode_changes(
     """Return the changes made from records: the columns of the entries, META, `__position` and PROBLEM.
 
     A change may make none, one or several entries; its problem is why it can't be applied. With dead letters, `__raw`
-    is its record as JSON. Positions by offset start at `positions_from`. `samples` are the first ordering values, None
-    if there were no changes yet: then they are found and returned with the changes. Raises SchemaMismatchError if the
-    first change can't be ordered.
+    is its record as JSON. `positions_from` is added to positions by offset. `samples` are the first ordering values,
+    None if there were no changes yet: the result has them as far as they are known now. Raises SchemaMismatchError if
+    the first change can't be ordered.
     """
     spec, stream_schema, entry_schema = source.spec, source.records, source.schema
     what, following = describe_input(spec), spec.following
@@ -245,7 +250,7 @@ def bad_change_error(dataset: str, offset: int, partition: int, reason: str) -> 
 
 
 def _extract_entries(spec: AdjunctDataset, rows: DataFrame, entry_schema: Schema, what: str) -> DataFrame:
-    """Return the entries that the extractor makes from rows; deletions and problems bypass it.
+    """Return the entries that the extractor makes from rows; deletions, and rows with a problem, bypass it.
 
     A change from which it makes no entry deletes the existing entry, if the extractor keeps the key.
     """
@@ -286,7 +291,7 @@ def unknown_key_reason(name: str) -> str:
 
 
 def _reject_unreadable(changes: DataFrame, schema: Schema) -> DataFrame:
-    """Return the changes with a problem and a null for each date or text that Python can't represent."""
+    """Return the changes with a null, and a problem, where a date or text can't be represented in Python."""
     fields = [field for field in schema.fields if field.type in CHECKED_TYPES]
     if not fields:
         return changes
@@ -311,12 +316,12 @@ _ESCAPED = str.maketrans({**{chr(code): f"\\u{code:04X}" for code in range(32)},
 
 
 def supports_json(kind: str) -> bool:
-    """Whether values of this type can be written as JSON here; fractions and decimals need Java's own format."""
+    """Whether `records_to_json` writes values of this type as Spark does; fractions and decimals need Java's format."""
     return kind in _TYPES
 
 
 def records_to_json(records: pa.Table, schema: Schema) -> pa.Array:
-    """Return each record's columns as a JSON object, nulls included."""
+    """Return the columns of each record as a JSON object, with nulls, as Spark writes it."""
     names = [f'"{name.translate(_ESCAPED)}":' for name in schema.names]
     columns = [_texts(records.column(field.name), field.type) for field in schema.fields]
     rows = zip(*columns, strict=True)
@@ -354,7 +359,7 @@ def _day(days: int) -> str:
 def decode_arrow_changes(
     source: OpenedStream, records: pa.Table, positions_from: int = 0, samples: Samples | None = None
 ) -> tuple[pa.Table, Samples | None]:
-    """Return the changes made from records in Arrow, and the first ordering values, as `decode_changes` does."""
+    """Return what `decode_changes` returns, for records in Arrow."""
     spec, schema, following = source.spec, source.schema, source.spec.following
     what = describe_input(spec)
     assert isinstance(following.changes, ArrowChangeFormat), "other formats were rejected before"
@@ -392,7 +397,7 @@ def decode_arrow_changes(
 def _add_order_in_arrow(
     spec: AdjunctDataset, rows: pa.Table, schema: Schema, samples: Samples | None
 ) -> tuple[pa.Table, Samples | None]:
-    """Return the rows with the column ORDER, and the first values, as `add_order` does."""
+    """Return what `add_order` returns, for rows in Arrow."""
     order = spec.following.order or ()
     if order == change_values.STREAMED_FIRST:
         below = pc.if_else(rows.column(SNAPSHOT), pa.scalar(change_values.SNAPSHOT_ROWS), pa.scalar(0))
@@ -427,9 +432,9 @@ def _add_order_in_arrow(
 
 
 def position_array(rows: pa.Table, name: str, schema: Schema) -> pa.ChunkedArray:
-    """Return the positions of the ordering column's values: microseconds, days, or the number.
+    """Return the positions that the column gives: the number, or microseconds or days since the epoch.
 
-    Texts and decimals are returned unchanged.
+    Strings and decimals are returned unchanged.
     """
     values, kind = rows.column(name), schema.field(name).type
     if kind == "string" or kind.startswith("decimal"):
@@ -445,12 +450,12 @@ def _add_valid_from_in_arrow(rows: pa.Table, name: str | None) -> pa.Table:
 
 
 def add_problems(changes: pa.Table, reasons: Sequence[str | None]) -> pa.Table:
-    """Return the changes with these problems, by row, unless they have one."""
+    """Return the changes with these reasons, one for each row or None, as their problems, unless they have one."""
     return _set_column(changes, PROBLEM, pc.coalesce(changes.column(PROBLEM), pa.array(reasons, pa.string())))
 
 
 def _extract_entries_in_arrow(spec: AdjunctDataset, rows: pa.Table, schema: Schema, what: str) -> pa.Table:
-    """Return the entries that the extractor makes from rows; deletions and problems bypass it."""
+    """Return what `_extract_entries` returns, for rows in Arrow."""
     assert spec.extractor is not None
     extractor = mask_columns(spec.extractor, spec.sensitive)
     assert isinstance(extractor, Projection | PythonExtractor), "others were rejected before"
@@ -464,7 +469,7 @@ def _extract_entries_in_arrow(spec: AdjunctDataset, rows: pa.Table, schema: Sche
 
 
 def _reject_unreadable_in_arrow(changes: pa.Table, schema: Schema) -> pa.Table:
-    """Return the changes with a problem and a null for each date or text that Python can't represent."""
+    """Return the changes with a null, and a problem, where a date or text can't be represented in Python."""
     for field in (field for field in schema.fields if field.type in CHECKED_TYPES):
         values = changes.column(field.name)
         if lacking := unreadable_values(values, "replace"):

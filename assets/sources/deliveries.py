@@ -3,8 +3,8 @@
 In each partition of a stream, the records up to the first marker of an unsettled version belong to that version. A
 version is complete when every partition has delivered its marker, in any order; if its markers state how many
 partitions the stream had, those partitions are enough, because others were added later. Records that end with the
-marker of a settled version (sealed or abandoned) are a re-delivery: they are dropped, counted and reported, unless the
-marker contradicts the sealed version.
+marker of a settled version (sealed, rejected or abandoned) are a re-delivery: they are dropped, counted and reported,
+unless the marker contradicts the sealed version.
 
 Where retention has removed unread records, a dataset resumes with the first complete version. In a truncated partition,
 the records up to the first marker are complete only if that marker states their exact count: otherwise the start of the
@@ -40,10 +40,10 @@ if TYPE_CHECKING:
 class _Answer:
     """What a source answers: a delivery, or what it awaits.
 
-    `offsets` are the manifest's offsets after it (empty for files and queries), after dropped re-deliveries and what
-    retention removed (`lost`); `redelivered` is the number of records dropped. `notes` describe what was left out and
-    possible problems of the source, and `stream` is the identity of the stream. `copies` are new marker facts, by name,
-    of earlier deliveries whose files were copied without a change.
+    `offsets` are those that the manifest has after this answer ({} for files and queries): after the delivery, dropped
+    re-deliveries and what retention removed (`lost`). `redelivered` is the number of records dropped. `notes` describe
+    what was left out and possible problems of the source, and `stream` is the identity of the stream. `copies` are, by
+    version name, the new marker facts of earlier deliveries whose files were copied or completed again unchanged.
     """
 
     offsets: Mapping[str, str] = field(default_factory=dict, kw_only=True)
@@ -58,10 +58,10 @@ class _Answer:
 class Delivery(_Answer):
     """A completely delivered version: its name and the location of its records.
 
-    `ranges` are the records that it reads by stream partition, empty for files and queries. `markers` are its marker
-    facts, by stream partition or by completion object. `content` is private to the source. `identity` identifies the
-    files, so that a finished build of them can be reused after a crash; "" if there is no such identity. `valid_from`
-    are the times stated by its markers: one, none, or by mistake several.
+    `ranges` are the offsets [start, end) of its records by stream partition, {} for files and queries. `markers` are
+    its marker facts, by stream partition or by completion object. `content` is private to the source. `identity`
+    identifies the files, so that a finished build of them can be reused after a crash; "" if there is no such identity.
+    `valid_from` are the times stated by its markers: one, none, or by mistake several.
     """
 
     version: str
@@ -76,8 +76,8 @@ class Delivery(_Answer):
 class Awaiting(_Answer):
     """No version is complete. `version` is the one that has begun, if any; `missing` names its missing markers.
 
-    `idle` means that nothing at all has arrived. `since` is the time since when the version is awaited, once that is
-    recorded.
+    `idle` means that nothing new has arrived. `since` is the time since when the version is awaited, None until the
+    advance records it.
     """
 
     version: str | None
@@ -87,7 +87,7 @@ class Awaiting(_Answer):
 
 
 class VersionSource(ABC):
-    """A source of versions of one dataset, read once: `next` decides from what was found then.
+    """A source of versions of one dataset. It looks for versions once; each `next` decides from what it found then.
 
     `schema` are the columns of the entries, after extractor and `columns`. `ordered_by` are the columns that order the
     records of one key; the last record is kept. `copartitioned` says that partition i of the records that `read`
@@ -108,7 +108,10 @@ class VersionSource(ABC):
         return BoundedManifest(name=self.spec.name, declaration=self.declaration, offsets={})
 
     def follow_repartition(self, stored: DatasetManifest) -> DatasetManifest | None:
-        """Return the manifest moved to a repartitioned input; None if records were unread when that happened."""
+        """Return the manifest at its position in the repartitioned input.
+
+        None if the input was not repartitioned, or if the dataset had unread records then.
+        """
         return None
 
     def resume_manifest(self, stored: DatasetManifest) -> BoundedManifest:
@@ -125,12 +128,15 @@ class VersionSource(ABC):
 
     @abstractmethod
     def check(self, delivery: Delivery, spark: Callable[[], SparkSession]) -> int | None:
-        """Return its number of records; raise MarkerConflictError if they differ from what the markers state."""
+        """Return the delivery's number of records, None if it is unknown before they are read.
+
+        Raises MarkerConflictError if the records differ from what the markers state.
+        """
 
     def read(self, delivery: Delivery, spark: Callable[[], SparkSession]) -> DataFrame | pa.Table:
-        """Return its entries: the columns of `schema`, those of META, and `ordered_by`, with exactly these types.
+        """Return the delivery's entries: `schema`, META and `ordered_by`, with exactly these types.
 
-        They are a frame of the session, or an Arrow table for IN_PROCESS.
+        They are a Spark frame, or an Arrow table if `spark` is IN_PROCESS.
         """
         if spark is IN_PROCESS:
             entries.raise_if_spark_needed(self.spec, self.list_spark_needs())
@@ -139,23 +145,23 @@ class VersionSource(ABC):
 
     @abstractmethod
     def records_in_spark(self, delivery: Delivery, spark: SparkSession) -> DataFrame:
-        """Return its records with the columns of META."""
+        """Return the delivery's records with the columns of META."""
 
     @abstractmethod
     def records_in_arrow(self, delivery: Delivery) -> pa.Table:
-        """Return the same without Spark."""
+        """Return what `records_in_spark` returns, in Arrow."""
 
     def list_spark_needs(self) -> list[str]:
         """Return, in words, why the entries can't be made without Spark; empty if they can."""
         return entries.list_extractor_spark_needs(self.spec)
 
     def place(self, delivery: Delivery, partition: int, offset: int) -> str:
-        """Return the location of the record with this `__partition` and `__offset`; "" if it has none."""
+        """Return where the record with this `__partition` and `__offset` is, for errors; "" if it has no location."""
         return ""
 
 
 Settled = Mapping[str, Mapping[SystemStreamPartition, MarkerFacts]]
-"""The marker facts of each settled version, by partition."""
+"""The marker facts of each settled version, by version name and partition; {} for a version without known markers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +175,7 @@ class MarkedSegment:
 
     @property
     def next(self) -> int:
-        """The first offset after the marker, which takes one."""
+        """The offset after the marker, which has an offset of its own."""
         return self.end + 1
 
 
@@ -177,7 +183,7 @@ class MarkedSegment:
 class CompleteVersion:
     """A version delivered by its partitions: its records, and the re-deliveries to drop before them.
 
-    `offsets` are those of all partitions after it.
+    `offsets` are the next ones to read after it, of all partitions.
     """
 
     version: str
@@ -186,7 +192,7 @@ class CompleteVersion:
     offsets: dict[SystemStreamPartition, int]
 
     def delivery(self, records: Mapping[SystemStreamPartition, int]) -> Delivery:
-        """Return the version as a Delivery with these numbers of records."""
+        """Return the version as a Delivery; `records` is the number of records that each partition has of it."""
         return Delivery(
             self.version,
             ranges={str(cut.ssp): (str(cut.start), str(cut.end)) for cut in self.segments},
@@ -208,8 +214,8 @@ class CompleteVersion:
 class IncompleteVersion:
     """No version is complete. `version` is the one that some partitions have delivered, if any.
 
-    `missing` are the partitions without its marker. `offsets` are those after the re-deliveries in `dropped`; {} if
-    records were truncated, so that where to resume is known once the missing markers have come.
+    `missing` are the partitions without its marker. `offsets` are the next ones after the re-deliveries in `dropped`;
+    {} if retention has removed unread records, and where to resume depends on the missing markers.
     """
 
     version: str | None
@@ -269,7 +275,7 @@ def find_next_delivery(
 
 
 def is_bare(markers: Iterable[Marker]) -> bool:
-    """Whether markers have no records before them by the stream's count, without a producer stating so."""
+    """Whether no records precede these markers, by the stream's own count: their producer states none."""
     return all(marker.counted and marker.rows == 0 for marker in markers)
 
 
@@ -320,7 +326,10 @@ def _check_repeated(dataset: str, marker: Marker, before: MarkerFacts | Marker |
 
 
 def declared_partition_counts(markers: Iterable[Marker]) -> dict[str, int]:
-    """Return the number of partitions that each version spans, by its markers; others span all partitions."""
+    """Return, by version, the number of partitions that it spans according to its markers: the first N.
+
+    A version that is not in the result spans all partitions.
+    """
     spans: dict[str, int] = {}
     for marker in markers:
         if marker.partitions is not None:
@@ -330,7 +339,7 @@ def declared_partition_counts(markers: Iterable[Marker]) -> dict[str, int]:
 
 
 def has_partition(ssp: SystemStreamPartition, version: str | None, spans: Mapping[str, int]) -> bool:
-    """Whether a version spans this partition."""
+    """Whether a version spans this partition; `spans` is what `declared_partition_counts` returns."""
     return version is None or version not in spans or ssp.partition < spans[version]
 
 
@@ -374,9 +383,10 @@ def contradiction_error(
 
 
 def describe_redeliveries(manifest: BoundedManifest, dropped: Mapping[MarkedSegment, int]) -> tuple[str, ...]:
-    """Return a note for each version with dropped records that may differ from the published ones.
+    """Return a note for each version whose dropped records may differ from the published ones.
 
-    `dropped` are the numbers of records by segment. Only equal checksums in all markers prove equality.
+    `dropped` is the number of records of each dropped segment. Only equal checksums in all markers prove that records
+    are equal.
     """
     again: dict[str, dict[MarkedSegment, int]] = {}
     for segment, count in dropped.items():
@@ -410,11 +420,11 @@ def _describe_redelivery(manifest: BoundedManifest, name: str, segments: Mapping
 def settled_from_manifest(
     manifest: BoundedManifest,
 ) -> tuple[dict[SystemStreamPartition, int], Settled, frozenset[str]]:
-    """Return the offsets of a dataset in its stream, the settled versions, and the names that are reusable.
+    """Return the next offsets of a dataset in its stream, the settled versions, and the names that are reusable.
 
     Settled versions have the facts of their markers, with which re-deliveries are compared; abandoned, rejected and old
-    ones have none.
-    Lost, revoked, and rejected-then-dropped versions are reusable: a delivery under their name is a new version.
+    ones have none. The names of lost, revoked, and rejected-then-dropped versions are reusable: a delivery under one of
+    them is a new version.
     """
     offsets = {SystemStreamPartition.parse(text): int(offset) for text, offset in manifest.offsets.items()}
     rejected = {ref.id for ref in manifest.versions if ref.state == "rejected"}
@@ -448,7 +458,7 @@ def resume_after_truncation(
     settled: Settled,
     count: Callable[[MarkedSegment], int],
 ) -> tuple[dict[SystemStreamPartition, int], tuple[str, ...]] | IncompleteVersion:
-    """Return the offsets where a dataset resumes, and the versions that it lost.
+    """Return the offsets where a dataset resumes, and the names of the versions that it lost.
 
     If retention has removed no unread records, these are its own offsets, and no version is lost. Otherwise the lost
     versions are unknown (IncompleteVersion) until all partitions have the marker of one next version.
@@ -505,7 +515,10 @@ def _lost_before(
     cut: Collection[SystemStreamPartition],
     spans: Mapping[str, int],
 ) -> tuple[str, ...]:
-    """Return the versions before this one; only truncated partitions may lack the earliest of them."""
+    """Return the versions that are marked before this one, which are lost.
+
+    Raises MarkerConflictError if partitions mark different ones; truncated partitions may lack the earliest.
+    """
     before = {ssp: tuple(marked[: marked.index(version)]) for ssp, marked in names.items()}
     longest = max(before.values(), key=len)
     for ssp, marked in before.items():

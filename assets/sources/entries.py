@@ -53,10 +53,11 @@ def describe_input(spec: AdjunctDataset) -> str:
 
 
 def derive_entry_schema(spec: AdjunctDataset, records: Schema) -> Schema:
-    """Return the columns that the dataset stores from records with these columns.
+    """Return the columns of entries made from records with these columns, after extractor and `columns`.
 
-    Raises SchemaMismatchError, naming the dataset, if key or `columns` name an unknown column, or if the key's type
-    can't be compared exactly.
+    For a change stream, `records` are the columns of the changed rows (see `derive_row_schema`). Raises
+    SchemaMismatchError, naming the dataset, if key or `columns` name an unknown column, or if the key's type can't be
+    compared exactly.
     """
     what = describe_input(spec)
     schema = records if spec.extractor is None else spec.extractor.schema(records, what)
@@ -69,7 +70,7 @@ def derive_entry_schema(spec: AdjunctDataset, records: Schema) -> Schema:
 
 
 def derive_stored_schema(spec: AdjunctDataset, records: Schema) -> Schema:
-    """Return the columns that a dataset stores from an input with these record columns.
+    """Return the columns that a dataset stores if the records of its input have these columns.
 
     Raises SchemaMismatchError, naming the dataset, as `derive_row_schema` and `derive_entry_schema` do.
     """
@@ -78,7 +79,7 @@ def derive_stored_schema(spec: AdjunctDataset, records: Schema) -> Schema:
 
 
 def derive_row_schema(spec: AdjunctDataset, stream_schema: Schema) -> Schema:
-    """Return the columns of the changed rows, which the dataset's extractor receives.
+    """Return the columns of the rows that the change format makes from records, and the extractor receives.
 
     Raises SchemaMismatchError, naming the dataset, if the stream does not fit the declared change format or order.
     """
@@ -103,7 +104,7 @@ def derive_row_schema(spec: AdjunctDataset, stream_schema: Schema) -> Schema:
 
 
 def select_relevant_columns(spec: AdjunctDataset, rows: Schema) -> Schema:
-    """Return the columns that the dataset stores or uses; bad values in other columns are ignored."""
+    """Return those columns of the rows that the dataset stores or uses; bad values in other columns are ignored."""
     if spec.columns is None or spec.extractor is not None:
         return rows
     used = {*spec.columns, *(spec.following.order_by or ()), spec.following.valid_from}
@@ -137,7 +138,8 @@ def _check_ordering(spec: AdjunctDataset, rows: Schema, name: str, what: str) ->
 def entries_from_frame(spec: AdjunctDataset, records: DataFrame, schema: Schema) -> DataFrame:
     """Return the entries made from records, with the columns of `schema` and those of META.
 
-    The job fails with SchemaMismatchError at a tombstone that has no entry's key.
+    If the records do not have the entries' key, a tombstone fails the job with SchemaMismatchError, because it is
+    unknown which entry it deletes.
     """
     what = describe_input(spec)
     position = {BY_OFFSET[0]: named_column(PARTITION), BY_OFFSET[1]: named_column(OFFSET)} if spec.by_offset else {}
@@ -170,7 +172,7 @@ def _add_position_columns(spec: AdjunctDataset, schema: Schema, what: str) -> Sc
 
 
 def _reject_tombstones_column(what: str) -> Column:
-    """Return `__tombstone` as false, with an error for tombstones."""
+    """Return a column that is false, and fails the job for a tombstone."""
     from dagster_adjunct.resources.spark.tasks import raise_error_column
 
     place = F.concat(
@@ -206,7 +208,7 @@ def raise_if_spark_needed(spec: AdjunctDataset, needed: list[str]) -> None:
 
 
 def entries_from_arrow(spec: AdjunctDataset, records: pa.Table, schema: Schema) -> pa.Table:
-    """Return the same entries from an Arrow table. Raises SchemaMismatchError for a tombstone without a key."""
+    """Return what `entries_from_frame` returns, for records in Arrow; a tombstone that would fail the job raises."""
     what = describe_input(spec)
     position = {BY_OFFSET[0]: PARTITION, BY_OFFSET[1]: OFFSET} if spec.by_offset else {}
     if spec.extractor is not None:
@@ -241,7 +243,7 @@ class OpenedStream:
     def of(cls, systems: Mapping[str, StreamSystem], spec: AdjunctDataset, *, at_once: bool = False) -> OpenedStream:
         """Open the input of `spec`, and check that its columns and the order of its changes fit the dataset.
 
-        With `at_once`, the stream is read once: later calls return its ends and markers as of now.
+        With `at_once`, all later calls return the ends and markers that the stream has now.
         """
         if spec.is_local:
             raise errors.DatasetError(
@@ -270,7 +272,7 @@ class OpenedStream:
 
     @property
     def declaration(self) -> DatasetDeclaration:
-        """The declaration that the manifest stores."""
+        """The dataset's declaration, as its manifest stores it."""
         return declaration_from_spec(
             self.spec, self.schema, input_partitions=len(self.ssps), position_type=self.position_type
         )
@@ -296,10 +298,10 @@ class OpenedStream:
         ours = isinstance(spec.extractor, Projection | PythonExtractor)  # others may shuffle
         return ours and spec.extractor.keeps(names) and self.records.select(names) == self.schema.select(names)
 
-    def last_offsets(self, known: Offsets, oldest: Offsets, upcoming: Offsets) -> dict[SystemStreamPartition, str]:
-        """Return the start offsets of a table without bootstrap: its last offsets, or the stream's default.
+    def start_offsets(self, known: Offsets, oldest: Offsets, upcoming: Offsets) -> dict[SystemStreamPartition, str]:
+        """Return where a table without bootstrap starts to read: where it had read to, else at the stream's default.
 
-        `known` are the last offsets of the partitions that it has read. Removed records are skipped.
+        `known` are the next offsets of the partitions that it has read. Records that retention has removed are skipped.
         """
         default = oldest if self.info.default_offset == "oldest" else upcoming
 
@@ -351,7 +353,7 @@ class OpenedStream:
         return self.system.records_between(_offset_ranges(ranges))
 
     def counts(self, ranges: Ranges) -> dict[SystemStreamPartition, int]:
-        """Return the number of records in each range; one index lookup if offsets have no gaps."""
+        """Return the number of records in each range; if offsets have no gaps, this takes a single count."""
         widths = {ssp: int(end) - int(start) for ssp, (start, end) in ranges.items()}
         if self.count(ranges) == sum(widths.values()):
             return widths
@@ -363,7 +365,7 @@ class OpenedStream:
             return self.system.read(spark, _offset_ranges(ranges)).drop(EPOCH)
 
     def read_arrow(self, ranges: Ranges) -> pa.Table:
-        """Return the same without Spark, ordered by partition and offset. All of it is held in memory."""
+        """Return what `read` returns, in Arrow, ordered by partition and offset. All of it is held in memory."""
         with self._explain_lost_records():
             return self.system.read_arrow(_offset_ranges(ranges)).drop_columns([EPOCH])
 
@@ -405,7 +407,7 @@ def _offset_ranges(ranges: Ranges) -> dict[SystemStreamPartition, OffsetRange]:
 
 
 def offsets_by_partition(offsets: Mapping[str, str]) -> dict[SystemStreamPartition, str]:
-    """Return stored offsets by stream partition, in order of the partitions."""
+    """Return a manifest's offsets by stream partition, in order of the partitions."""
     return dict(sorted((SystemStreamPartition.parse(text), offset) for text, offset in offsets.items()))
 
 

@@ -58,7 +58,7 @@ class Folder:
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """The statements of a completion object about the files; `problem` is why it can't be parsed.
+    """What a completion object states about the files; `problem` is why it can't be parsed.
 
     `valid_from` is the time since when the version is valid; a time without a zone is UTC.
     """
@@ -72,8 +72,8 @@ class Promise:
 def group_folders(files: list[ListedFile], complete: str) -> list[Folder]:
     """Return the folders that have files, with "" for files at the URL itself.
 
-    If the completion object is at the URL itself, everything below it is one folder. Files named `_…` or `.…`, and
-    those in folders with such names, are no data.
+    If the completion object is at the URL itself, the folder "" comes first, with all data files below the URL. Files
+    named `_…` or `.…`, and those in folders with such names, are no data.
     """
     by_name: dict[str, list[ListedFile]] = {}
     for file in files:
@@ -151,8 +151,8 @@ _MAX_LOCAL_BYTES = 16 * 1024 * 1024
 class FileVersions(VersionSource):
     """The versions in the folders of a FileSource, as listed by the first call of `next`.
 
-    With `partition`, it is only the version in the folder of that name, which is delivered again if its completion
-    object or files changed or the version is no longer retained.
+    With `partition`, it is only the version in the folder of that name. It is delivered unless a sealed version of that
+    name is retained, and completion object and files are those of its delivery.
     """
 
     def __init__(self, spec: AdjunctDataset, files: FileSource, partition: str | None = None) -> None:
@@ -169,7 +169,8 @@ class FileVersions(VersionSource):
         """Return the version in the first complete folder that is not settled, or the one to wait for.
 
         Notes name delivered folders with changed contents; unchanged copies count as delivered. Once all others are
-        delivered, raises MarkerConflictError for a folder that sorts before a delivered one.
+        delivered, raises MarkerConflictError for a folder that sorts before a delivered one. Raises DatasetError if
+        both the URL itself and a folder have a completion object.
         """
         if self._seen is None:
             files = self._tree.list()
@@ -210,8 +211,9 @@ class FileVersions(VersionSource):
         """Return the number of records in the files, None if that needs reading large text files.
 
         Parquet is counted by its footers, which also give columns and types. Text files are read if they are small or
-        if the completion object states a number. Raises MarkerConflictError if that differs, SchemaMismatchError for
-        files that are not as declared, and SourceChangedError for files that have changed.
+        if the completion object states a number. Raises MarkerConflictError if the completion object can't be parsed or
+        states another number or checksum, SchemaMismatchError for files that are not as declared, and
+        SourceChangedError for files that have changed.
         """
         folder: Folder
         promise: Promise
@@ -248,7 +250,7 @@ class FileVersions(VersionSource):
         return rows
 
     def _count(self, delivery: Delivery, spark: Callable[[], SparkSession], *, must: bool) -> int | None:
-        """Return the number of records; None if that needs reading large text files, unless it `must` be known."""
+        """Return the number of records; None if that needs reading large text files and `must` is false."""
         declared, files = self._declared(self._what(delivery)), delivery.content[0].files
         if declared.format == "parquet" or sum(file.size for file in files) <= _MAX_LOCAL_BYTES:
             return formats.count_file_records(declared, files)
@@ -270,11 +272,11 @@ class FileVersions(VersionSource):
         return formats.read_files(self._declared(self._what(delivery)), delivery.content[0].files)
 
     def records_in_spark(self, delivery: Delivery, spark: SparkSession) -> DataFrame:
-        """Return the same with Spark."""
+        """Return what `records_in_arrow` returns, as a Spark frame."""
         return formats.read_files_with_spark(spark, self._declared(self._what(delivery)), delivery.content[0].files)
 
     def place(self, delivery: Delivery, partition: int, offset: int) -> str:
-        """Return the file and the line (for Parquet, the row)."""
+        """Return the file and the line (for Parquet, the row) of the record."""
         file = delivery.content[0].files[partition]
         return f"{self._source.url.rstrip('/')}/{file.path}, {formats.record_label(self._source.format, 0, offset)[0]}"
 
@@ -328,9 +330,10 @@ class FileVersions(VersionSource):
     def _split_late_folders(
         self, manifest: BoundedManifest, folders: list[Folder]
     ) -> tuple[list[Folder], list[Folder]]:
-        """Return the folders that come too late, and the others in order.
+        """Return the folders that are late, because they sort before a delivered version, and the others in order.
 
-        None is late if versions are ordered by name; nor is a revoked one if they are ordered by time.
+        No folder is late if versions are ordered by name. If they are ordered by time, one whose name is free again
+        is not late either.
         """
         folders = sorted(folders, key=lambda folder: natural_sort_key(folder.path))
         newest = max(manifest.taken, key=natural_sort_key, default=None)
@@ -346,7 +349,7 @@ class FileVersions(VersionSource):
         return late, [folder for folder in folders if folder not in late]
 
     def _report_late_folders(self, manifest: BoundedManifest, late: list[Folder]) -> tuple[str, ...]:
-        """Raise MarkerConflictError for a complete folder that comes too late; return notes on copies."""
+        """Raise MarkerConflictError for a complete late folder; return a note for each that is a copy of a version."""
         newest = max(manifest.taken, key=natural_sort_key, default=None)
         # Where the name states the valid-from time, a new name would state a wrong one.
         rename = "Rename it so that it comes after, or abandon" if self.spec.valid_from in (None, MARKER) else "Abandon"
@@ -366,11 +369,12 @@ class FileVersions(VersionSource):
         return tuple(notes)
 
     def _find_completed_again(self, manifest: BoundedManifest, named: list[Folder]) -> set[str]:
-        """Return the rejected versions that were completed again since, to be tried again in their order.
+        """Return the names of rejected and revoked versions whose folders were completed again since.
 
-        This includes dropped ones, whose names are free, even if later versions have arrived. Times of completion are
-        compared with that of the refused delivery, both by the clock of the store; only a delivery of long ago, whose
-        markers are no longer recorded, with the time when its name became free.
+        They are tried again in their order. Later versions may have arrived if the name is free (revoked, or rejected
+        and then dropped) or if versions are ordered by name; otherwise only the last delivery is tried again. The time
+        of completion is compared with that of the earlier delivery, both by the clock of the store. Only for a delivery
+        of long ago, whose markers are no longer recorded, it is compared with the time when its name became free.
         """
         newest = {done.name: done for done in manifest.delivered}
         again = set()
@@ -389,9 +393,9 @@ class FileVersions(VersionSource):
         return again - self._given - {ended.name for ended in manifest.abandoned}
 
     def _compare_delivered_folders(self, manifest: BoundedManifest, named: list[Folder]) -> tuple[Copies, list[Folder]]:
-        """Compare delivered folders with their recorded contents; return unchanged copies, and changed folders.
+        """Return the new marker facts of delivered folders that are unchanged copies, and the changed folders.
 
-        Rejected versions are left out, because they are not published.
+        Folders are compared with their recorded contents. Only published versions are: not rejected or revoked ones.
         """
         ended = {abandoned.name for abandoned in manifest.abandoned}
         refused = {ref.id for ref in manifest.versions if ref.state == "rejected"}
@@ -434,7 +438,7 @@ class FileVersions(VersionSource):
     # -- compared with an earlier delivery
 
     def _current_markers(self, folder: Folder, before: Markers) -> dict[str, MarkerFacts]:
-        """Return the marker facts to record for a delivery whose folder is now a copy."""
+        """Return the marker facts `before` with the checksum, listing and completion time that the folder has now."""
         complete = folder.marker
         now = {
             "checksum": self._tree.content_tag(complete),
@@ -444,10 +448,10 @@ class FileVersions(VersionSource):
         return {complete.path: before[complete.path].model_copy(update=now)}
 
     def _differs(self, markers: Markers, folder: Folder, *, asked: bool = False) -> bool:
-        """Whether a folder is a different delivery from the recorded one.
+        """Whether a folder is another delivery than the recorded one.
 
-        Replaced files are no delivery before the completion object is rewritten, unless the version is `asked` for:
-        they may still be arriving.
+        Replaced files may still be arriving, so they are none before the completion object is rewritten, unless the
+        version is `asked` for.
         """
         before = markers.get(folder.marker.path)
         if before is None or before.checksum != self._tree.content_tag(folder.marker):
@@ -462,7 +466,7 @@ class FileVersions(VersionSource):
         return completed_again and not self._differs(markers, folder)
 
     def _find_original(self, folder: Folder, deliveries: Iterable[Delivered]) -> str | None:
-        """Return the name of an earlier delivery with the same contents under another name, else None."""
+        """Return the name of an earlier delivery with the same contents, None without one."""
         tag = self._tree.content_tag(folder.marker)
         marked = ((done.name, facts) for done in deliveries for facts in done.markers.values() if facts.checksum == tag)
         return next((name for name, facts in marked if facts.contents == _contents_digest(self._tree, folder)), None)
@@ -485,7 +489,7 @@ class FileVersions(VersionSource):
         )
 
     def _declared(self, what: str) -> DeclaredFiles:
-        # A line may contain the values of a sensitive column, so with one of these errors show none.
+        # A line may contain values of a sensitive column, so if there is such a column, errors show no values.
         sensitive = self.spec.sensitive or getattr(self.spec.extractor, "sensitive", ())
         return DeclaredFiles(self._tree, self._source.format, self._source.schema, what, values=not sensitive)
 

@@ -42,19 +42,19 @@ def cut_at_incomplete(
     complete: Mapping[str, int],
     ends: Mapping[int, int],
     *,
-    spare: int = 0,
+    unreadable: int = 0,
 ) -> dict[int, int]:
-    """Return, by partition, the end before the first change of an incomplete transaction.
+    """Return, by partition, the end offset up to which no change is of an incomplete transaction.
 
     `seen` are the changes below `ends`, by (transaction, partition). `complete` is the number of changes of each ended
     transaction. Holding changes back makes their transactions incomplete, so this repeats until nothing changes: the
-    ends are then the furthest at which every transaction is included completely or not at all. `spare` changes could
-    not be read and may belong to any ended transaction, so that number may be missing.
+    ends are then the furthest at which every transaction is included completely or not at all. `unreadable` is the
+    number of changes that could not be read: as many may be missing from a transaction, because they may belong to it.
     """
     incomplete = {
         transaction
         for transaction, count in count_by_transaction(seen).items()
-        if transaction not in complete or count + spare < complete[transaction]
+        if transaction not in complete or count + unreadable < complete[transaction]
     }
     cuts = dict(ends)
     fresh = set(incomplete)
@@ -88,7 +88,7 @@ def limit_to_complete_transactions(
     seen = _parts(rows)
     if not seen:
         return ranges
-    spare = sum(row["count"] for row in rows if not row["readable"])
+    unreadable = sum(row["count"] for row in rows if not row["readable"])
     since, counts = _first_seen(rows), count_by_transaction(seen)
     expected = reader.read_ends(since)
     oldest = source.system.oldest(list(ranges))
@@ -97,7 +97,7 @@ def limit_to_complete_transactions(
         expected[name] = min(expected[name], counts[name])
     near = min(since.values()) - _LOOK_BACK_MS
     for before in ({ssp: source.system.offset_for_timestamp(ssp, near) for ssp in ranges}, oldest):
-        short = {name for name in expected if counts[name] + spare < expected[name]}
+        short = {name for name in expected if counts[name] + unreadable < expected[name]}
         wider = {
             ssp: (min(before[ssp], start, key=cmp_to_key(source.system.compare)), end)
             for ssp, (start, end) in ranges.items()
@@ -106,14 +106,14 @@ def limit_to_complete_transactions(
             again = count_by_transaction(_parts(reader.aggregate(wider)))
             expected |= {name: counts[name] for name in short if again[name] >= expected[name]}
     ends = {ssp.partition: int(end) for ssp, (_, end) in ranges.items()}
-    cuts = cut_at_incomplete(seen, expected, ends, spare=spare)
+    cuts = cut_at_incomplete(seen, expected, ends, unreadable=unreadable)
     return {
         ssp: (start, str(cuts[ssp.partition])) for ssp, (start, _) in ranges.items() if cuts[ssp.partition] > int(start)
     }
 
 
 def count_by_transaction(seen: Mapping[tuple[str, int], TransactionPart]) -> Counter[str]:
-    """Return the number of changes of each transaction in all partitions."""
+    """Return the number of changes of each transaction, summed over partitions."""
     counts = Counter[str]()
     for (transaction, _), part in seen.items():
         counts[transaction] += part.count
@@ -129,16 +129,16 @@ def _parts(rows: Iterable[Row]) -> dict[tuple[str, int], TransactionPart]:
 
 
 def _first_seen(rows: Iterable[Row]) -> dict[str, int]:
-    """Return when each transaction was first seen (ms)."""
+    """Return the time of the first change of each transaction, in milliseconds since the epoch."""
     parts = [row for row in rows if row["transaction"] is not None and row["readable"]]
     latest_first = sorted(parts, key=lambda row: row["since"], reverse=True)
     return {row["transaction"]: row["since"] for row in latest_first}
 
 
 def _find_truncated(rows: Sequence[Row], trimmed: Collection[int]) -> set[str]:
-    """Return transactions that may have begun in records of these partitions that retention removed.
+    """Return the transactions that may have begun in records that retention has removed from the partitions `trimmed`.
 
-    These are the first transaction in each of them, and older ones found in other partitions.
+    These are the first transaction that is left in each of them, and older ones in other partitions.
     """
     firsts = [
         min((row for row in rows if row[PARTITION] == partition), key=lambda row: int(row["first"]))
@@ -151,7 +151,7 @@ def _find_truncated(rows: Sequence[Row], trimmed: Collection[int]) -> set[str]:
 
 @dataclass(frozen=True, slots=True)
 class _TransactionReader:
-    """Reads the transactions of a dataset's changes, and of the stream that reports their ends."""
+    """Reads the transactions of a dataset's changes, and their ends from the stream that reports these."""
 
     declared: DebeziumEnvelope
     systems: Mapping[str, StreamSystem]
@@ -160,7 +160,11 @@ class _TransactionReader:
     what: str
 
     def aggregate(self, ranges: Ranges) -> list[Row]:
-        """Return offsets, first time (ms) and number of distinct changes by transaction and partition."""
+        """Return a row for each transaction, partition and value of `readable`.
+
+        It has the `first` and `last` offset, the `count` of distinct changes, and the time of the first one (`since`,
+        in milliseconds since the epoch).
+        """
         rows = read_transactions(self.declared, self.source.read(self.spark, ranges), self.what)
         change = F.coalesce(F.col("number"), F.concat(F.lit("@"), F.col(OFFSET).cast("string")))
         return (
@@ -175,10 +179,10 @@ class _TransactionReader:
         )
 
     def read_ends(self, since: Mapping[str, int]) -> dict[str, int]:
-        """Return the number of this table's changes in those of these transactions that ended.
+        """Return, by transaction, the number of its changes of this table, for those that have ended.
 
-        `since` is when each was first seen (ms): their events are usually near the changes. Only if some are not found
-        there, the rest of the stream is read too.
+        `since` is the time of each transaction's first change, in milliseconds since the epoch. The events that report
+        transactions are usually near it; if some are not, the rest of their stream is read too.
         """
         name, what = str(self.declared.transactions), self.what
         system, stream = resolve_stream(self.systems, name, f"{what}: its transactions are on {name}")
@@ -216,7 +220,10 @@ class _TransactionReader:
     def _read_events(
         self, system: StreamSystem, spans: Ranges, wanted: Iterable[str]
     ) -> tuple[set[str], dict[str, int]]:
-        """Return the transactions that began, and the number of this table's changes in those that ended."""
+        """Return which transactions have begun, and the number of this table's changes of those that have ended.
+
+        Only events in `spans` are read, and only `wanted` transactions returned.
+        """
         ranges = {ssp: OffsetRange(*span) for ssp, span in spans.items() if system.compare(*span) < 0}
         if not ranges:
             return set(), {}

@@ -81,7 +81,7 @@ class StreamSource(VersionSource):
         self, systems: Mapping[str, StreamSystem], spec: AdjunctDataset, *, now: Callable[[], datetime]
     ) -> None:
         self._stream = stream = OpenedStream.of(systems, spec, at_once=True)
-        # Offsets order the records of one key; partitions only where a key can come in several of them.
+        # Offsets order the records of one key; the partition breaks ties if a key can be in several partitions.
         info = stream.info
         ordered = entries.has_one_partition_per_key(spec, info.key, info.partitions, info.partitioner)
         ordered_by = (OFFSET,) if ordered else (OFFSET, PARTITION)
@@ -91,14 +91,17 @@ class StreamSource(VersionSource):
         self._seen: tuple[dict[SystemStreamPartition, int], list[Marker]] | None = None
 
     def first_manifest(self) -> BoundedManifest:
-        """Return a manifest that starts at the stream's first offset, even if retention has removed it."""
+        """Return a manifest that starts at the first offset of each partition, even if retention has removed it."""
         offsets = entries.offsets_to_json(dict.fromkeys(self._stream.ssps, FIRST_OFFSET))
         return BoundedManifest(
             name=self.spec.name, declaration=self.declaration, stream=self._stream.info.identity, offsets=offsets
         )
 
     def follow_repartition(self, stored: DatasetManifest) -> DatasetManifest | None:
-        """Return a stored manifest at its position in the repartitioned or grown stream; None if it is unchanged."""
+        """Return a stored manifest at its position in a stream that was repartitioned, or got more partitions.
+
+        None if neither happened, or if the dataset had unread records when the stream was repartitioned.
+        """
         return follow_repartition(stored, self.info) or follow_added_partitions(stored, self.info)
 
     def resume_manifest(self, stored: DatasetManifest) -> BoundedManifest:
@@ -181,15 +184,15 @@ class StreamSource(VersionSource):
         return sum(records.values())
 
     def list_spark_needs(self) -> list[str]:
-        """Return why the records or the entries can't be made without Spark."""
+        """Return, in words, why records can't be read, or entries made, without Spark."""
         return entries.list_spark_needs(self._stream)
 
     def records_in_arrow(self, delivery: Delivery) -> pa.Table:
-        """Return the version's records with the columns of META, in the stream's partitions."""
+        """Return the version's records with the columns of META, ordered by partition and offset."""
         return self._stream.read_arrow(_parse_ranges(delivery))
 
     def place(self, delivery: Delivery, partition: int, offset: int) -> str:
-        """Return the partition and the offset."""
+        """Return the partition and the offset of the record."""
         return f"{self.spec.input}.{partition} at offset {offset}"
 
     # -- inside
@@ -212,14 +215,17 @@ class StreamSource(VersionSource):
         return self._stream.count({cut.ssp: (str(cut.start), str(cut.end))})
 
     def _markers(self, offsets: Mapping[SystemStreamPartition, int]) -> list[Marker]:
-        """Return the markers since these offsets, looked up once: later offsets need only a part of them."""
+        """Return the markers at or after these offsets, and perhaps earlier ones, known from a call before."""
         if self._seen is None or any(offset < self._seen[0][ssp] for ssp, offset in offsets.items()):
             since = {ssp: str(offset) for ssp, offset in offsets.items()}
             self._seen = (dict(offsets), self._stream.system.markers(self.info.name, since))
         return self._seen[1]
 
     def records_in_spark(self, delivery: Delivery, spark: SparkSession) -> DataFrame:
-        """Return the records. Raises SchemaMismatchError if their columns differ from the stream's declared ones."""
+        """Return the version's records with the columns of META.
+
+        Raises SchemaMismatchError if their columns differ from the stream's declared ones.
+        """
         records, declared = self._stream.read(spark, _parse_ranges(delivery)), self._stream.records
         given = Schema.from_spark(records.drop(*META).schema)
         if given != declared:
@@ -270,14 +276,17 @@ class QueryVersions(VersionSource):
         return None
 
     def list_spark_needs(self) -> list[str]:
-        """Return why the query or the entries can't be made without Spark."""
+        """Return, in words, why the query can't be run, or entries made, without Spark."""
         return [
             *(["its query, which is SQL"] if isinstance(self._query.query, str) else []),
             *super().list_spark_needs(),
         ]
 
     def records_in_arrow(self, delivery: Delivery) -> pa.Table:
-        """Return the query's result. Raises DatasetError if its columns are not as declared."""
+        """Run the query and return its rows with the columns of META.
+
+        Raises DatasetError if its columns are not the declared ones.
+        """
         query, what = self._query.query, self._what(delivery)
         assert not isinstance(query, str), "SQL needs Spark"
         answer = call_user_function(self.spec, what, "function", partial(query, IN_PROCESS, delivery.content))
@@ -295,7 +304,10 @@ class QueryVersions(VersionSource):
         return pa.table(records)
 
     def records_in_spark(self, delivery: Delivery, spark: SparkSession) -> DataFrame:
-        """Return the query's result. Raises DatasetError if its columns are not as declared."""
+        """Run the query and return its rows with the columns of META.
+
+        Raises DatasetError if its columns are not the declared ones.
+        """
         what, query, computation = self._what(delivery), self._query.query, delivery.content
         ready: str | Callable[[], object]
         if isinstance(query, str):
@@ -334,7 +346,7 @@ def _check_columns(columns: Sequence[tuple[str, str]], declared: Schema, what: s
 
 
 def _generate_version_name(manifest: BoundedManifest, now: datetime) -> str:
-    """Return an unused version name made of the time."""
+    """Return an unused version name made of the time: 20260131T120000Z, or that with a number."""
     taken = {*manifest.names, *(ref.name for ref in manifest.versions)}
     time = f"{now:%Y%m%dT%H%M%SZ}"
     names = chain([time], (f"{time}-{number}" for number in count(2)))

@@ -256,7 +256,7 @@ def begin_table(advance: Advance, applied: Mapping[str, str]) -> Advance:
     start: Offsets = source.system.oldest(source.ssps)
     if not running:  # empty: continues at the offsets of the previous table, if there was one
         known = {} if snapshot.manifest is None else offsets_by_partition(snapshot.manifest.offsets)
-        start, used = source.last_offsets(known, start, snapshot.ends), 1
+        start, used = source.start_offsets(known, start, snapshot.ends), 1
     elif snapshot.spec.following.initial is not None:
         with advance.stages("load"):
             loaded, start, samples = load_snapshot(advance.context, source, attempt, number)

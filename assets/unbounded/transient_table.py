@@ -252,7 +252,7 @@ class TransientTable:
                 raise lost_changes_error(self.spec.name, problem, instead)
             reason += f"; {problem}"
         decision = Decision(action="create", store="none", reason=reason, at=utc_now())
-        return source.last_offsets(last, oldest, upcoming), decision
+        return source.start_offsets(last, oldest, upcoming), decision
 
     def _next_ranges(self, starts: Offsets, upcoming: Offsets, spark: Callable[[], SparkSession]) -> Ranges:
         """Return the ranges to read next, which hold whole transactions where these are declared."""

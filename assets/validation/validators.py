@@ -122,7 +122,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A validator: `function(candidate, *arguments)`, which returns a Finding, or only whether it holds.
+    """A validator: `function(candidate, *arguments)`, which returns a Finding, or only True or False.
 
     `name` is the asset check's name in Dagster: letters, digits and underscores.
     """
@@ -423,8 +423,9 @@ def evaluate(
     """Run all validators on the candidate and return their verdicts, without samples of `sensitive` columns.
 
     A validator that raises gets a failed verdict with the error's text. Raises ValidatorError for a mistake in a
-    validator; TransientError, MemoryError and py4j errors propagate unchanged. With severity "warn" only MemoryError
-    and a broken JVM propagate, and everything else is a failed verdict.
+    validator, and ConfigurationError if one needs Spark and there is none; TransientError, MemoryError and py4j errors
+    propagate unchanged. With severity "warn" only that ConfigurationError, MemoryError and a broken JVM propagate, and
+    everything else is a failed verdict.
     """
     hides = bool(sensitive)
     verdicts = (_evaluate_one(validator, candidate, hides_values=hides) for validator in validators)
@@ -477,7 +478,7 @@ def _evaluate_one(validator: Validator, candidate: Candidate, *, hides_values: b
 
 
 def _propagates(error: Exception, warns: bool) -> bool:
-    """Whether an error is due to neither the version nor the validator, and so propagates."""
+    """Whether an error has its cause neither in the version nor in the validator, and so propagates."""
     if _package(error) == "py4j":
         return not (warns and _is_a(error, "Py4JJavaError"))
     return isinstance(error, MemoryError) or (isinstance(error, errors.TransientError) and not warns)
@@ -492,7 +493,7 @@ def _package(error: Exception) -> str:
 
 
 def _condition(error: Exception) -> str:
-    """Return the name of Spark's error condition, such as [CAST_INVALID_INPUT], without its message."""
+    """Return the name of Spark's error condition, such as [CAST_INVALID_INPUT], whose message may show values."""
     named = re.match(r"\[[\w.]+\]", first_message_line(error))
     return named[0] if named else "an error of a row"
 
@@ -523,7 +524,7 @@ def _name_part(columns: Sequence[str]) -> str:
 
 
 def check_validator_columns(dataset: AdjunctDataset, stored: Schema) -> None:
-    """Raise PlanningError for the first validator that names a column which the dataset will not have.
+    """Raise PlanningError for a validator that names a column which the dataset won't have, or an impossible value.
 
     A condition of `sql_check` must be boolean, if its type is known. In a SELECT from the new version alone all names
     are checked, in a join only those qualified as the version's; functions are not checked.

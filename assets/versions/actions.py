@@ -107,10 +107,10 @@ class VersionActions:
     def revoke(self, version: str, *, reason: str, by: str) -> BoundedManifest:
         """Never serve this version again. The version that it replaced is served instead; a pin to it ends.
 
-        That is the version replaced by the switch to it, not one left by a rollback (see `resolve_heads`). Where
-        versions are ordered by time it may have arrived later and be valid from earlier. In a version set, the other
-        members revoke what was delivered under this name only. The name becomes free: it can be delivered again with
-        other content.
+        The version that it replaced is the one that was current before the switch to it; rollbacks do not count (see
+        `resolve_heads`). Where versions are ordered by time, that one may have arrived later and be valid from earlier.
+        In a version set, another member revokes its version of this name only if it was delivered under no other name.
+        The name becomes free: it can be delivered again with other content.
         """
         log = self._log
         require_audit_fields("revoke", version, reason, by)
@@ -248,7 +248,8 @@ def describe_unserved(manifest: BoundedManifest, ref: VersionRef) -> str:
 def with_served_version(log: DatasetLog, manifest: BoundedManifest, **changes: Any) -> BoundedManifest:
     """Return the manifest with these changes and with the version that its pin and head then select.
 
-    `head` is a switch: the version records what it replaces. `back_to` moves the head back and records nothing.
+    `head` is a switch: the version records what it replaces. `back_to` moves the head back and records nothing. `built`
+    is a version that was just built, whose document then need not be read.
     """
     if "back_to" in changes:
         changes["head"] = changes.pop("back_to")
@@ -288,7 +289,10 @@ def insert_unserved_version(manifest: BoundedManifest, new: VersionRef, *, betwe
 def _change_each_member(
     log: DatasetLog, version: str | None, change: Callable[[BoundedManifest, VersionRef], BoundedManifest], *, by: str
 ) -> BoundedManifest:
-    """Change the named sealed version of this dataset and the one of the same name in every other member of its set."""
+    """Commit a change of this sealed version (None: the one before the head), in all members of the version set.
+
+    Other members change their version of the same name. `change` returns the same manifest if there is nothing to do.
+    """
 
     def change_all(manifests: Members) -> Members | None:
         chosen = resolve_versions(manifests, log.name, version, sealed=True)
@@ -304,12 +308,12 @@ def _without_pin(log: DatasetLog, manifest: BoundedManifest, reason: str) -> Bou
 
 
 def _replace_ref(manifest: BoundedManifest, new: VersionRef | None) -> tuple[VersionRef, ...]:
-    """Return the retained versions with the one of this id replaced."""
+    """Return the retained versions, with `new` in place of the one that has its id."""
     return tuple(new if new is not None and ref.id == new.id else ref for ref in manifest.versions)
 
 
 def _without_ref(manifest: BoundedManifest, ref: VersionRef, reason: str) -> BoundedManifest:
-    """Return the manifest without this version. The name of a rejected one can be delivered again."""
+    """Return the manifest without this version, whose files become doomed; the name of a rejected one becomes free."""
     kept = tuple(other for other in manifest.versions if other.id != ref.id)
     doomed = (*manifest.doomed, *ref.folders, *([ref.document] if ref.document else []))
     delivered = any(done.version == ref.id for done in manifest.delivered)
@@ -324,7 +328,10 @@ def _without_ref(manifest: BoundedManifest, ref: VersionRef, reason: str) -> Bou
 def _free_names(
     manifest: BoundedManifest, ref: VersionRef | None, names: Collection[str | None], at: datetime
 ) -> dict[str, Any]:
-    """Return the changed fields once the delivered names of a version, or these names, can be delivered again."""
+    """Return the fields of the manifest that change when names become free, so that they can be delivered again.
+
+    These are the names under which `ref` was delivered, and `names`. `at` is the time since when they are free.
+    """
     version, delivered = "" if ref is None else ref.id, manifest.delivered
     free = [done for done in delivered if not done.freed and (done.version == version or done.name in names)]
     # Delivered long ago: its markers are no longer recorded.
@@ -339,7 +346,7 @@ def _free_names(
 
 
 def require_audit_fields(action: str, version: str, reason: str, by: str, **about: Any) -> None:
-    """Raise ConfigurationError for a change without a reason or without an author; `about` are its other fields."""
+    """Raise ConfigurationError for a change without a reason or an author; `about` are further fields of the error."""
     for argument, what, given in (("reason", "reason", reason), ("by", "author", by)):
         if not given.strip():
             problem = f"{action} {version} has no {what}.".replace("  ", " ")
@@ -356,7 +363,7 @@ ID_PREFIX = re.compile(r"v\d{6,}(-[0-9a-f]*)?")
 def find_version(manifest: BoundedManifest, version: str) -> VersionRef | None:
     """Return the retained version of this id, or the newest one of this name, preferring sealed ones.
 
-    A delivery whose content equalled the previous version is held by that one.
+    If a delivery had the content of the previous version, its name is one of that version.
     """
     exact = manifest.ref(version)
     if exact is not None:
@@ -369,7 +376,7 @@ def find_version(manifest: BoundedManifest, version: str) -> VersionRef | None:
 def require_version(manifest: BoundedManifest, version: str, *, sealed: bool = False) -> VersionRef:
     """Return a retained version by id, name, or unique id prefix as shown on the command line.
 
-    Raises DatasetError, naming the newest versions.
+    Raises DatasetError if there is none, or several; with `sealed`, also for a rejected or revoked one.
     """
     ref = find_version(manifest, version)
     if ref is None and ID_PREFIX.fullmatch(version):
@@ -412,7 +419,7 @@ def require_readable_version(manifest: BoundedManifest, version: str) -> Version
 
 
 def find_previous_version(manifest: BoundedManifest, ref: VersionRef) -> VersionRef | None:
-    """Return the sealed version before this one, in the dataset's own order."""
+    """Return the sealed version before this one, in the dataset's own order; None without one."""
     order = version_order(manifest)
     before = [earlier for earlier in manifest.versions if earlier.state == "sealed" and order(earlier) < order(ref)]
     return max(before, key=order) if before else None
@@ -500,7 +507,7 @@ def resolve_heads(
 
 
 def _follow_switches_back(manifests: Members, heads: Mapping[str, VersionRef | None]) -> dict[str, VersionRef | None]:
-    """Return the heads before, switch by switch, until all are sealed, or until no earlier switch is known.
+    """Return the heads before these, going back switch by switch until all are sealed, or no earlier switch is known.
 
     In a version set, a switch replaced the versions made under its name; other members kept theirs.
     """

@@ -43,7 +43,7 @@ Members = Mapping[str, BoundedManifest]
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One attempt to build a version: `folder` is the one that only this attempt writes to, named by its `id`."""
+    """One attempt to build a version. Only it writes to `folder`, whose last segment is the attempt's `id`."""
 
     folder: str
 
@@ -52,7 +52,7 @@ class Attempt:
         return self.folder.rpartition("/")[2]
 
     def generation(self, number: int, files: Sequence[BucketFile] = ()) -> Generation:
-        """Return the generation `number`, made of these files of this attempt."""
+        """Return these files of the attempt as the generation with this number."""
         return Generation(number, self.folder, tuple(files))
 
 
@@ -69,13 +69,16 @@ class DatasetLog:
 
     @property
     def log(self) -> CommitLog:
-        """The dataset's own log; that of a version set's member ends with the redirect."""
+        """The dataset's own log; that of a member of a version set ends with the redirect to the set's log."""
         return self.lake.commit_log(self.prefix, KIND)
 
     # -- reading
 
     def read(self) -> tuple[Commit | None, DatasetManifest | None]:
-        """Return the current commit and its manifest, (None, None) before the first. Two requests, four in a set."""
+        """Return the current commit and its manifest, (None, None) before the first.
+
+        Takes two requests to the store, four for a member of a version set.
+        """
         commit, manifests = self.read_all()
         return commit, manifests.get(self.name)
 
@@ -87,9 +90,9 @@ class DatasetLog:
         return commit, manifest
 
     def read_or_newest(self) -> tuple[Commit | None, DatasetManifest | None, str]:
-        """Return the current commit, its manifest and ""; if unreadable, the newest readable manifest and the problem.
+        """Return the current commit, its manifest and ""; if that is unreadable, an earlier manifest and the problem.
 
-        The commit then only serves as a parent and has no body; the manifest is None if no earlier one can be read.
+        That is the newest one that can be read, None without any; the commit then has no body, but can be a parent.
         Raises MalformedDocumentError if the pointer itself can't be read or belongs to another dataset.
         """
         try:
@@ -108,7 +111,10 @@ class DatasetLog:
         return head, None, problem
 
     def read_all(self) -> tuple[Commit | None, dict[str, DatasetManifest]]:
-        """Return the current commit with the manifests of all members of the version set, or of this one alone."""
+        """Return the current commit with the manifests of all members of the version set, or of this dataset alone.
+
+        Without a commit there are none: (None, {}), or after a deletion its commit and {}.
+        """
         own = self.log.current()
         if own is None:
             return None, {}
@@ -130,7 +136,7 @@ class DatasetLog:
         return None if own is None else redirect_target(own)
 
     def read_version(self, ref: VersionRef) -> SealedVersion:
-        """Return the document of a retained version. Raises DatasetError if it has none or the object is missing."""
+        """Return a retained version from its document. Raises DatasetError if it has none, or the object is missing."""
         if ref.document is None:
             problem = f"dataset {self.name!r}: version {ref.id} was rejected before it was built ({ref.reason})."
             step = "It has no entries to read. Deliver the content again under a new name."
@@ -186,13 +192,16 @@ class DatasetLog:
     def commit(
         self, parent: Commit | None, manifest: DatasetManifest, *, by: str, commit_id: str | None = None
     ) -> Commit:
-        """Make `manifest` current by one swap of the pointer. After a CommitConflictError nothing is visible."""
+        """Make `manifest` current by one swap of the pointer.
+
+        Raises CommitConflictError if `parent` is not current any more: then nothing of this commit is visible.
+        """
         return self.commit_all(parent, {self.name: manifest}, by=by, commit_id=commit_id)
 
     def commit_all(
         self, parent: Commit | None, manifests: Manifests, *, by: str, commit_id: str | None = None
     ) -> Commit:
-        """Make the manifests of several members current in one swap; those not named stay as they are."""
+        """Do what `commit` does for several members of a version set, in one swap; the others stay as they are."""
         if parent is not None and parent.manifest_key.startswith(f"{SETS}/"):
             log, body = version_set_log(self.lake, parent.manifest_key.split("/")[1]), dict(parent.body)
             body["members"] = member_bodies(parent) | {
@@ -213,9 +222,9 @@ class DatasetLog:
             raise errors.CommitConflictError(problem, step, dataset=self.name) from conflict
 
     def rewrite(self, commit_once: Callable[[], T], *, slower: str) -> T:
-        """Call `commit_once`, which rewrites and commits the current state, until no other writer commits first.
+        """Call `commit_once`, which rewrites files and commits, again while another writer commits first.
 
-        Files that it has rewritten are kept for the next attempt. Raises CommitConflictError, with `slower` as the
+        It keeps the files that it has rewritten for the next call. Raises CommitConflictError, with `slower` as the
         description of the slow part, if other writers keep committing faster.
         """
         try:
@@ -235,7 +244,7 @@ class DatasetLog:
         return self.transact_all(lambda stored: {name: new} if (new := change(stored[name])) else None, by=by)[name]
 
     def transact_all(self, change: Callable[[Manifests], Manifests | None], *, by: str) -> dict[str, DatasetManifest]:
-        """Commit the manifests that `change` returns for the members of the version set, or for this dataset alone."""
+        """Do what `transact` does, for all members of the version set; without a set, for this dataset alone."""
 
         def once() -> dict[str, DatasetManifest]:
             commit, manifests = self.read_all()
@@ -250,7 +259,7 @@ class DatasetLog:
         return retry_conflicts(lambda: once)
 
     def transact_versions(self, change: Callable[[Members], Members | None], *, by: str) -> BoundedManifest:
-        """Do the same for bounded datasets, and return the current manifest of this one.
+        """Do what `transact_all` does, for bounded datasets, and return the current manifest of this one.
 
         Raises DatasetError for a dataset that follows a change stream.
         """
@@ -265,13 +274,13 @@ class DatasetLog:
                 self.lake.store.put_if_absent(f"{NAMES}/{self.name}", b"")
 
     def find_missing_files(self, folder: str, generations: Sequence[Generation]) -> list[str]:
-        """Return the keys of the files of these generations, all below this folder, that are missing or cut."""
+        """Return the keys of files of these generations, all below `folder`, that are missing or have another size."""
         sizes = {f"{each.folder}/{file.name}": file.size for each in generations for file in each.files}
         stored = {item.key: item.size for item in self.lake.store.list(f"{folder}/")} if sizes else {}
         return [key for key, size in sizes.items() if stored.get(key) != size]
 
     def drop(self, written: Generation | None) -> None:
-        """Delete files that nothing refers to; those that can't be deleted now are left to a discard."""
+        """Delete the files of a generation that no commit refers to; what can't be deleted now is left to a discard."""
         files = written.files if written is not None else ()
         with contextlib.suppress(errors.AdjunctError):
             self.lake.store.delete_many([f"{written.folder}/{file.name}" for file in files if written])
@@ -289,7 +298,7 @@ def version_set_log(lake: Lake, name: str) -> CommitLog:
 
 
 def redirect_target(commit: Commit) -> str | None:
-    """Return the version set that a commit of a dataset's own log redirects to."""
+    """Return the version set that a commit of a dataset's own log redirects to, None for any other commit."""
     name = commit.body.get("version_set")
     return name if isinstance(name, str) else None
 
@@ -300,7 +309,7 @@ def member_bodies(commit: Commit) -> dict[str, Any]:
 
 
 def member_manifests(commit: Commit) -> dict[str, DatasetManifest]:
-    """Return the manifests in a version set's commit, by member that has one."""
+    """Return the manifests in a version set's commit, by dataset; members that were never advanced are left out."""
     return {
         name: parse_manifest(name, replace(commit, body=body))
         for name, body in member_bodies(commit).items()
@@ -346,7 +355,7 @@ def join_version_set(lake: Lake, name: str, datasets: Sequence[str], *, by: str)
 
 
 def _fence(lake: Lake, name: str, dataset: str, by: str) -> dict[str, object] | None:
-    """Turn a dataset's own pointer into a redirect; return its previous manifest, None without one."""
+    """Turn a dataset's own pointer into a redirect to the set; return its last manifest there, None without one."""
     log = DatasetLog(lake, dataset)
 
     def fence() -> dict[str, object] | None:
@@ -368,7 +377,7 @@ def _fence(lake: Lake, name: str, dataset: str, by: str) -> dict[str, object] | 
 
 
 def commit_repartition(log: DatasetLog, stream: str, info: StreamInfo, *, by: str) -> bool:
-    """Commit a dataset's position in its repartitioned stream; return whether there was anything to commit."""
+    """Commit a dataset's position in its repartitioned stream, if it can follow; return whether that was so."""
     done = False
 
     def carry(manifest: DatasetManifest) -> DatasetManifest | None:

@@ -42,7 +42,10 @@ _log = logging.getLogger("adjunct.dataset")
 
 @contextmanager
 def renew_attempt(lake: Lake, dataset: str, attempt: str, by: str) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """Renew the record of a build while the context lasts; yields a function that stores the result in the record."""
+    """Write the record of a build, and renew it while the context lasts.
+
+    Yields a function that stores the build's result in the record.
+    """
     key, body = attempt_key(lake, dataset, attempt), {"attempt": attempt, "by": by}
     stopped, lock = threading.Event(), threading.Lock()
 
@@ -80,7 +83,7 @@ def record_build(lake: Lake, dataset: str, attempt: str, by: str) -> Iterator[No
 
 
 def list_attempts(lake: Lake, dataset: str) -> dict[str, datetime]:
-    """Return when each build record of a dataset was renewed last, by the store's clock and by the attempt's id."""
+    """Return, by attempt id, when each build record of a dataset was last renewed, in the store's time."""
     prefix = f"{lake.dataset_prefix(dataset)}/attempts/"
     return {item.key.removeprefix(prefix).removesuffix(".json"): item.modified for item in lake.store.list(prefix)}
 
@@ -238,7 +241,7 @@ def _parse(item: ObjectInfo, data: bytes) -> LeaseInfo:
 
 
 def read_lake_clock(lake: Lake, dataset: str) -> datetime:
-    """Return the time by the store's clock, from an object that this writes."""
+    """Return the time by the store's clock: this writes an object and reads its modification time."""
     return read_store_clock(lake.store, f"{lake.dataset_prefix(dataset)}/clock")
 
 

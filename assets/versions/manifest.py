@@ -52,7 +52,10 @@ class MarkerFacts(ManifestPart):
 
 
 class Awaited(ManifestPart):
-    """A version of which some markers have arrived: the missing markers, and since when it is awaited."""
+    """The version that a dataset waits for: the missing markers, and since when it is awaited.
+
+    `version` is None if records have arrived, but no marker that names their version.
+    """
 
     version: str | None
     missing: tuple[str, ...]
@@ -62,7 +65,7 @@ class Awaited(ManifestPart):
 class Delivered(ManifestPart):
     """A completely delivered version: its name, its markers, and the id of the version that holds its content.
 
-    A delivery whose content equals the previous version is held by that one. `freed` is the time since when the name
+    That is the previous version for a delivery with the same content. `freed` is the time since when the name
     can be delivered again as a new version: the time of the rejection for a version rejected and then dropped, or the
     time of the revocation.
     """
@@ -83,9 +86,9 @@ class Abandoned(ManifestPart):
 
 
 class Lost(ManifestPart):
-    """Offsets that retention removed from the stream before they were read, by partition, and their versions.
+    """The ranges of offsets that retention removed before they were read, by stream partition, and the lost versions.
 
-    `versions` are those with markers left; others that ended in these ranges are unknown.
+    `versions` are those whose markers are left in some partition; others that ended in these ranges are unknown.
     """
 
     versions: tuple[str, ...]
@@ -153,7 +156,7 @@ class CommonManifest(ManifestPart):
         return [f"the input: {self.declaration.input}", "outputs of applications that joined this dataset"]
 
     def marks(self, version_id: str) -> list[str]:
-        """Return, in words, how readers use a version now."""
+        """Return, in words, why readers get a version now: "served", "pinned", "next when unpinned"."""
         return ["served"] if self.version is not None and self.version.id == version_id else []
 
     def _without(self, entries: Sequence[str], garbage: Sequence[str], what: str, **fields: Any) -> Self:
@@ -170,7 +173,8 @@ class Bootstrap(ManifestPart):
 
     The target is each partition's upcoming offset, recorded before anything is read; records that arrive later do not
     extend it. `building` are the generations written so far, with these `columns`: readers get them when the target is
-    reached, and the previous version stays served until then. `why` is the reason for the bootstrap.
+    reached, and the previous version stays served until then. `loaded` is whether an initial snapshot was loaded first.
+    `why` is the reason for the bootstrap.
     """
 
     state: Literal["running", "done"]
@@ -194,7 +198,10 @@ class Retired(ManifestPart):
 
 
 class SentToTable(ManifestPart):
-    """Counts and digest of what one operator of a batch sent to a local table (the last record of each key)."""
+    """What one operator of a batch sent to a local table: numbers of rows and deletions, and their digest.
+
+    Only the last record of each key counts.
+    """
 
     rows: int
     deleted: int
@@ -202,7 +209,7 @@ class SentToTable(ManifestPart):
 
 
 class Written(ManifestPart):
-    """The last batch that wrote a local table, with its `sends` in the order of the application.
+    """The last batch that wrote a local table; `sends` has what each operator sent, in the application's order.
 
     `before` is the version that it started from, None if there was none. `undone` means that the batch was abandoned
     and the table restored: a late commit of that batch changes nothing. `watermark` is the time up to which rows of a
@@ -218,7 +225,7 @@ class Written(ManifestPart):
 
 
 class Decision(ManifestPart):
-    """The recovery decision for a change stream's table at the start of a run, and its reason."""
+    """The recovery decision for a change stream's table at the start of a run, its state in store, and the reason."""
 
     action: Literal["create", "bootstrap", "recreate", "continue", "serve-stale"]
     store: Literal["none", "building", "invalid", "valid"]
@@ -261,7 +268,7 @@ class BoundedManifest(CommonManifest):
 
     kind: ClassVar[DatasetKind] = "bounded"
     versions_are_commits: ClassVar[bool] = False
-    # What callers read from either kind, and only an unbounded dataset has.
+    # Attributes of an unbounded dataset's manifest that callers read from either kind.
     is_settled: ClassVar[bool] = True
     unfinished: ClassVar[str] = ""
     retired: ClassVar[tuple[Retired, ...]] = ()
@@ -317,14 +324,14 @@ class BoundedManifest(CommonManifest):
 
     @property
     def versions_over_time(self) -> tuple[str, ...]:
-        """The versions that together cover all times: the sealed ones with a valid-from time that stay."""
+        """The ids of the versions that together cover all times: sealed, with a valid-from time, and not doomed."""
         dated = (ref for ref in self.versions if ref.state == "sealed" and ref.valid_from is not None)
         return tuple(ref.id for ref in dated if not set(self.doomed).intersection(ref.folders))
 
     def fields_after_repartition(self, offsets: Mapping[str, Offset]) -> dict[str, Any]:
-        """Return the other fields that change when the input was repartitioned and starts at `offsets`."""
+        """Return the fields, besides offsets, that change when the repartitioned input starts at these offsets."""
         awaited = self.awaited
-        if awaited is not None:  # awaited by the version set: this member has delivered nothing of it
+        if awaited is not None:  # the other members of the version set have it, and this one has read nothing of it
             awaited = awaited.model_copy(update={"missing": tuple(offsets)})
         # The markers count records of the old partitions, so later markers can't be compared with them.
         delivered = tuple(done.model_copy(update={"markers": {}}) for done in self.delivered)
@@ -332,7 +339,7 @@ class BoundedManifest(CommonManifest):
 
     @property
     def stored_description(self) -> str:
-        """What an erasure searches, in words."""
+        """In words, what an erasure searches for the keys."""
         return f"{len(self.versions)} version(s)"
 
     def marks(self, version_id: str) -> list[str]:
@@ -343,7 +350,7 @@ class BoundedManifest(CommonManifest):
 
     @property
     def built(self) -> tuple[VersionRef, ...]:
-        """The versions that were built and so have a document; others were rejected before."""
+        """The retained versions that have a document; the others were rejected before they were built."""
         return tuple(ref for ref in self.versions if ref.document is not None)
 
     def with_declared_policies(self, declared: DatasetDeclaration) -> BoundedManifest:
@@ -373,11 +380,12 @@ class UnboundedManifest(CommonManifest):
 
     `retired` are generations that earlier versions need and the current one does not; versions before number
     `retained_from` are gone. `confirmed_at` is the last time at which all changes up to the stream's end were known to
-    be applied. Changes at or below `horizon` are too late (ordering columns only). `first_ordered` are the ordering
-    values of the first change, which later ones are compared with; None before it. `quarantining` are the ranges whose
-    bad changes are being sent to the dead letters: after a crash the same ranges are read again. `applied` are the ids
-    of the last applied startpoints, by stream partition, newest last. `decision` is the last recovery decision.
-    `numbers` are the numbers of its versions so far, as ranges (first, last), newest last.
+    be applied. Deletions up to `horizon`, a position (with history, a time in microseconds), are forgotten, so changes
+    at or below it are too late. `first_ordered` are the ordering values of the first change, whose formats later ones
+    must have; None before it. `quarantining` are the ranges whose bad changes are being sent to the dead letters: after
+    a crash the same ranges are read again. `applied` are the ids of the last applied startpoints, by stream partition,
+    newest last. `decision` is the last recovery decision. `numbers` are the numbers of its versions so far, as ranges
+    (first, last), newest last.
     """
 
     bootstrap: Bootstrap
@@ -394,7 +402,7 @@ class UnboundedManifest(CommonManifest):
 
     kind: ClassVar[DatasetKind] = "unbounded"
     versions_are_commits: ClassVar[bool] = True
-    # What callers read from either kind, and only a bounded dataset has.
+    # Attributes of a bounded dataset's manifest that callers read from either kind.
     listed: ClassVar[tuple[VersionRef, ...]] = ()
     versions_over_time: ClassVar[None] = None
     stored_description: ClassVar[str] = "every generation"
@@ -410,7 +418,7 @@ class UnboundedManifest(CommonManifest):
 
     @property
     def unfinished(self) -> str:
-        """Why the table that readers will get is being built; "" if none is."""
+        """Why a first or new table is being built, for readers to get once it is finished; "" if none is."""
         if self.bootstrap.state == "done" and self.version is not None:
             return ""
         return self.bootstrap.why or "the first one"
@@ -453,7 +461,7 @@ class UnboundedManifest(CommonManifest):
         )
 
     def fields_after_repartition(self, offsets: Mapping[str, Offset]) -> dict[str, Any]:
-        """Return the other fields that change when the input was repartitioned and starts at `offsets`."""
+        """Return the fields, besides offsets, that change when the repartitioned input starts at these offsets."""
         return {"bootstrap": self.bootstrap.model_copy(update={"start": offsets, "target": offsets})}
 
     def kept_elsewhere(self) -> list[str]:
@@ -477,7 +485,7 @@ class UnboundedManifest(CommonManifest):
         return startpoint_id in self.applied.get(ssp, ())
 
     def with_applied(self, ids: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
-        """Return `applied` with these startpoints (id by partition) added, of which the newest are kept."""
+        """Return `applied` with these startpoints (id by partition) added; only the newest of a partition are kept."""
         newest = {ssp: (*self.applied.get(ssp, ()), applied)[-_REMEMBERED:] for ssp, applied in ids.items()}
         return {**self.applied, **newest}
 
@@ -490,7 +498,7 @@ class UnboundedManifest(CommonManifest):
 
 
 def _add_number(numbers: tuple[tuple[int, int], ...], number: int) -> tuple[tuple[int, int], ...]:
-    """Return the ranges of version numbers with a new number added; only the newest ranges are kept."""
+    """Return the ranges of version numbers with `number` added; only the newest ranges are kept."""
     first = numbers[-1][0] if numbers and numbers[-1][1] + 1 == number else number
     return (*(span for span in numbers if span[0] != first), (first, number))[-_RANGES:]
 
@@ -562,9 +570,10 @@ CARRY_ACTION = "carry"
 
 
 def follow_repartition(manifest: DatasetManifest, info: StreamInfo) -> DatasetManifest | None:
-    """Return the manifest at the corresponding position of the repartitioned stream, or None.
+    """Return the manifest at the corresponding position of the repartitioned stream.
 
-    None unless the dataset had read all of the old partitions and had no unfinished work when the stream was rewritten.
+    None if the stream was not repartitioned since the dataset read it, or if the dataset had then not read all of the
+    old partitions or had unfinished work.
     """
     rewritten, stream = info.repartitioned, manifest.declaration.input
     if rewritten is None or info.identity is None or manifest.stream != rewritten.identity:
@@ -601,7 +610,7 @@ def follow_added_partitions(manifest: DatasetManifest, info: StreamInfo) -> Data
 def _with_input_partitions(
     manifest: DatasetManifest, partitions: int, offsets: Mapping[str, Offset], reason: str, **fields: Any
 ) -> DatasetManifest:
-    """Return the manifest with another number of input partitions, read from these offsets."""
+    """Return the manifest with this number of input partitions, whose next offsets are these."""
     declaration = manifest.declaration.model_copy(update={"input_partitions": partitions})
     version = manifest.version.id if manifest.version else None
     change = Change(action=CARRY_ACTION, version=version, reason=reason)
@@ -609,7 +618,7 @@ def _with_input_partitions(
 
 
 def has_read_all(manifest: DatasetManifest, identity: str, ends: tuple[str, ...]) -> bool:
-    """Whether a dataset has read its stream up to these ends and has no unfinished work."""
+    """Whether a dataset has read the stream of this identity up to these ends, and has no unfinished work."""
     stream = manifest.declaration.input
     there = manifest.offsets == {f"{stream}.{p}": end for p, end in enumerate(ends)}
     return manifest.is_settled and manifest.stream == identity and there

@@ -18,7 +18,7 @@ REJECT = "reject"
 """The stage that stores a rejected version, instead of "seal" and "switch"."""
 
 BUILDING = "building"
-"""The event at the start of a build; its end is the stage "build"."""
+"""The event that reports the start of a build; the stage "build" reports its end."""
 
 Action = Literal[
     "sealed", "rejected", "unchanged", "waiting", "bootstrapped", "applied", "rewound", "up-to-date", "stale"
@@ -58,7 +58,7 @@ OnStage = Callable[[StageEvent], None]
 
 
 def ignore_stage(event: StageEvent) -> None:
-    """Ignore the event."""
+    """Do nothing: the default for `on_stage`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class AdvanceReport(Report):
     read, superseded or redelivered, keys deleted, changes applied. `offsets` are the next ones to read, by stream
     partition. For an unbounded dataset, `lag` is the number of unread offsets by partition at the time of this call,
     and `decision` the recovery decision. `waiting` names the missing markers of the next version, `waiting_since` the
-    time its first marker was seen. `seconds` is wall time by stage.
+    time when an advance first waited for it. `seconds` is wall time by stage.
     """
 
     dataset: str
@@ -99,7 +99,7 @@ class AdvanceReport(Report):
 
     @property
     def changed(self) -> bool:
-        """Whether readers see anything new."""
+        """Whether this call sealed a version, served or not."""
         return bool(self.sealed)
 
     def summary(self) -> str:
@@ -126,7 +126,7 @@ class Stage:
 
 
 class Stages:
-    """Wall time by stage, summed over repeated stages. `on_stage` receives an event at the end of each."""
+    """Measures stages: wall time by stage, summed if one is repeated. `on_stage` gets an event at each end."""
 
     def __init__(self, dataset: str = "", on_stage: OnStage = ignore_stage) -> None:
         self.seconds: dict[str, float] = {}

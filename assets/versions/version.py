@@ -34,7 +34,7 @@ Offset = Annotated[str, Field(min_length=1)]
 class ManifestPart(StoredDocument):
     """A frozen part of a manifest; unknown fields make it malformed."""
 
-    # The schema's columns are called `schema` everywhere else; pydantic's own method of that name is deprecated.
+    # For Schema and Generation. Fields with a schema are called `columns`, because pydantic has a method `schema`.
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
     def after(self, **changes: Any) -> Self:
@@ -72,9 +72,10 @@ class KeptHistory(ManifestPart):
     pruned: int | None = None
 
     def edge(self, newest: int | None) -> int | None:
-        """Return the earliest time with exact answers, in microseconds; None if there is no limit.
+        """Return the history's edge: the earliest time with exact answers, None if all times have them.
 
-        `newest` is the highest `__valid_from` of the version. Nothing is valid from before the year 1.
+        Times are in microseconds since the epoch. `newest` is the highest `__valid_from` of the version. An edge before
+        the year 1 is none, because nothing is valid from before it.
         """
         moving = None if self.kept is None or newest is None else newest - self.kept
         return max((at for at in (moving, self.pruned) if at is not None and at >= MICROS[0]), default=None)
@@ -88,12 +89,12 @@ def describe_history_length(history: KeptHistory | None) -> str:
 
 
 def has_row_ends(generation: Generation) -> bool:
-    """Whether a generation's rows over time store their ends: those of a base do, those of deltas don't."""
+    """Whether a generation's rows over time store when they end: those of a base do, those of deltas don't."""
     return bool(generation.files) and all(file.stats.get(HAS_ENDS) for file in generation.files)
 
 
 def count_current_rows(generation: Generation) -> int | None:
-    """Return the number of currently valid rows of a generation by itself; None if its rows do not store it."""
+    """Return the number of a generation's rows that are valid now; None if its rows do not store when they end."""
     if generation.files and not has_row_ends(generation):
         return None
     return sum(int(file.stats["current"]) for file in generation.files)
@@ -176,12 +177,12 @@ class SealedVersion(ManifestPart):
 
     @property
     def edge(self) -> int | None:
-        """The earliest time for which the history is exact, in microseconds since the epoch; None without a limit."""
+        """The history's edge: the earliest time with exact answers, None if all have them (see `KeptHistory.edge`)."""
         return None if self.history is None else self.history.edge(find_newest_valid_from(self.generations))
 
     @property
     def lacks_base(self) -> bool:
-        """Whether all rows are in one delta because an erasure removed the base: it can't be read as entries."""
+        """Whether an erasure has removed the base, and all rows are in one delta, which can't be read as entries."""
         stored = [generation for generation in self.generations if generation.files]
         if len(stored) != 1:
             return False
@@ -191,7 +192,7 @@ class SealedVersion(ManifestPart):
 
     @property
     def stored_rows(self) -> int:
-        """Rows in all files, superseded ones and tombstones of deltas included."""
+        """The number of rows in all files, with superseded ones and tombstones of deltas."""
         return sum(generation.rows for generation in self.generations)
 
 
@@ -240,9 +241,9 @@ class VersionRef(ManifestPart):
     """A retained version as the manifest lists it: its document and the folders that it needs.
 
     `document` is the object with its SealedVersion, None for a version rejected before it was built. `folders` are
-    those of its generations. `reason` is why it was rejected, revoked or accepted. `replaced` is the head before the
-    switch (or force) to this version. `valid_from` is the time since when its entries are valid, if the dataset
-    declares it.
+    those of its generations. `reason` is why it was rejected, revoked or accepted. `replaced` is the id of the
+    version that was current before the switch to this one. `valid_from` is the time since when its entries are valid,
+    if the dataset declares it.
     """
 
     id: str
@@ -261,7 +262,7 @@ class VersionRef(ManifestPart):
 
 
 def version_id(number: int, attempt: str) -> str:
-    """Return the id of a version: its number and the attempt that built it (for a table, its commit's)."""
+    """Return the id of a version: its number, and the id of the attempt or commit that made it."""
     return f"v{number:06d}-{attempt}"
 
 
@@ -307,7 +308,7 @@ class DatasetDeclaration(ManifestPart):
 
     @property
     def history_time(self) -> str:
-        """The time that the history is by, in words; how far back it reaches may change."""
+        """Which times the history uses, in words: these must not change, but how far back it reaches may."""
         return "none" if self.history is None else f"by {self.history.valid_from or 'the time of the record'}"
 
 
@@ -351,7 +352,7 @@ def history_from_spec(spec: AdjunctDataset) -> KeptHistory | None:
 
 
 def check_declaration(name: str, stored: DatasetDeclaration, declared: DatasetDeclaration) -> None:
-    """Raise DatasetError, naming each difference, for a declaration that does not fit the stored entries."""
+    """Raise DatasetError, naming each difference, for a declaration under which stored entries can't be kept."""
     changes = [
         f"{what} is {_format_value(new)}, was {_format_value(old)}"
         for what, old, new in (

@@ -35,8 +35,11 @@ if TYPE_CHECKING:
 
 
 GenerationWriter = Callable[..., list[BucketFile]]
-"""Called as writer(rows, store, folder, layout, options, order_by=…, partitioned=…): writes the rows, sorted by these
-columns in each bucket, and returns one file for each bucket."""
+"""Called as writer(rows, store, folder, layout, options, order_by=…, partitioned=…): writes the rows of each bucket,
+sorted by `order_by`, into one file, and returns the files.
+
+`partitioned` says that partition i of a frame is exactly bucket i.
+"""
 
 
 def write_arrow_table(
@@ -49,7 +52,7 @@ def write_arrow_table(
     order_by: Sequence[str],
     partitioned: bool,
 ) -> list[BucketFile]:
-    """Write an Arrow table in this process; `partitioned` is ignored."""
+    """Write an Arrow table in this process, as a GenerationWriter; `partitioned` is ignored."""
     from dagster_adjunct.resources.bucketing.hashing import row_digests
 
     if order_by:
@@ -76,7 +79,7 @@ ARROW: GenerationWriter = write_arrow_table
 
 
 def find_null_keys(rows: DataFrame | pa.Table, key: tuple[str, ...], limit: int) -> list[tuple[int, int]]:
-    """Return (partition, offset) of the first rows with a null key column."""
+    """Return (partition, offset) of the first rows with a null key column, at most `limit`."""
     if isinstance(rows, pa.Table):
         lacking = rows.filter(reduce(pc.or_, (rows.column(name).is_null() for name in key)))
         lacking = lacking.sort_by([(PARTITION, "ascending"), (OFFSET, "ascending")]).slice(0, limit)
@@ -91,7 +94,7 @@ class Runtime:
     """What an advance works with: the lake, the stream systems by name, and Spark.
 
     `spark` is called only when there are rows to process. With IN_PROCESS all rows are processed in memory, without a
-    session; with `few_in_process`, few are. `by` is the run or person named in commits.
+    session; with `few_in_process`, at most FEW_ROWS are. `by` is the run or person named in commits.
     """
 
     lake: Lake
@@ -101,7 +104,10 @@ class Runtime:
     few_in_process: bool = False
 
     def spark_for(self, rows: int | None, needs_spark: Sequence[str] = ()) -> Callable[[], SparkSession]:
-        """Return what processes this many rows: IN_PROCESS for few that need nothing of Spark."""
+        """Return IN_PROCESS if this process computes this many rows, else `spark`.
+
+        `needs_spark` names what needs Spark however few the rows are; `rows` is None if their number is unknown.
+        """
         few = self.few_in_process and rows is not None and rows <= FEW_ROWS and not needs_spark
         return IN_PROCESS if few else self.spark
 
@@ -110,7 +116,7 @@ class Runtime:
         return self.lake.now()
 
     def log(self, dataset: str) -> DatasetLog:
-        """Return the commits of a dataset."""
+        """Return the log of a dataset."""
         return DatasetLog(self.lake, dataset)
 
 
@@ -123,10 +129,10 @@ def open_runtime(
     spark: SparkSession | Callable[[], SparkSession] | None,
     by: str,
 ) -> Iterator[Runtime]:
-    """Yield a runtime of what is given.
+    """Yield a runtime made of these arguments.
 
-    What is None has a default: the lake of `open_lake()`, the systems of these datasets' streams, a session that ends
-    with this.
+    Those that are None have a default: the lake of `open_lake()`, the systems of these datasets' streams, a session
+    that ends with the context.
     """
     lake = open_lake() if lake is None else lake
     if systems is None:
@@ -138,11 +144,11 @@ def open_runtime(
 
 
 def no_session() -> NoReturn:
-    """Pass this as `spark` where no records are read; it fails if it is called after all."""
+    """Fail: this is passed as `spark` where no records are read, so nothing should call it."""
     raise AssertionError("no records are read here")
 
 
-# The number of keys or records that an error names.
+# An error names at most this many keys or records.
 MAX_NAMED = 5
 
 
@@ -160,10 +166,10 @@ def write_generation(
 ) -> tuple[Generation, dict[str, int]]:
     """Write the last row of each key into one file a bucket; return the generation that they make, and counters.
 
-    `order_by` sorts the rows within each key, the one to keep last. The counters are: rows superseded by a later one of
-    their key; keys whose last row is a dropped tombstone; for rows over time also corrections of the past, pruned and
-    forgotten rows. If the options name conflicting rows, which are superseded and differ from the row that is kept,
-    these raise SchemaMismatchError.
+    `order_by` sorts the rows within each key, the one to keep last. Counters are the numbers of superseded rows, which
+    have a later one of their key, and of deleted keys, whose last row is a dropped tombstone; for rows over time also
+    of corrections of the past, pruned and forgotten rows, and `forgotten_to`, a position. With `name_conflicting` in
+    the options, raises SchemaMismatchError if superseded rows have other values than the row that is kept.
     """
     files = writer(
         rows,
@@ -197,5 +203,5 @@ def count_deletions(generation: Generation) -> int:
 
 
 def format_first(things: Sequence[str]) -> str:
-    """Return the first few of these texts, joined, for errors."""
+    """Return the first MAX_NAMED of these texts, joined, for errors."""
     return f"{', '.join(things[:MAX_NAMED])}{' …' if len(things) > MAX_NAMED else ''}"

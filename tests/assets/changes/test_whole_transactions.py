@@ -97,8 +97,8 @@ def test_what_is_held_back_holds_back_what_stands_behind_it_in_other_partitions(
 def test_changes_that_can_not_be_read_may_be_those_that_are_missing() -> None:
     seen = parts_of({0: ["a", None]})
     assert cut_at_incomplete(seen, {"a": 2}, {0: 2}) == {0: 0}
-    assert cut_at_incomplete(seen, {"a": 2}, {0: 2}, spare=1) == {0: 2}
-    assert cut_at_incomplete(seen, {}, {0: 2}, spare=1) == {0: 0}, "one that has not ended is never whole"
+    assert cut_at_incomplete(seen, {"a": 2}, {0: 2}, unreadable=1) == {0: 2}
+    assert cut_at_incomplete(seen, {}, {0: 2}, unreadable=1) == {0: 0}, "one that has not ended is never whole"
 
 
 # -- streams
