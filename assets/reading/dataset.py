@@ -123,7 +123,10 @@ class Dataset(VersionOperations):
         return self._served.answer(lambda reader: reader.history_of(key))
 
     def get_all(self, keys: Iterable[K]) -> dict[K, Entry]:
-        """Return the entries of these keys by key as given, all of one version; keys without an entry are absent."""
+        """Return the entries of these keys, all of one version, under the keys as given.
+
+        Keys without an entry are absent.
+        """
         wanted = list(keys)
         return self._served.answer(lambda reader: reader.get_all(wanted))
 

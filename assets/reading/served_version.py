@@ -368,7 +368,7 @@ class ServedVersion:
                 return  # another call has switched already
             manifest, version = self._stored.require_manifest(), held.reader.version
             if self._fixed is not None:
-                manifest.check_kept(version)  # raises if that is why a file is missing
+                manifest.check_kept(version)  # raises if the version was discarded
                 raise error
             served = self._stored.reader_of(manifest)
             if manifest.ref(version) is None and served is not None and served.version != version:

@@ -175,7 +175,7 @@ def read_rows_over_time(reader: Reader) -> pa.Table:
 
 
 def _rows_of_span(store: ObjectStore, dataset: str, schema: Schema, number: int, span: Span) -> pa.Table:
-    """Return the entries of a version, in these columns, with the interval in which it was valid."""
+    """Return the entries of a span's version with the columns of `schema` and the span. `number` 0 is the oldest."""
     rows, _ = read_stored_rows(store, dataset, span.version)
     columns: dict[str, Any] = {
         field.name: rows.column(field.name).cast(field.type)

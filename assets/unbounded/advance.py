@@ -180,7 +180,10 @@ def validate_snapshot_position(snapshot: Snapshot, source: OpenedStream, what: s
 
 
 def cast_to_schema(rows: DataFrame, schema: Schema, what: str) -> DataFrame:
-    """Return the columns of the schema, cast to its types. Raises DatasetError for missing columns and wrong types."""
+    """Return the rows with just the columns of the schema, cast to its types.
+
+    Raises DatasetError for columns that are missing, repeated, or of a type that can't be widened to the schema's.
+    """
     types = {field.name: field.dataType.simpleString() for field in rows.schema.fields}
     repeated = repeated_names(rows.columns)
     wrong = [(name, "is missing") for name in schema.names if name not in types]
@@ -201,9 +204,10 @@ def cast_to_schema(rows: DataFrame, schema: Schema, what: str) -> DataFrame:
 def snapshot_frame(
     snapshot: Snapshot, schema: Schema, what: str, log: DatasetLog, spark: SparkSession, by: str
 ) -> Iterator[DataFrame]:
-    """Provide the rows of a snapshot as a frame with these columns while the context lasts.
+    """Provide, while the context lasts, the rows of a snapshot as a frame with the columns of `schema`.
 
-    Arrow tables are staged in the lake, where all of Spark's executors can read them.
+    Arrow tables are staged in the lake, where all of Spark's executors can read them. Raises DatasetError for columns
+    that do not fit.
     """
     from pyspark.sql import DataFrame
 

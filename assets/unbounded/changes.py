@@ -413,7 +413,7 @@ def apply_ranges(
             record_build(context.lake, name, attempt.id, context.by),
             lease_served(context.lake, name, read, holder=f"advance by {context.by}"),
         ):
-            # With history, or in a rewind, stored rows are read too.
+            # With history, or in a rewind, stored rows are read too, so the number of rows is unknown.
             alone = advance.spec.following.history is None and rewinding is None
             spark = context.spark_for(records if alone else None, list_change_spark_needs(advance.source))
             with advance.stages("build"), interpret_small_plans(spark, records if records and alone else None):

@@ -201,7 +201,7 @@ def manifest_with_version(
     history, before, rows = history_from_spec(spec), manifest.version, None
     if history is not None and before is not None and before.history is not None:
         folders = {generation.folder for generation in before.generations}
-        if any(generation.folder in folders for generation in generations):  # stored rows stay pruned
+        if any(generation.folder in folders for generation in generations):  # kept ones lack what was pruned
             history = history.after(pruned=before.history.pruned)
     if len(generations) == 1:  # else only a merge would tell the number of entries
         rows = generations[0].rows if not count_deletions(generations[0]) else None

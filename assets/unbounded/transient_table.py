@@ -321,7 +321,7 @@ class TransientTable:
         newest_first = [F.col(name).desc() for name in (POSITION, OFFSET, PARTITION)]
         same_key = Window.partitionBy(*[named_column(name) for name in spec.key]).orderBy(*newest_first)
         newest = rows.withColumn("__rank", F.row_number().over(same_key)).where("__rank = 1").drop("__rank")
-        # Ordered by a column, a deletion also wins against later changes with a lower value.
+        # Ordered by a column, a deletion also wins against later changes with a lower value, so it is kept.
         return newest if spec.following.order is not None else newest.where(f"NOT {TOMBSTONE}")
 
 
