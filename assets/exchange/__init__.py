@@ -1,1 +1,1 @@
-"""Versions compared with each other and handed to other engines."""
+"""Versions and streams handed to other engines."""

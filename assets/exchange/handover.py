@@ -54,7 +54,10 @@ SHOWN_OVER_TIME = {VALID_FROM: "timestamp", VALID_TO: "timestamp", TOMBSTONE: "b
 
 
 def _valid_rows(view: VersionReader | EntriesOverTime | EntriesAt, reader: Reader) -> Any:
-    """Return the pyarrow expression for the rows over time of a view: valid at its moment, now, or at any time."""
+    """Return the pyarrow expression for the rows over time that a view shows.
+
+    These are the rows that are valid at its moment, now, or for a view over time at any time of the history.
+    """
     valid, end = ~pc.field(TOMBSTONE), pc.field(VALID_TO)
     if isinstance(view, VersionReader):
         return valid & end.is_null()
@@ -72,7 +75,10 @@ def _edge(reader: Reader) -> datetime | None:
 
 
 def _polars_over_time(pl: Any, reader: Reader, rows: Any) -> polars.LazyFrame:
-    """Return the rows with the intervals of a key with equal entries joined."""
+    """Return the query of all entries over time; adjacent equal ones of a key are merged.
+
+    `rows` is a LazyFrame of all rows with their intervals.
+    """
     if (edge := _edge(reader)) is not None:
         rows = rows.filter(pl.col(VALID_TO).is_null() | (pl.col(VALID_TO) > edge))
     key = [_exactly(pl, name) for name in reader.sealed.key]
@@ -92,12 +98,15 @@ def _polars_over_time(pl: Any, reader: Reader, rows: Any) -> polars.LazyFrame:
 
 
 def _exactly(pl: Any, name: str) -> Any:
-    """Return the Polars expression for the column of this name, also of one that Polars takes for a pattern."""
+    """Return the Polars expression for the column of this name, which Polars might take for a pattern ("*", "^…")."""
     return pl.col(f"^{re.escape(name)}$" if name == "*" or name.startswith("^") else name)
 
 
 def _files_with_spans(reader: Reader) -> list[tuple[Span | None, StoredFile]]:
-    """Return the files with the validity of their version; None if their rows store it."""
+    """Return the files of a reader, each with the interval of its version, or None if its rows store their intervals.
+
+    Raises DatasetError for a version with history whose generations must be merged.
+    """
     what = f"dataset {reader.dataset!r}, version {reader.version}"
     if isinstance(reader, VersionsOverTime):
         return [
@@ -112,7 +121,7 @@ def _files_with_spans(reader: Reader) -> list[tuple[Span | None, StoredFile]]:
 
 
 def _partition_expression(span: Span) -> Any:
-    """Return the pyarrow expression that holds for all rows of a version's file."""
+    """Return the interval of a version as a pyarrow expression, which holds for all rows of its file."""
     end, (first, last) = pc.field(VALID_TO), (pa.scalar(t, arrow_type("timestamp")) for t in (span.start, span.end))
     ends = end.is_null() if span.end is None else end == last
     return (pc.field(VALID_FROM) == first) & ends & (pc.field(TOMBSTONE) == pc.scalar(False))
@@ -130,8 +139,8 @@ SHOWN = (STREAM_TOMBSTONE, EPOCH)
 class StreamView:
     """The records of a stream at one moment: those of `files`, without those that later epochs have `replaced`.
 
-    Other engines see the columns of `schema`, then `__tombstone` and `__epoch`, which is null for 0 in files. `version`
-    is the number of the stream's commit. `stream_id` distinguishes it from a later stream of the same name.
+    Other engines see the columns of `schema`, then `__tombstone` and `__epoch`; in files, epoch 0 is null. `version` is
+    the number of the stream's commit. `stream_id` distinguishes it from a later stream of the same name.
     """
 
     store: ObjectStore
@@ -149,7 +158,7 @@ class StreamView:
 
     @property
     def attempts(self) -> tuple[str, ...]:
-        """The last parts of the folders of its files."""
+        """The ids of the attempts that wrote its files: the last part of each folder."""
         return tuple(dict.fromkeys(attempt_id(stored.folder) for stored in self.files))
 
     @property
@@ -159,7 +168,7 @@ class StreamView:
 
     @property
     def hidden(self) -> dict[str, str]:
-        """Further columns that files may have, with their types."""
+        """Columns that files may have and other engines don't see, with their types."""
         return {name: kind for name, kind in HIDDEN_COLUMNS if name not in SHOWN}
 
 
@@ -195,7 +204,7 @@ def stream_view(
 
 
 def arrow_filter(view: StreamView) -> Any:
-    """Return the pyarrow expression for records that are not replaced; those without a position never are."""
+    """Return the pyarrow expression for the records that are not replaced. A record without a position never is."""
     gone: Any = pc.scalar(False)
     for span in view.replaced:
         gone = gone | (
@@ -220,7 +229,7 @@ class ViewFiles:
 
     Engines see `columns`; files may also have `hidden` ones. `condition` is the pyarrow expression for the rows of the
     view (None: all rows), and may need the hidden columns in `tested`. With `over_time`, rows are intervals of this
-    reader's entries; adjacent intervals of a key with equal entries are joined.
+    reader's entries; adjacent intervals of a key with equal entries are merged.
     """
 
     view: Held
@@ -242,9 +251,10 @@ class ViewFiles:
         return [object_location(stored.store, stored.key) for _, stored in self.files]
 
     def plain_paths(self) -> list[str]:
-        """Return the paths of files in a folder that engines can read alone: their rows and columns are the view's.
+        """Return the paths of the files if engines can read them without pyarrow, else [].
 
-        pyarrow adapts columns that were added or widened since a file was written; other engines do not.
+        They can if the files are in a folder, and have exactly the rows and columns of the view. pyarrow adapts columns
+        that were added or widened since a file was written; other engines do not.
         """
         if self.condition is not None or not isinstance(self.view, VersionReader):
             return []
@@ -256,12 +266,15 @@ class ViewFiles:
         return [] if positioned and not all(as_wanted) else paths
 
     def dataset(self) -> pads.Dataset:
-        """Return a pyarrow dataset of the rows; intervals are not joined."""
+        """Return a pyarrow dataset of the view's rows. Of a view over time it has intervals as stored, not merged."""
         rows = self.all_rows()
         return rows if self.condition is None else rows.filter(self.condition)
 
     def all_rows(self) -> pads.FileSystemDataset:
-        """Return a pyarrow dataset of all rows in the files; those of a file with a span get its times as columns."""
+        """Return a pyarrow dataset of all rows in the files.
+
+        The span of a file, if it has one, becomes columns with its start and end.
+        """
         from pyarrow import dataset
 
         filesystem, parquet = arrow_filesystem(self.view.store), dataset.ParquetFileFormat()
@@ -284,14 +297,14 @@ class ViewFiles:
 
 
 def lend_files(view: View, hand_over: Callable[[ViewFiles], T]) -> T:
-    """Return the result of `hand_over` for a view; an open dataset keeps its version leased until it is closed."""
+    """Return `hand_over(files)` for the files of a view; an open dataset keeps its version leased until `close`."""
     if isinstance(view, Dataset):
         return view.lend(lambda reader: hand_over(read_files(reader)))
     return hand_over(read_files(view))
 
 
 def lend_whole_files(view: View, hand_over: Callable[[ViewFiles], T], *, masked: bool = False) -> T:
-    """Do the same for a view whose files have no other rows. Raises DatasetError for any other view.
+    """Do what `lend_files` does, for a view that shows all rows in its files. Raises DatasetError for any other.
 
     With `masked`, the files of a version may have superseded and deleted rows, which `hand_over` leaves out itself.
     """
@@ -318,20 +331,23 @@ def lend_whole_files(view: View, hand_over: Callable[[ViewFiles], T], *, masked:
 
 
 def _is_over_time(view: Held) -> bool:
-    """Whether the files of a view have rows of several times."""
+    """Whether the files of a view have rows that are valid at different times."""
     if isinstance(view, VersionReader):
         return view.sealed.history is not None
     return isinstance(view, EntriesOverTime) or (isinstance(view, EntriesAt) and isinstance(view.reader, VersionReader))
 
 
 def read_files(view: Held, *, masked: bool = False) -> ViewFiles:
-    """Return what other engines read of a view. Unless `masked`, raises DatasetError for files that must be merged."""
+    """Return what other engines read of a view.
+
+    Raises DatasetError for files that must be merged; with `masked` only for those with history.
+    """
     if isinstance(view, StreamView):
         condition = arrow_filter(view) if view.replaced else None
         files = [(None, stored) for stored in view.files]
         return ViewFiles(view, [*files], view.columns, view.hidden, condition, tuple(POSITION) if view.replaced else ())
     if isinstance(view, EntriesAt) and not _is_over_time(view):
-        view = view.read  # the version that was valid then
+        view = view.read  # the version that was valid at the view's moment
     own = {field.name: field.type for field in view.schema.fields}
     if isinstance(view, VersionReader) and view.sealed.history is None:
         if not masked:
@@ -353,7 +369,7 @@ def parquet_files(view: View) -> list[str]:
     have `__position` and `__tombstone` (always false); those of a stream have further columns that start with `__`.
     Files of `Dataset.over_time()` have the rows of a table with history, including deletions, with `__valid_from`,
     `__valid_to` and `__first`. Raises DatasetError for a version whose files must be merged, for a stream with replaced
-    records, and for files with rows of other times; raises ConfigurationError for a lake in memory.
+    records, and for files that also have rows of other times; raises ConfigurationError for a lake in memory.
     """
     return lend_whole_files(view, lambda files: files.paths)
 
@@ -365,7 +381,7 @@ def pyarrow_dataset(view: View) -> pads.Dataset:
     A stream's columns are followed by `__tombstone` and `__epoch` (null for 0), and, if records are replaced, by the
     columns of their positions; replaced records are left out. Rows over time have `__valid_from`, `__valid_to` and
     `__tombstone`; of these only the valid rows are returned, each interval as stored. Files are opened when they are
-    read. Raises as `parquet_files` does, but not for replaced records.
+    read. Raises as `parquet_files` does, but not for replaced records and rows of other times, which are left out.
     """
     return lend_files(view, ViewFiles.dataset)
 
@@ -375,8 +391,7 @@ def duckdb_view(connection: duckdb.DuckDBPyConnection, view: View, name: str) ->
     """Create or replace a view of this name over the version or stream; it lasts as long as the connection.
 
     DuckDB itself reads a version's files in a folder. On S3, and for a stream, they are read through pyarrow, so that
-    no extension is needed and the lake's own settings apply. Raises as `parquet_files` does, but leaves out replaced
-    records.
+    no extension is needed and the lake's own settings apply. Raises as `pyarrow_dataset` does.
     """
     create = f"CREATE OR REPLACE TEMP VIEW {_sql_name(name)} AS "
     lend_files(view, lambda files: connection.execute(create + _duckdb_query(connection, files, name)))
@@ -400,14 +415,14 @@ def _duckdb_query(connection: duckdb.DuckDBPyConnection, files: ViewFiles, name:
 
 
 def _shown_columns(files: ViewFiles) -> list[str]:
-    """Return the columns of a view in an engine's own frames: of rows over time, only those of the entries."""
+    """Return the columns that a DuckDB view or Polars frame shows: of rows over time, only those of the entries."""
     return list(files.columns if isinstance(files.view, StreamView) else files.view.schema.names)
 
 
 def _register(connection: duckdb.DuckDBPyConnection, view: str, rows: pads.Dataset) -> str:
-    """Register the rows of a view in a connection; return their quoted name.
+    """Register the rows of a view in a connection; return the quoted name of the registered table.
 
-    Each view has its own: two of one version may have different rows.
+    Each view has its own, because two views of one version may have different rows.
     """
     connection.execute("SELECT 1").fetchall()  # registering fails while a result is not fully read
     connection.register(f"adjunct {view}", rows)
@@ -418,8 +433,8 @@ def _register(connection: duckdb.DuckDBPyConnection, view: str, rows: pads.Datas
 def polars_frame(view: View) -> polars.LazyFrame:
     """Return a Polars LazyFrame over the version or stream, with the columns of `view.schema`.
 
-    Polars itself reads a version's files in a folder; on S3, and for a stream, pyarrow does. Raises as `duckdb_view`
-    does, and ConfigurationError if Polars is not installed.
+    Polars itself reads a version's files in a folder; on S3, and for a stream, pyarrow does. Raises as
+    `pyarrow_dataset` does, and ConfigurationError if Polars is not installed.
     """
     polars = import_package("polars_frame()", "polars", "polars")
     return lend_files(view, lambda files: _lazy_frame(polars, files))

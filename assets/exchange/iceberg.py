@@ -63,7 +63,8 @@ class IcebergTable:
     def open(self) -> Catalog:
         """Open the catalogue.
 
-        Raises ConfigurationError if PyIceberg is not installed or does not know it, TransientError without an answer.
+        Raises ConfigurationError if PyIceberg is not installed or has no catalogue of this name, TransientError if the
+        catalogue does not answer.
         """
         load: Callable[[str], Catalog] = import_package("Iceberg", "pyiceberg.catalog", "iceberg").load_catalog
         from pyiceberg.exceptions import NotInstalledError
@@ -107,9 +108,10 @@ def _check_identifier(identifier: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class IcebergSnapshot:
-    """A dataset's version as a snapshot of an Iceberg table; `version` is its id, or the commit of a stream.
+    """A dataset's version as a snapshot of an Iceberg table.
 
-    `files` are the lake's own data files; `new` tells whether this call created the snapshot.
+    `version` is the version's id, or the commit of a stream. `files` are the lake's own data files; `new` tells whether
+    this call created the snapshot.
     """
 
     table: str
@@ -136,12 +138,13 @@ def register_in_iceberg(
     added to the table. The snapshot's summary has dataset, version and `properties`. If the version is already current,
     nothing is done.
 
-    Raises DatasetError for a version that is not sealed or has rows of other times (see `parquet_files`), for one
-    with deltas if the table is partitioned or not of format version 2, for a table that is not this dataset's, and
-    for columns that were removed, changed their type, were widened in a way that Iceberg does not know, or are
-    identifier fields of the table; ManifestMismatchError for a missing or damaged file; CommitConflictError if
-    another writer changed the table concurrently; TransientError if the catalogue does not answer;
-    ConfigurationError if PyIceberg is not installed, and for an identifier without a namespace.
+    Raises DatasetError for a version that is not sealed or has rows of other times (see `parquet_files`), for one with
+    deltas if the table is partitioned or not of format version 2, for a table that is not this dataset's, and for
+    columns that were removed, changed their type, were widened in a way that Iceberg does not know, or are identifier
+    fields of the table; ManifestMismatchError for a missing or damaged file; CommitConflictError if another writer
+    changed the table concurrently, CommitStateUnknownError if it is not known whether it was changed; TransientError if
+    the catalogue does not answer; ConfigurationError if PyIceberg is not installed, and for an identifier without a
+    namespace.
     """
     import_package("Iceberg", "pyiceberg.table", "iceberg")
     _check_identifier(identifier)
@@ -220,7 +223,7 @@ def publish_to_iceberg(
 
 @validated
 def release_from_iceberg(lake: Lake, dataset: str, identifier: str) -> tuple[str, ...]:
-    """Release all versions held for dropped Iceberg tables of this name, in any catalogue, and return them.
+    """Release all versions held for dropped Iceberg tables of this name, in any catalogue; return their ids.
 
     They may then be discarded, and snapshots that still refer to them become unreadable.
     """
@@ -233,7 +236,10 @@ def release_from_iceberg(lake: Lake, dataset: str, identifier: str) -> tuple[str
 
 
 def _release(lake: Lake, name: str, holder: str, keep: Collection[str]) -> tuple[str, ...]:
-    """Release the held versions of a dataset, or of a stream ("lake.enriched")."""
+    """Release the versions of a dataset, or a stream ("lake.enriched"), that `holder` holds; return them.
+
+    Those in `keep` stay held.
+    """
     if "." in name:
         return stream_holds.release_files(lake, split_stream_name(name)[1], holder=holder, keep=keep)
     return release_versions(lake, name, holder=holder, keep=keep)
@@ -359,7 +365,10 @@ def _commit(files: ViewFiles, table: Table, identifier: str, properties: dict[st
 
 
 def _data_files(files: ViewFiles, paths: list[str], table: Table, transaction: Transaction) -> list[DataFile]:
-    """Return Iceberg's data files for those of the files that have these paths, from their footers."""
+    """Return Iceberg's descriptions, made from the footers, of those of the files that have these paths.
+
+    Raises DatasetError for files from before a column was widened, ManifestMismatchError for missing or damaged ones.
+    """
     from pyiceberg.io.pyarrow import parquet_files_to_data_files
 
     view, listed = files.view, dict(zip(files.paths, files.files, strict=True))
@@ -394,7 +403,7 @@ def _check_stored_types(view: VersionReader, files: Collection[StoredFile]) -> N
 
 
 def _name_mapping(files: ViewFiles, metadata: TableMetadata) -> str:
-    """Return the table's mapping of names to fields, which readers need for each column of a file.
+    """Return the table's mapping of column names to fields, which readers need for all columns in the files.
 
     Hidden columns of a change stream's table are mapped to fields that the table does not have, like dropped columns,
     so that no reader sees them.
@@ -408,7 +417,7 @@ def _name_mapping(files: ViewFiles, metadata: TableMetadata) -> str:
 
 
 def _with_hidden(hidden: dict[str, str], metadata: TableMetadata) -> TableMetadata:
-    """Return the table's metadata with the hidden columns added, for reading files only; never committed."""
+    """Return the table's metadata with the hidden columns added. It is only for reading files, and never committed."""
     from pyiceberg.schema import Schema
     from pyiceberg.types import BooleanType, IntegerType, LongType, NestedField, StringType, TimestamptzType
 
@@ -437,7 +446,7 @@ def _describe_owner(view: Held) -> str:
 
 
 def _registered_versions(table: Table) -> set[str]:
-    """Return the versions of the table's snapshots."""
+    """Return the ids of the versions that the table has snapshots of."""
     summaries = [snapshot.summary for snapshot in table.snapshots()]
     return {s.additional_properties[VERSION] for s in summaries if s and VERSION in s.additional_properties}
 

@@ -49,9 +49,9 @@ def _data_paths(entries: Sequence[ManifestEntry]) -> set[str]:
 class SnapshotOfFiles(_OverwriteFiles):
     """A new snapshot of exactly these files, in one commit.
 
-    Data files that are in the table stay, with their sequence numbers; all other files leave. The delete file always
-    arrives anew: it applies only to data files that are not younger than itself and have its partition spec, so that
-    those of an earlier spec leave and arrive again.
+    Data files that the table has already stay, with their sequence numbers; all other files of the table are removed.
+    The delete file is always added as a new one: it applies only to data files that are not younger than itself and
+    have its partition spec, so that data files of an earlier spec are removed and added again.
     """
 
     def __init__(self, transaction: Transaction, io: FileIO, properties: dict[str, str]) -> None:
@@ -59,18 +59,21 @@ class SnapshotOfFiles(_OverwriteFiles):
 
     @cached_property
     def live(self) -> list[ManifestEntry]:
-        """The entries of the current snapshot."""
+        """The manifest entries of the current snapshot."""
         return _list_entries(self._transaction.table_metadata.current_snapshot(), self._io)
 
     def missing_paths(self, paths: Sequence[str]) -> list[str]:
-        """Return those of the data files that are not in the table, with its partition spec."""
+        """Return those of the paths at which the current snapshot has no data file of the table's partition spec."""
         there = _data_paths([entry for entry in self.live if self._has_spec(entry)])
         return [path for path in paths if path not in there]
 
     def replace_files(
         self, paths: Collection[str], arriving: Sequence[DataFile], deletes: PositionDeletes | None
     ) -> None:
-        """Set the files of the snapshot: the data files of these paths, of which some arrive, and a delete file."""
+        """Set the files of the snapshot: the data files at `paths`, and a delete file if there is one.
+
+        `arriving` are those of the data files that the current snapshot lacks.
+        """
         self._deleted_data_files = {
             entry.data_file
             for entry in self.live
@@ -85,12 +88,15 @@ class SnapshotOfFiles(_OverwriteFiles):
         return entry.data_file.spec_id == self._transaction.table_metadata.default_spec_id
 
     def _validate_concurrency(self) -> None:
-        """Refuse to retry on a snapshot that another writer has committed."""
+        """Raise ValidationException if another writer has committed a snapshot, instead of retrying on top of it."""
         if self._commit_window is not None and not self._commit_window.is_empty():
             raise ValidationException("another snapshot was committed")
 
     def _manifests(self) -> list[ManifestFile]:
-        """Write one manifest of the data files, and one of the delete files, for each partition spec."""
+        """Write the manifests of the snapshot and return them.
+
+        For each partition spec there is one of the data files and one of the delete files, if it has any.
+        """
         entries: dict[tuple[ManifestContent, int], list[ManifestEntry]] = defaultdict(list)
         for entry in self.live:
             leaves = entry.data_file in self._deleted_data_files

@@ -1,4 +1,4 @@
-"""The stored rows of a version that are no entries, as one of Iceberg's position delete files."""
+"""Writes which stored rows of a version are no entries, as one of Iceberg's position delete files."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from dagster_adjunct.resources.lazy_modules import np, pa, pq
 from dagster_adjunct.resources.objects.arrow_files import object_location
 
 PATH_ID, ROW_ID = 2_147_483_546, 2_147_483_545
-"""The field ids that Iceberg reserves for the two columns of such a file."""
+"""The field ids that Iceberg reserves for the columns of a position delete file, `file_path` and `pos`."""
 
 
 @dataclass(frozen=True, slots=True)
 class PositionDeletes:
-    """A stored position delete file: its location, rows and size in bytes, and the first and last path in it."""
+    """A stored position delete file: its location, rows and size in bytes, and the first and last path listed in it."""
 
     path: str
     rows: int
@@ -29,8 +29,8 @@ class PositionDeletes:
 def write_position_deletes(view: VersionReader) -> PositionDeletes | None:
     """Store the position delete file of a version next to its mask; return None if all stored rows are entries.
 
-    The file has a row group for each data file, sorted by path. Its name depends on its content, so that writing it
-    again never changes what a snapshot refers to. Memory holds the mask and the written file. Raises
+    The file has a row group for each data file with such rows, sorted by path. Its name depends on its content, so that
+    writing it again never changes what a snapshot refers to. Memory holds the mask and the written file. Raises
     ManifestMismatchError for a data file that is missing or damaged.
     """
     store, sealed = view.store, view.sealed

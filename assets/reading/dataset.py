@@ -83,17 +83,17 @@ class Dataset(VersionOperations):
 
     @property
     def sealed(self) -> SealedVersion:
-        """The stored facts of that version: its name, number, offsets, counters and files."""
+        """The stored facts of the version that the next call reads: name, number, offsets, counters and files."""
         return self._served.require().reader.sealed
 
     @property
     def schema(self) -> Schema:
-        """The columns of its entries."""
+        """The columns of the version's entries."""
         return self._served.require().reader.schema
 
     @property
     def rows(self) -> int | None:
-        """The number of its entries; None if counting them needs a merge of deltas."""
+        """The number of the version's entries; None if counting them needs a merge of deltas."""
         return self._served.require().reader.rows
 
     @property
@@ -114,16 +114,19 @@ class Dataset(VersionOperations):
     def history_of(self, key: object) -> list[Validity]:
         """Return the entries of a key over time, oldest first; a deletion has no entry and ends the one before.
 
-        Adjacent intervals with equal entries are merged, and intervals that ended before the history's edge are left
-        out. Of a bounded dataset all versions that state their time are read, and stay leased until `close`. Raises
-        DatasetError without history, and what `get` raises.
+        Adjacent intervals with equal entries are merged. Intervals that ended before the history begins (at its newest
+        time minus `history`) are left out. Of a bounded dataset all versions that state their time are read, and stay
+        leased until `close`. Raises DatasetError without history, and what `get` raises.
         """
         if not self.sealed.positioned:
             return self._served.lend_over_time().history_of(key)
         return self._served.answer(lambda reader: reader.history_of(key))
 
     def get_all(self, keys: Iterable[K]) -> dict[K, Entry]:
-        """Return the entries of these keys, all of one version, under the keys as given."""
+        """Return the entries of these keys, all of one version, under the keys as given.
+
+        Keys without an entry are absent.
+        """
         wanted = list(keys)
         return self._served.answer(lambda reader: reader.get_all(wanted))
 
@@ -146,11 +149,11 @@ class Dataset(VersionOperations):
         return self._served.lend(lambda reader: reader.frame(spark))
 
     def valid_at(self, moment: datetime) -> EntriesAt:
-        """Return the entries that were valid at a moment (a time with its zone), by the dataset's current history.
+        """Return the entries that were valid at a moment (a time with its zone), according to the newest history.
 
-        For Spark, call its `frame(spark)`; other engines accept it as they accept a dataset. The files stay leased
-        until `close`. Of a bounded dataset it is the retained version that was valid then. Raises DatasetError without
-        history, and for a moment before it.
+        For Spark, call `frame(spark)` of the result; other engines accept it as they accept a dataset. Of a bounded
+        dataset they are the entries of the retained version that was valid then. The files stay leased until `close`.
+        Raises DatasetError without history, and for a moment before it begins.
         """
         return EntriesAt(self._served.lend_over_time(), moment)
 
@@ -162,7 +165,7 @@ class Dataset(VersionOperations):
         return EntriesOverTime(self._served.lend_over_time())
 
     def lend(self, read: Callable[[VersionReader], T]) -> T:
-        """Return `read(version)`, for an engine that reads the files later; the version stays leased until `close`."""
+        """Return `read(reader)`, for an engine that reads the version's files later; it stays leased until `close`."""
         return self._served.lend(read)
 
     # -- versions
@@ -200,7 +203,7 @@ class Dataset(VersionOperations):
         return self._served.refresh()
 
     def watch(self, interval: float = 5.0) -> Watch:
-        """Refresh every `interval` seconds in the background, until the watch is stopped or this is closed."""
+        """Refresh every `interval` seconds in the background, until the watch is stopped or this dataset is closed."""
         self.take_lease()
         with self._served.moving:
             if self._watch is None or not self._watch.running:
@@ -208,7 +211,7 @@ class Dataset(VersionOperations):
             return self._watch
 
     def take_lease(self) -> None:
-        """Take the lease now; does nothing if it is held already, or with `lease=False`."""
+        """Lease the version that the next call reads; does nothing if it is leased already, or with `lease=False`."""
         self._served.leave(self._served.enter(leased=True))
 
     def close(self) -> None:
@@ -225,7 +228,7 @@ class Dataset(VersionOperations):
     ) -> None:
         lent = self._served.lent
         self.close()
-        # A Spark error about a file that it could not read is raised as our own.
+        # Spark's error about a file of a lent version is raised as our own.
         if lent and (unreadable := find_unreadable_version(error, lent)) is not None:
             self._served.raise_if_discarded(unreadable[1].version)
             raise unreadable[0] from error
@@ -279,10 +282,10 @@ def current_versions(lake: Lake, datasets: Iterable[AdjunctDataset | str]) -> di
 class DatasetTable(TableReadFunction[Any, dict[str, Any]]):
     """Read function over a served dataset: `RemoteTable("planes", key="tailnum", read_function=DatasetTable(…))`.
 
-    The keys of one request are read from one version. It is leased while it is in use. A request that comes more than
-    `refresh_every` seconds after the last check first moves on to the served version (one more request); with None that
-    happens only when the table is closed and opened again. With `version`, an id or a name, the version never changes.
-    Threads and event loops share the open dataset and its cache.
+    All keys of one request are read from one version. From the second request on it is leased, until the table moves on
+    or is closed. A request that comes more than `refresh_every` seconds after the last check first moves on to the
+    served version (one more request); with None that happens only when the table is closed and opened again. With
+    `version`, an id or a name, the version never changes. Threads and event loops share the open dataset and its cache.
 
     The table is read-only: writes are rejected.
     """
@@ -328,7 +331,7 @@ class DatasetTable(TableReadFunction[Any, dict[str, Any]]):
         return None if served is None else {field.name: field.type for field in served.require().reader.schema.fields}
 
     def problem_of(self, error: BaseException, *, sent: bool = True) -> Problem:
-        return super().problem_of(error, sent=False)  # what only reads had no effect
+        return super().problem_of(error, sent=False)  # a failed read can be repeated
 
     async def close(self) -> None:
         """Release the lease when the running requests have ended; the next request opens the dataset again."""
@@ -376,7 +379,10 @@ class DatasetTable(TableReadFunction[Any, dict[str, Any]]):
         return Outcomes(len(keys), values, problems)
 
     def _invalid_keys(self, reader: VersionReader, keys: Sequence[Any]) -> dict[int, Problem | None]:
-        """Return the problems of keys that do not fit the dataset's key, by index; None for one that no entry has."""
+        """Return the problems of keys that do not fit the dataset's key, by index.
+
+        None for a value that is out of its type's range: no entry can have it.
+        """
         fields = [reader.schema.field(name) for name in reader.sealed.key]
         misfits: dict[int, Problem | None] = {}
         for place, key in enumerate(keys):
@@ -387,7 +393,7 @@ class DatasetTable(TableReadFunction[Any, dict[str, Any]]):
         return misfits
 
     def _current(self) -> ServedVersion:
-        """Return the open dataset, at the served version if it is time to check for another."""
+        """Return the open dataset, moved on to the served version if `refresh_every` seconds have passed."""
         with self._moving:
             if self._open is None:
                 lake = open_lake(self.lake, create=False) if isinstance(self.lake, str) else self.lake

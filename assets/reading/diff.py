@@ -25,10 +25,11 @@ _ANCHORS = 32
 
 
 Comparison = tuple[tuple[Any, Any, Any, Any], int]
-"""The differences between two tables: row numbers (numpy) of four kinds, and the number of unchanged rows.
+"""The differences between two tables: four arrays of row numbers (numpy), and the number of unchanged rows.
 
-They are the added rows, of the new table, whose key the old one lacks, the removed ones, the reverse, and the rows of
-common keys whose values differ, before and after, in the same order.
+The arrays are the rows of the new table whose key the old one lacks; the rows of the old table whose key the new one
+lacks; and the rows whose key is in both and whose values differ, those of the old table, then those of the new one in
+the same order.
 """
 
 
@@ -98,7 +99,7 @@ def _match_rows(old: pa.ChunkedArray, new: pa.ChunkedArray) -> Any:
 
 
 def smallest_rows(table: pa.Table, rows: Any, key: Sequence[str], count: int) -> pa.Table:
-    """Return of these rows (numpy) the `count` with the smallest keys, in order."""
+    """Return those of the given rows (numpy indices) that have the `count` smallest keys, in order."""
     if not count or not len(rows):
         return table.schema.empty_table()  # a slice would keep the whole table in memory
     names = [f"k{index}" for index in range(len(key))]  # Arrow reads a dot in a name as a path
@@ -108,7 +109,7 @@ def smallest_rows(table: pa.Table, rows: Any, key: Sequence[str], count: int) ->
 
 
 def common_type(old: pa.DataType, new: pa.DataType) -> pa.DataType | None:
-    """Return a type that holds every value of both exactly, or None."""
+    """Return a type that holds every value of both types exactly, or None."""
     if old.equals(new):
         return old
     if not any(kind(old) and kind(new) for kind in (pt.is_signed_integer, pt.is_floating, pt.is_decimal)):
@@ -118,7 +119,7 @@ def common_type(old: pa.DataType, new: pa.DataType) -> pa.DataType | None:
 
 
 def _differing(old: pa.ChunkedArray, new: pa.ChunkedArray) -> Any:
-    """Return a numpy mask of the rows where the two differ."""
+    """Return a numpy mask of the rows in which the two columns differ."""
     differs = pc.not_equal(old, new)
     if pt.is_floating(old.type):
         differs = pc.and_not(differs, pc.and_(pc.is_nan(old), pc.is_nan(new)))
@@ -276,7 +277,7 @@ def _compared_types(old: VersionReader, new: VersionReader) -> dict[str, pa.Data
 
 
 def _buckets_to_read(old: VersionReader, new: VersionReader) -> tuple[list[int | None], int]:
-    """Return the buckets whose contents may differ (None: all at once), and the row count of the others."""
+    """Return the buckets whose contents may differ ([None]: all, read at once), and the row count of the others."""
     layouts = [
         (view.sealed.layout.partitions, [view.schema.field(name) for name in view.sealed.partition_by])
         for view in (old, new)
@@ -304,7 +305,7 @@ def _files_by_bucket(view: VersionReader) -> dict[int, list[BucketFile]]:
 
 
 def _has_same_content(old: list[BucketFile], new: list[BucketFile]) -> bool:
-    """Whether both have one file with the same rows, by SHA-256 or digest."""
+    """Whether both lists have just one file, and the two have the same rows by SHA-256 or digest."""
     if len(old) != 1 or len(new) != 1:
         return False
     (a,), (b,) = old, new

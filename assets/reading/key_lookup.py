@@ -1,9 +1,10 @@
-"""Finds entries by key in sealed Parquet files without Spark, reading only the row groups that may hold them.
+"""Finds entries by key in sealed Parquet files without Spark, reading only the row groups that may have them.
 
-Files are sorted by key. The manifest's key range says whether a file may hold a key, the footer which row group, and a
-binary search finds the row. Key columns are searched in stored form (see `to_plain`) directly in Arrow's buffers, so
-only the returned values are converted. A row group is one ranged request, and so is a footer that the manifest lacks.
-Files never change, so footers and decoded row groups are kept in a bounded cache, which readers may share.
+Files are sorted by key. The manifest's key range says whether a file may have a key, the footer which row group, and a
+binary search finds the row. Keys are compared in *plain form* (see `plain_converter`), as Arrow stores them, so that a
+key column is searched directly in Arrow's buffers, and only the returned values are converted. A row group is one
+ranged request, and so is a footer that the manifest lacks. Files never change, so footers and decoded row groups are
+kept in a bounded cache, which readers may share.
 """
 
 from __future__ import annotations
@@ -60,7 +61,10 @@ def coerce_key(what: str, fields: Sequence[Field], key: object) -> tuple[Any, ..
 
 
 def key_from_text(what: str, fields: Sequence[Field], texts: Sequence[str]) -> tuple[Any, ...]:
-    """Return the key in these texts of a command line, one a key column (times as ISO 8601, binary as base64)."""
+    """Return the key that a command line gives as texts, one for each key column.
+
+    Times are in ISO 8601, binary values in base64. Raises what `coerce_key` raises.
+    """
     if len(texts) != len(fields):
         problem = (
             f"{what}: {len(texts)} key value(s) are given, expected {len(fields)}: "
@@ -77,7 +81,7 @@ def key_from_text(what: str, fields: Sequence[Field], texts: Sequence[str]) -> t
 
 
 def decode_key(types: Sequence[str], encoded: Sequence[Any]) -> tuple[Any, ...]:
-    """Return a key from a manifest, as `to_json_value` has it, in these types."""
+    """Return a key that a manifest lists, in the encoding of `to_json_value`, as values of these types."""
     typed = zip(types, encoded, strict=True)
     return tuple(_text_parser(kind)(value) if isinstance(value, str) else value for kind, value in typed)
 
@@ -112,20 +116,21 @@ def _coerce(what: str, field: Field, value: object) -> Any:
 
 
 def is_out_of_range(error: BaseException) -> bool:
-    """Whether this error of `coerce_key` is of a value that the key's type does not have, so that no row has it."""
+    """Whether `coerce_key` raised this error for a value that is out of its type's range, which no row can have."""
     return isinstance(error.__cause__, OverflowError | InvalidOperation)
 
 
-_EXACT = Context(prec=76)  # of twice the digits that a column may have
+_EXACT = Context(prec=76)  # twice the digits that a column may have
 
 
 def _convert(kind: str, value: object) -> Any:
-    """Return the value in this type. Raises TypeError or ValueError, as Python does, where it does not fit.
+    """Return the value in this type.
 
-    For a value of this type that is too large or has too many digits, raises OverflowError or InvalidOperation.
+    Raises TypeError or ValueError for a value of another type; OverflowError or InvalidOperation for one of this type
+    that is too large or has too many digits.
     """
     if kind == "string" and isinstance(value, str):
-        value.encode()  # half of a surrogate pair can't be stored, so it is no key
+        value.encode()  # raises for half of a surrogate pair, which can't be stored
         return str(value)
     if kind in _BITS and not isinstance(value, bool):
         number = operator.index(value)  # type: ignore[arg-type]
@@ -174,7 +179,10 @@ _CODES = {
 
 
 class RowGroup:
-    """A decoded row group, searchable by key. Keys, and leading parts of keys, are tuples in stored form."""
+    """A decoded row group, searchable by key.
+
+    Keys, and leading parts of keys, are tuples of values in plain form. Rows are numbered from 0.
+    """
 
     __slots__ = ("_keys", "_values", "rows", "size", "table")
 
@@ -187,16 +195,16 @@ class RowGroup:
         self._keys = [_searchable(columns[name], kind) for name, kind in zip(layout.key, layout.key_types, strict=True)]
 
     def key(self, row: int) -> tuple[Plain, ...]:
-        """Return the key of this row."""
+        """Return the key of this row, in plain form."""
         return tuple(column[row] for column in self._keys)
 
     def find(self, key: tuple[Plain, ...]) -> int | None:
-        """Return the row of this key, or None."""
+        """Return the number of the row with this key, or None."""
         row = self.first_at_or_after(key)
         return row if row < self.rows and self.key(row) == key else None
 
     def first_at_or_after(self, key: tuple[Plain, ...]) -> int:
-        """Return the first row whose key is not less than `key`, a leading part; the number of rows if all are less."""
+        """Return the first row whose key is not less than `key` (a key or leading part); if there is none, `rows`."""
         if not key:
             return 0
         *leading, last = key
@@ -209,12 +217,12 @@ class RowGroup:
         return self._values[name](row)
 
     def entry(self, names: Sequence[str], row: int) -> dict[str, Any]:
-        """Return these columns of one row."""
+        """Return the values of these columns in one row."""
         return {name: self._values[name](row) for name in names}
 
 
 def row_group_range(metadata: pq.FileMetaData, group: int) -> tuple[int, int]:
-    """Return the start of a row group in its file and its length, in bytes."""
+    """Return where in its file a row group starts, and its length, both in bytes."""
     spans = []
     for index in range(metadata.num_columns):
         column = metadata.row_group(group).column(index)
@@ -235,14 +243,14 @@ def decode_group(metadata: pq.FileMetaData, group: int, data: bytes, layout: Buc
 
 
 def _read_window(data: memoryview, start: int, at: int, count: int) -> memoryview:
-    """Return bytes of a file of which only `data`, from `start` on, is available."""
+    """Return `count` bytes from offset `at` of a file of which only `data`, from offset `start` on, was read."""
     if at < start:
         raise OSError(f"bytes at {at} are asked for, before the row group at {start}")
     return data[at - start : at - start + count]
 
 
 class _Bytes:
-    """The strings or binaries of an Arrow array, as bytes."""
+    """The values of an Arrow array of strings or binaries, as bytes, by row."""
 
     __slots__ = ("_data", "_offsets")
 
@@ -255,7 +263,7 @@ class _Bytes:
 
 
 class _Unscaled:
-    """The unscaled numbers of an Arrow array of decimals, 16 bytes each."""
+    """The unscaled numbers of an Arrow array of decimals (16 bytes each), by row."""
 
     __slots__ = ("_data",)
 
@@ -267,7 +275,7 @@ class _Unscaled:
 
 
 class _Converted:
-    """A column of any type in stored form, converted on access."""
+    """The values of a column of any type in plain form, by row; converted on access."""
 
     __slots__ = ("_column", "_plain")
 
@@ -284,7 +292,7 @@ def _single_chunk(column: pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
 
 
 def _searchable(column: pa.Array | pa.ChunkedArray, kind: str) -> Any:
-    """Return a key column, which has no nulls, in stored form; by row, and sorted as a part of the key."""
+    """Return the values of a key column in plain form as a sequence that `bisect` can search; it has no nulls."""
     if isinstance(column, pa.ChunkedArray) or not len(column):
         return _Converted(column, plain_converter(kind))
     if kind in ("string", "binary"):
@@ -293,7 +301,7 @@ def _searchable(column: pa.Array | pa.ChunkedArray, kind: str) -> Any:
 
 
 def _reader(column: pa.Array | pa.ChunkedArray) -> Callable[[int], Any]:
-    """Return a function that returns the value of a row like `as_py`, up to ten times as fast.
+    """Return a function that returns the value in a row as `as_py` does, up to ten times as fast.
 
     The common types are read from Arrow's buffers, others through pyarrow.
     """
@@ -327,7 +335,7 @@ def _texts(column: pa.Array) -> Callable[[int], str]:
 
 def _instants(column: pa.Array) -> Callable[[int], dt.datetime]:
     micros = _numbers(column)
-    epoch = pa.scalar(0, column.type).as_py()  # of the time zone class that pyarrow uses
+    epoch = pa.scalar(0, column.type).as_py()  # with the tzinfo that pyarrow uses
     return lambda row: epoch + dt.timedelta(microseconds=micros[row])
 
 
@@ -339,7 +347,7 @@ def _offsets_and_data(array: pa.Array) -> tuple[memoryview, memoryview]:
 
 
 def _numbers(array: pa.Array) -> Any:
-    """Return an array of fixed width as a memoryview of its numbers."""
+    """Return the numbers in an array of a type of fixed width, as a memoryview."""
     code: Any = _CODES[str(array.type).partition("[")[0]]
     return memoryview(array.buffers()[1]).cast(code)[array.offset : array.offset + len(array)]
 
@@ -360,7 +368,7 @@ class FileCache:
         self._lock = threading.Lock()
 
     def get(self, key: Hashable, load: Callable[[], tuple[T, int]]) -> T:
-        """Return the value of this key; if it is absent, `load` returns it with its size in bytes."""
+        """Return the cached value of this key. If there is none, `load` returns it, with its size in bytes."""
         with self._lock:
             known: tuple[T, int] | None = self._values.get(key)
             if known is not None:
@@ -381,7 +389,7 @@ _TAIL_BYTES = 64 * 1024
 
 
 def end_of_prefix(prefix: Key) -> Key:
-    """Return the least leading part of a key after all keys that begin with this one."""
+    """Return the least tuple, in plain form, that is greater than all keys that begin with `prefix`."""
     *before, last = prefix
     return (*before, last + b"\0" if isinstance(last, bytes) else last + 1)
 
@@ -394,7 +402,7 @@ class Footer:
     starts: tuple[Key, ...]
 
     def find_group(self, key: Key) -> int:
-        """Return the row group where this key, or the first with this leading part, is or would be."""
+        """Return the number of the row group where this key, or the first that begins with it, is or would be."""
         return max(0, bisect_right(self.starts, key) - 1)
 
 
@@ -412,14 +420,14 @@ class KeyFiles:
         self._files = {
             file.bucket: (
                 StoredFile(store, what, generation.folder, file),
-                self._stored_key(file.min_key),
-                self._stored_key(file.max_key),
+                self._plain_key(file.min_key),
+                self._plain_key(file.max_key),
             )
             for file in generation.files
         }
 
     def find(self, bucket: int, key: Key) -> tuple[RowGroup, int] | None:
-        """Return the row group and row of this key, given in stored form, or None.
+        """Return the row group with this key, given in plain form, and the number of its row there; None without one.
 
         Raises ManifestMismatchError when the file is missing or damaged.
         """
@@ -435,9 +443,10 @@ class KeyFiles:
         return None if row is None else (rows, row)
 
     def scan(self, bucket: int, start: Key, end: Key | None) -> Iterator[tuple[RowGroup, int, int]]:
-        """Yield (row group, first row, row after the last) of the keys from `start` on and less than `end`.
+        """Yield (row group, first row, row after the last) for the keys from `start` (included) to `end` (excluded).
 
-        Both may be leading parts of keys; () is before all keys, None after all. Row groups are read on demand.
+        Both are keys in plain form, or leading parts of them. () is before all keys, None after all. Row groups are
+        read on demand.
         """
         stored = self._files.get(bucket)
         if stored is None:
@@ -460,8 +469,8 @@ class KeyFiles:
 
     # -- reading
 
-    def _stored_key(self, encoded: Sequence[Any] | None) -> Key:
-        """Return a key from a manifest in stored form; () without one."""
+    def _plain_key(self, encoded: Sequence[Any] | None) -> Key:
+        """Return a key that a manifest lists, in plain form; () for None."""
         if encoded is None:
             return ()
         return tuple(plain(value) for plain, value in zip(self._plain, decode_key(self._types, encoded), strict=True))
@@ -487,14 +496,17 @@ class KeyFiles:
             starts = (metadata.metadata or {}).get(GROUP_KEYS)
             if starts is None:
                 raise file.damaged("it does not list the first keys of its row groups")
-            keys = tuple(map(self._stored_key, json.loads(starts)))
+            keys = tuple(map(self._plain_key, json.loads(starts)))
             return Footer(metadata, keys), 4 * len(tail)  # parsed, it takes about four times its stored size
 
         return self._cache.get((self._place, file.file.bucket), load)
 
 
 def _read_tail(file: StoredFile) -> bytes:
-    """Return the end of the file from its footer on, in one request unless the footer is very long."""
+    """Return the end of the file, from the start of its footer on.
+
+    One request, two if the footer is longer than `_TAIL_BYTES`.
+    """
     size = file.file.size
     tail = file.store.get_range(file.key, max(0, size - _TAIL_BYTES), min(size, _TAIL_BYTES))
     length = int.from_bytes(tail[-8:-4], "little") + 8

@@ -28,7 +28,7 @@ from dagster_adjunct.resources.validation import validated_methods
 
 @dataclass(slots=True, eq=False)
 class VersionInUse:
-    """A version, how many calls read it, and the lease that keeps it from being discarded."""
+    """A version that an open dataset reads: the number of running calls, and the lease against a discard."""
 
     reader: VersionReader
     lease: Lease | None = None
@@ -36,7 +36,7 @@ class VersionInUse:
 
     @property
     def leased(self) -> bool:
-        """Whether it has a lease that is not lost."""
+        """Whether it has a lease that was not lost."""
         return self.lease is not None and not self.lease.lost
 
     def release(self) -> None:
@@ -47,9 +47,10 @@ class VersionInUse:
 
 
 def _release_idle(current: list[VersionInUse]) -> None:
-    """Release the version without waiting, when no reference to the dataset is left. Lent versions stay leased.
+    """Release the version in `current` in the background, when nothing refers to the open dataset any more.
 
-    A call that still uses the version, such as an iteration collected with the dataset, releases it when it ends.
+    A call that still uses the version, such as an iteration collected with the dataset, releases it when it ends. Lent
+    versions stay leased.
     """
     dropped, current[:] = [*current], []
     for held in dropped:
@@ -72,9 +73,10 @@ def _retry_discarded(lease: Callable[[], T]) -> T:
 
 
 class ServedVersion:
-    """Gives each call one whole version, and switches where that is damaged or was discarded.
+    """Decides which version each call of an open dataset reads, and leases it.
 
-    `fixed` is a version to read permanently; None reads the served one. `Dataset` documents leases and damage.
+    A call reads one whole version. If that is damaged or was discarded, later calls read another one. `fixed` is a
+    version to read permanently; None reads the served one. `Dataset` documents leases and damage.
     """
 
     def __init__(
@@ -90,7 +92,7 @@ class ServedVersion:
         self._holder = holder or f"{socket.gethostname()}, process {os.getpid()}"
         self._on_damage: OnDamage = on_damage or (stored.spec.on_damage if stored.spec is not None else "fail")
         self.damaged: dict[str, errors.ManifestMismatchError] = {}
-        self._avoided: str | None = None  # the served version, while an earlier one is read because it is damaged
+        self._avoided: str | None = None  # the served version, if it is damaged and an earlier one is read
         self._answered = self._closed = False
         self._lent: list[VersionInUse] = []
         self._over_time: dict[tuple[str, ...], Lease] = {}
@@ -98,9 +100,9 @@ class ServedVersion:
         self._commit: Commit | None = None
         self._lock = threading.Lock()  # never held over a request
         self.moving = threading.RLock()
-        """The lock for switching versions. Running calls keep theirs."""
-        self._current: list[VersionInUse] = []  # at most one, which the next call enters
-        self._ended: errors.AdjunctError | None = None  # why there is none
+        """The lock for switching to another version. Running calls don't need it: they keep their version."""
+        self._current: list[VersionInUse] = []  # the version that the next call enters, or empty
+        self._ended: errors.AdjunctError | None = None  # why `_current` is empty
         if fixed is None:
             self._commit, manifest = stored.newest()
             fixed = stored.reader_of(manifest)
@@ -117,7 +119,7 @@ class ServedVersion:
         return next(iter(self._current), None)
 
     def require(self) -> VersionInUse:
-        """Return the version that the next call enters, or raise the error that says why there is none."""
+        """Return the version that the next call enters. Without one, raise the error that says why."""
         if (held := self.held) is None:
             assert self._ended is not None
             raise self._ended.reworded(self._ended.problem, self._ended.next_step)
@@ -125,13 +127,13 @@ class ServedVersion:
 
     @property
     def lent(self) -> list[VersionReader]:
-        """The versions that were lent until `close`."""
+        """The readers that were lent; their versions stay leased until `close`."""
         return [held.reader for held in self._lent]
 
     # -- calls
 
     def answer(self, read: Callable[[VersionReader], T]) -> T:
-        """Return `read(version)`. If the version is damaged, switch to a replacement and call `read` with that.
+        """Return `read(reader)`. If the version is damaged, switch to a replacement and call `read` again.
 
         The first call takes no lease. Once a call has succeeded, later calls lease the version before they read it.
         """
@@ -147,7 +149,7 @@ class ServedVersion:
                 self.leave(held)
 
     def lend(self, read: Callable[[VersionReader], T]) -> T:
-        """Return `read(version)` for a caller that reads the files later; the version stays leased until `close`.
+        """Return `read(reader)` for a caller that reads the files later; the version stays leased until `close`.
 
         Without leases, only check that the version is still retained.
         """
@@ -172,9 +174,10 @@ class ServedVersion:
                 return answer
 
     def lend_over_time(self) -> VersionReader | VersionsOverTime:
-        """Return the reader of a table with history, or of all versions that state their time, leased until `close`.
+        """Return a reader over time, whose versions stay leased until `close`.
 
-        All versions are leased before one of them is opened.
+        Of a dataset whose versions state their time it reads all of them, leased before one is opened; else it is the
+        reader of the current version, which may have history.
         """
 
         def hold() -> VersionReader | VersionsOverTime | None:
@@ -188,13 +191,13 @@ class ServedVersion:
         return _retry_discarded(hold) or self.lend(lambda reader: reader)
 
     def iterate(self, read: Callable[[VersionReader], Iterator[T]]) -> Iterator[T]:
-        """Yield what `read` does of the version that is current now.
+        """Yield the items of `read(reader)`, for a reader of the version that is current at this call.
 
         If a file is found damaged or discarded before the first item, another version may replace it; later the
         iteration fails.
         """
         items = self._iterate(read)
-        next(items)  # enters the version, which the generator leaves even if nothing else is read
+        next(items)  # enters the version; the generator leaves it when it ends or is closed
         return items
 
     def _iterate(self, read: Callable[[VersionReader], Iterator[T]]) -> Iterator[Any]:
@@ -219,7 +222,11 @@ class ServedVersion:
                 self.leave(held)
 
     def enter(self, *, leased: bool) -> VersionInUse:
-        """Return the version for a call, which must leave it; `leased` takes a lease first."""
+        """Return the version that a call reads; the call must pass it to `leave` at its end.
+
+        `leased` takes a lease first, unless there is one. Raises what `require` raises, and VersionDiscardedError if
+        the version was discarded and there is no other to read.
+        """
         leased = leased and self._leases
         while True:
             with self._lock:
@@ -236,7 +243,7 @@ class ServedVersion:
                     raise
 
     def leave(self, held: VersionInUse) -> None:
-        """End a call. The lease is released when the version has been replaced and its last call has left it."""
+        """End a call. The lease is released if this was the version's last call and later calls enter another one."""
         with self._lock:
             held.users -= 1
             idle = not held.users and held is not self.held
@@ -244,7 +251,7 @@ class ServedVersion:
             held.release()
 
     def raise_if_discarded(self, version: str) -> None:
-        """Raise VersionDiscardedError if this version was discarded, which explains a missing file."""
+        """Raise VersionDiscardedError if this version was discarded: then that is why a file is missing."""
         self._stored.require_manifest().check_kept(version)
 
     # -- moving on
@@ -287,7 +294,7 @@ class ServedVersion:
             lease.release()
 
     def _keep_until_close(self, held: VersionInUse) -> None:
-        """Keep this call's version until `close`; one call for each version is enough."""
+        """Keep this version until `close` instead of leaving it; once is enough for each version."""
         with self.moving:
             known = self._closed or any(other is held for other in self._lent)
             if not known:
@@ -309,16 +316,16 @@ class ServedVersion:
         return commit, served
 
     def _may_have_moved(self) -> bool:
-        """Whether CURRENT may have changed since it was read."""
+        """Whether the pointer (CURRENT) may have changed since it was read."""
         commit = self._commit
         if commit is None or redirect_target(commit) is not None:
-            return True  # about to join a version set, whose pointer is not known yet
+            return True  # it is joining a version set, whose pointer is not known yet
         pointer = f"{commit.manifest_key.rpartition('/manifests/')[0]}/CURRENT"
         current = self._stored.log.lake.store.head(pointer)
         return current is None or current.etag != commit.etag
 
     def _read_or_end(self, read: Callable[[], T]) -> T:
-        """Return `read()`; a DatasetError also ends the current version until a refresh finds one."""
+        """Return `read()`. If it raises DatasetError, later calls raise that too, until a refresh finds a version."""
         try:
             return read()
         except errors.DatasetError as error:
@@ -326,12 +333,12 @@ class ServedVersion:
             raise
 
     def _move_to(self, reader: VersionReader) -> None:
-        """Switch later calls to this version, leased if the previous one was."""
+        """Let later calls enter this version, leased if the previous one was."""
         leased = self.held is not None and self.held.lease is not None
         self._replace(VersionInUse(reader, self._acquire(reader.version) if leased else None))
 
     def _replace(self, held: VersionInUse | None, ended: errors.AdjunctError | None = None) -> None:
-        """Let later calls enter this version, or raise this error."""
+        """Let later calls enter the version `held`, or raise the error `ended` if that is None."""
         with self.moving:
             with self._lock:
                 before, self._current[:], self._ended = self.held, [held] if held else [], ended
@@ -361,7 +368,7 @@ class ServedVersion:
                 return  # another call has switched already
             manifest, version = self._stored.require_manifest(), held.reader.version
             if self._fixed is not None:
-                manifest.check_kept(version)  # raises if that is why a file is missing
+                manifest.check_kept(version)  # raises if the version was discarded
                 raise error
             served = self._stored.reader_of(manifest)
             if manifest.ref(version) is None and served is not None and served.version != version:
@@ -377,14 +384,17 @@ class ServedVersion:
             self._avoided = served.version if served is not None and served.version != other.version else None
 
     def _keeps_replacement(self, held: VersionInUse, served: VersionReader) -> bool:
-        """Whether the served version was found damaged and its replacement is still sealed."""
+        """Whether to go on with `held`: it replaces this served version, which is damaged, and is still sealed."""
         if served.version != self._avoided:
             return False
         ref = self._stored.require_manifest().ref(held.reader.version)
         return ref is not None and ref.state == "sealed"
 
     def _replacement(self, manifest: DatasetManifest, damaged: str) -> VersionReader | None:
-        """Return the replacement of a damaged version: the served one, else the one before; None without one."""
+        """Return a reader of the version to read instead of a damaged one, or None.
+
+        That is the served version, if it is not damaged itself; else with on_damage="previous" the sealed one before.
+        """
         served = self._stored.reader_of(manifest)
         if served is not None and served.version not in self.damaged:
             return served
@@ -401,10 +411,10 @@ _LONGEST_STOP = 10.0
 class Watch:
     """Refreshes a dataset every `interval` seconds from `start` until `stop`; a `with` does both.
 
-    `Dataset.watch` returns a started one. `refresh()` returns the function to call, or None when the reader is gone,
-    which ends the watch. A failed refresh leaves the reader at its version and is retried: until one succeeds, `error`
-    holds the exception and `failing_since` the time of the first failure, and the log reports it once. Any exception
-    but an AdjunctError ends the watch: `running` is then False.
+    `Dataset.watch` returns one that is started. `refresh` returns the function to call, or None when the open dataset
+    is gone, which ends the watch. A failed refresh leaves the dataset at its version and is retried: until one
+    succeeds, `error` holds the exception and `failing_since` the time of the first failure, and the log reports it
+    once. Any exception but an AdjunctError ends the watch: `running` is then False.
     """
 
     def __init__(self, name: str, refresh: Callable[[], Callable[[], object] | None], interval: float) -> None:
@@ -426,7 +436,7 @@ class Watch:
         return self._thread.is_alive() and not self._stopped.is_set()
 
     def start(self) -> Self:
-        """Start refreshing. Separate from the constructor, which may raise."""
+        """Start refreshing; does nothing if it was started before."""
         if self._thread.ident is None:
             self._thread.start()
         return self

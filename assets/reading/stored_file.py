@@ -31,7 +31,7 @@ _CHUNK = 8 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class StoredFile:
-    """A stored file of a version. `what` names the dataset and version in errors."""
+    """A Parquet file that the manifest of a version lists. `what` names the dataset and version in errors."""
 
     store: ObjectStore
     what: str
@@ -84,7 +84,7 @@ class StoredFile:
 
 
 def list_stored_files(store: ObjectStore, dataset: str, sealed: SealedVersion) -> list[StoredFile]:
-    """Return all files of a version."""
+    """Return all files of a version, as the manifest lists them; makes no request."""
     what = f"dataset {dataset!r}, version {sealed.id}"
     return [
         StoredFile(store, what, generation.folder, file)
@@ -94,7 +94,10 @@ def list_stored_files(store: ObjectStore, dataset: str, sealed: SealedVersion) -
 
 
 def count_nulls(files: Sequence[StoredFile], columns: Sequence[str]) -> dict[str, int]:
-    """Return how many nulls these columns hold, by the statistics in the files' footers."""
+    """Return the number of nulls in each of these columns, over all files.
+
+    They come from the statistics in the footers; row groups without statistics are read.
+    """
     nulls = dict.fromkeys(columns, 0)
     for stored in files:
         file = stored.open()
@@ -185,7 +188,10 @@ def verify_version(view: VersionReader, *, deep: bool = False) -> VerifyReport:
 
 
 def _unlisted_objects(view: VersionReader, listed: set[str]) -> Iterator[Damage]:
-    """Yield objects that are not listed, with which Spark can't read the folder; it skips names that begin with "_"."""
+    """Yield objects in the version's folders that the manifest does not list: Spark can't read a folder with them.
+
+    Objects whose names begin with "_" are left out, as Spark skips them.
+    """
     for folder in sorted({generation.folder for generation in view.sealed.generations}):
         for item in view.store.list(f"{folder}/"):
             if item.key not in listed and not item.key.rpartition("/")[2].startswith("_"):
@@ -257,7 +263,7 @@ def _bucket_problem(keys: pa.Table, layout: BucketLayout, bucket: int) -> str:
 
 
 def _order_problem(keys: pa.Table, key: Sequence[str]) -> str:
-    """Return where keys are not strictly ascending, "" if they are."""
+    """Return in words where the keys are not strictly ascending, "" if they are."""
     count = keys.num_rows - 1
     if count < 1:
         return ""

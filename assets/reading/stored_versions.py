@@ -1,4 +1,4 @@
-"""Finds stored versions of a dataset by id, name or time, and opens readers of them; errors where there is none.
+"""Finds stored versions of a dataset by id, name or time, and opens readers of them; makes errors where there is none.
 
 These readers take no lease. Callers that may race with a discard lease the version, as an open `Dataset` and a batch
 do, or report it as discarded where a file is missing.
@@ -42,11 +42,12 @@ AsOf: TypeAlias = datetime | int | str
 def resolve_version(
     log: DatasetLog, current: Commit, manifest: DatasetManifest, version: str | None, as_of: AsOf | None = None
 ) -> SealedVersion:
-    """Return a retained version by id or name (its newest), or the version served `as_of` a time or commit.
+    """Return a retained version by id, or the newest one of a name, or the one served `as_of` a time or commit.
 
-    Exactly one of the two is given. `manifest` is that of the `current` commit. Commit times are by their writers'
-    clocks. Raises DatasetError for an unknown or revoked version or commit, NoSealedVersionError where nothing was
-    served yet, and VersionDiscardedError for a discarded version of an unbounded dataset.
+    Exactly one of `version` and `as_of` is given. `manifest` is that of the `current` commit. Commit times are by their
+    writers' clocks. Raises DatasetError for an unknown or revoked version or commit, NoSealedVersionError where nothing
+    was served yet, VersionDiscardedError for a discarded version of an unbounded dataset, and ConfigurationError for
+    both or neither argument and for a time without zone.
     """
     _validate_request(log.name, version, as_of)
     if version is not None and manifest.version is not None and manifest.version.id == version:
@@ -90,10 +91,10 @@ def _describe_as_of(as_of: AsOf | None) -> str:
 
 
 def read_batch_version(log: DatasetLog, manifest: DatasetManifest, version: str) -> SealedVersion:
-    """Return the version with this id that a batch began with.
+    """Return the version with this id, with which a batch began.
 
-    That includes a version that was revoked since, or that an erasure has rewritten. The original is kept until the
-    batch has ended, because a part of the output may be written already.
+    It may have been revoked since, or rewritten by an erasure: the original is kept until the batch has ended, because
+    a part of the batch's output may be written already. Raises DatasetError where it is gone.
     """
     if manifest.version is not None and manifest.version.id == version:
         return manifest.version
@@ -111,7 +112,10 @@ def read_batch_version(log: DatasetLog, manifest: DatasetManifest, version: str)
 
 
 def read_committed_version(log: DatasetLog, manifest: UnboundedManifest, version: str) -> SealedVersion:
-    """Return an unbounded dataset's version by its id, which contains the number of its commit."""
+    """Return an unbounded dataset's version by its id, which contains number and id of its commit.
+
+    Raises DatasetError where there is no such commit, or its manifest is gone.
+    """
     number, dash, commit_id = version.removeprefix("v").partition("-")
     sealed = None
     if dash and number.isdecimal() and commit_id:
@@ -132,7 +136,7 @@ def read_committed_version(log: DatasetLog, manifest: UnboundedManifest, version
 
 @dataclass
 class _CommitHistory:
-    """The readable commits of an unbounded dataset, listed once and read on demand.
+    """The readable commits of an unbounded dataset. They are listed once; each is read when it is needed.
 
     `manifest` is that of the `current` commit.
     """
@@ -147,7 +151,7 @@ class _CommitHistory:
 
     @cached_property
     def keys(self) -> dict[int, list[str]]:
-        """The keys of the stored manifests, by commit number."""
+        """The object keys of the stored manifests, by commit number."""
         keys = [item.key for item in self.log.lake.store.list(f"{self.log.prefix}/manifests/")]
         return {number: list(same) for number, same in groupby(sorted(keys, key=commit_number), commit_number)}
 
@@ -157,7 +161,7 @@ class _CommitHistory:
         return [n for n in sorted(self.keys) if self.manifest.retained_from <= n <= self.current.number]
 
     def served_as_of(self, as_of: AsOf) -> SealedVersion:
-        """Return the version served then; raises what `resolve_version` raises."""
+        """Return the version served at that time or after that commit; raises what `resolve_version` raises."""
         if isinstance(as_of, datetime):  # the newest commit at or before it
             place = bisect_right(self.numbers, as_of, key=lambda number: self.commit_at(number).created_at)
             then = self.manifest_at(self.numbers[place - 1]) if place else None
@@ -169,7 +173,7 @@ class _CommitHistory:
         return then.version
 
     def find_by_prefix(self, version: str) -> SealedVersion | None:
-        """Return the version whose id starts with `version`, which contains at least the whole number, or None."""
+        """Return the version whose id starts with `version`, or None. It has to contain the whole number."""
         number = version_number(version) if actions.ID_PREFIX.fullmatch(version) else 0
         if not self.manifest.retained_from <= number <= self.current.number:
             return None
@@ -179,7 +183,11 @@ class _CommitHistory:
         return None
 
     def commit_at(self, number: int) -> Commit:
-        """Return a commit by its number. A lost attempt may have left a manifest with the same number."""
+        """Return a commit by its number.
+
+        A writer that lost the race for a number may have left a manifest with it too; the next commit names the right
+        one.
+        """
         if number not in self.read:
             keys = self.keys[number]
             if len(keys) > 1:
@@ -198,7 +206,10 @@ class _CommitHistory:
         return parse_manifest(self.log.name, self.commit_at(number))
 
     def manifest_of(self, asked: int | str) -> DatasetManifest | None:
-        """Return the manifest of a commit; None if it is not retained. Raises DatasetError for an unknown commit."""
+        """Return the manifest of the commit with this number or id.
+
+        None for a number before the oldest readable commit. Raises DatasetError for an unknown commit.
+        """
         if isinstance(asked, str):
             likely = (n for n in self.numbers if any(key.endswith(f"-{asked}.json") for key in self.keys[n]))
             number = next((candidate for candidate in likely if self.commit_at(candidate).id == asked), None)
@@ -215,7 +226,10 @@ class _CommitHistory:
         return self.manifest_at(number)
 
     def raise_not_readable(self, asked: str) -> NoReturn:
-        """Raise the error that nothing is readable as of this time or commit, naming the oldest readable one."""
+        """Raise the error that no version of this time or commit is readable, naming the oldest readable version.
+
+        It is a VersionDiscardedError if earlier versions were discarded, else a NoSealedVersionError.
+        """
         name = self.log.name
         place = bisect_left(self.numbers, True, key=lambda number: self.manifest_at(number).version is not None)
         if place == len(self.numbers):
@@ -235,7 +249,7 @@ class _CommitHistory:
 
 @validated
 def list_datasets(lake: Lake) -> list[str]:
-    """Return the sorted names of all datasets that have a commit; without set members that never advanced.
+    """Return the sorted names of all datasets that have a commit, so without set members that never advanced.
 
     Manifests are not read, so a dataset with an unreadable commit is listed and raises when it is opened.
     """
@@ -327,8 +341,8 @@ class VersionOperations(VersionActions, ABC):
 class StoredVersions(VersionOperations):
     """The stored versions of one dataset. Every call reads the current pointer; readers stay at their version.
 
-    `spec` is the declaration, which must match the stored one when a manifest is read, or only the name of an existing
-    dataset. Readers share `cache`.
+    `spec` is the declaration, or only the name of an existing dataset. A declaration must match the stored one: reading
+    a manifest raises DatasetError if it does not. All readers share `cache`.
     """
 
     def __init__(self, lake: Lake, spec: AdjunctDataset | str, cache: FileCache | None = None) -> None:
@@ -358,7 +372,7 @@ class StoredVersions(VersionOperations):
         return self.reader_of(self.manifest())
 
     def reader_of(self, manifest: DatasetManifest | None) -> VersionReader | None:
-        """Return a reader of the version that a manifest of this dataset serves, or None."""
+        """Return a reader of the version that this manifest of the dataset serves, or None."""
         return None if manifest is None or manifest.version is None else self._reader(manifest.version)
 
     def require_current(self, systems: Mapping[str, StreamSystem] | None = None) -> VersionReader:
@@ -387,7 +401,7 @@ class StoredVersions(VersionOperations):
     def awaiting(self, systems: Mapping[str, StreamSystem], manifest: DatasetManifest | None) -> Awaiting | None:
         """Return what a bounded dataset's next version waits for, None if one is completely delivered.
 
-        `manifest` is the dataset's. Builds and commits nothing. Needs the declaration, not only the name.
+        `manifest` is the newest of the dataset. Builds and commits nothing. Needs the declaration, not only the name.
         """
         from dagster_adjunct.assets.sources.version_sources import open_source
 
@@ -408,7 +422,7 @@ class StoredVersions(VersionOperations):
         return self._reader(resolve_version(self.log, current, manifest, version, as_of))
 
     def over_time(self, versions: Sequence[str]) -> VersionsOverTime:
-        """Return a reader of these versions of a bounded dataset, by the times that they state.
+        """Return a reader of these versions of a bounded dataset over time, by the times that they state.
 
         Raises DatasetError where none states its time, and what `version_of_batch` raises.
         """
@@ -417,7 +431,10 @@ class StoredVersions(VersionOperations):
         return VersionsOverTime(self._lake.store, self.name, sealed)
 
     def version_of_batch(self, version: str) -> VersionReader:
-        """Return a reader of the version that an open batch began with, even if it was revoked since."""
+        """Return a reader of the version with which an open batch began, even if it was revoked since.
+
+        Raises DatasetError where it is gone.
+        """
         return self._reader(read_batch_version(self.log, self.require_manifest(), version))
 
     def diff(self, old: str, new: str, *, sample: int = 20) -> VersionDiff:
@@ -431,7 +448,7 @@ class StoredVersions(VersionOperations):
         except errors.ManifestMismatchError:
             manifest = self.require_manifest()
             for view in views:
-                manifest.check_kept(view.version)  # which says so, where that is why a file is missing
+                manifest.check_kept(view.version)  # raises if the file is missing because of a discard
             raise
 
     def require_manifest(self) -> DatasetManifest:
@@ -475,7 +492,10 @@ def current_readers(datasets: Mapping[str, StoredVersions]) -> dict[str, Version
 
 
 def is_delivered(spec: AdjunctDataset | None, manifest: DatasetManifest | None) -> bool:
-    """Whether this dataset's versions are delivered, and none was revoked."""
+    """Whether versions of this dataset are delivered through its input and none of them was revoked.
+
+    Other versions are commits of changes, or computed by a query.
+    """
     revoked = manifest is not None and any(ref.state == "revoked" for ref in manifest.listed)
     return not (revoked or _follows_changes(spec, manifest) or _is_computed(spec, manifest))
 
@@ -483,11 +503,14 @@ def is_delivered(spec: AdjunctDataset | None, manifest: DatasetManifest | None) 
 def no_version_error(
     name: str, spec: AdjunctDataset | None, manifest: DatasetManifest | None, waiting: str | None = None
 ) -> errors.NoSealedVersionError:
-    """Return the error for a dataset without a version; `waiting` describes what a delivered one waits for."""
+    """Return the error for a dataset that serves no version.
+
+    `waiting` describes what a version waits for that is delivered through the input.
+    """
     by_name = False
     step = "Advance it when a version is completely delivered: materialise its asset, or use adjunct run MODULE:APP."
     if _is_computed(spec, manifest):
-        # Whether versions are partitions of the asset.
+        # With names, the dataset's asset has a partition for each version.
         by_name = spec.versions is not None if spec else bool(manifest and manifest.declaration.order == "name")
         command = f"adjunct dataset advance {name} MODULE:APP{' --partition NAME' if by_name else ''}"
         step = f"Materialise {_describe_partitions(spec, by_name)} in Dagster, or run {command}."
@@ -498,13 +521,13 @@ def no_version_error(
 def no_complete_version_error(
     spec: AdjunctDataset, manifest: DatasetManifest | None, awaiting: Awaiting
 ) -> errors.NoSealedVersionError:
-    """Return the error for a declared dataset without a complete version, which waits for `awaiting`."""
+    """Return the error for a declared dataset of which no version is complete: the next one waits for `awaiting`."""
     waiting = describe_waiting(awaiting, manifest) if is_delivered(spec, manifest) else None
     return no_version_error(spec.name, spec, manifest, waiting)
 
 
 def describe_waiting(awaiting: Awaiting | None, manifest: DatasetManifest | None, others: Sequence[str] = ()) -> str:
-    """Return a description of what the next version waits for; with None it is completely delivered.
+    """Return in words what the next version waits for; None says that it is completely delivered.
 
     `others` are the markers that the other members of its version set wait for.
     """

@@ -1,10 +1,10 @@
-"""Which stored rows of a version are entries: read as an Arrow table, or told to Spark by masks, without a join.
+"""Finds which stored rows of a version are entries: reads these as Arrow tables, or filters Spark's scans by masks.
 
 Of a key's rows the one with the highest (position, generation) counts, and a tombstone is no entry. A *mask* of a
-version with deltas holds a bit for each stored row that is none. It is made after a commit from the keys of all files,
-and stored next to the files of the newest generation, so that it goes when they go; its name is made of the folders of
-all generations, so that a mask of other files is never read. It is a cache: a version whose mask is missing, torn or
-not made yet is merged by its keys, with the same result.
+version with deltas has a bit for each stored row, set if the row is no entry. It is made after a commit from the keys
+of all files, and stored next to the files of the newest generation, so that it is deleted with them; its name is made
+of the folders of all generations, so that a mask of other files is never read. It is a cache: a version whose mask is
+missing, torn or not made yet is merged by its keys, with the same result.
 
 Spark gets the bits as one array of 64-bit words. A row finds its bit by generation, bucket and its number in the file,
 so that the scan of the files needs no join.
@@ -39,9 +39,9 @@ if TYPE_CHECKING:
 FEWEST_ROWS = 200_000
 """Versions with fewer stored rows have no mask: merging them by key costs about as little as looking for one."""
 MOST_ROWS = 64_000_000
-"""Versions with more have none either: every task would get a copy of more than 8 MB."""
+"""Versions with more stored rows have no mask: every task would get a copy of more than 8 MB."""
 _SECONDS_A_ROW = 0.2e-6
-_MAX_SESSIONS = 4  # with a frame of a mask
+_MAX_SESSIONS = 4  # of Spark, whose frames a mask keeps
 _making = threading.Lock()
 _CODES = 2**62
 _DIGEST = hashlib.sha256().digest_size
@@ -64,7 +64,7 @@ def read_entries(view: VersionReader, bucket: int | None, *, threads: bool = Tru
 def read_stored_rows(
     store: ObjectStore, dataset: str, sealed: SealedVersion, bucket: int | None = None, *, threads: bool = False
 ) -> tuple[pa.Table, Any]:
-    """Return the stored rows of a bucket, or of all (None), and the generation of each (numpy)."""
+    """Return the stored rows of a bucket, or of all (None), and the number of each row's generation (numpy)."""
     numbers = {generation.folder: generation.id for generation in sealed.generations}
     stored = [one for one in list_stored_files(store, dataset, sealed) if bucket is None or one.file.bucket == bucket]
     tables = map_in_threads(partial(read_stored_file, layout=sealed.layout, threads=threads), stored)
@@ -74,11 +74,11 @@ def read_stored_rows(
 
 
 def kept_rows(rows: pa.Table, generation: Any, key: Sequence[str], *, by_time: bool = False) -> Any:
-    """Return which rows are the newest of their key, and no tombstones: a numpy array of booleans.
+    """Return a mask (numpy) of the rows that are entries: the newest row of their key, and no tombstone.
 
-    `rows` have the key, `__position` and `__tombstone`, and `generation` has their generations (numpy). Only keys in
-    deltas are sorted; the other rows of the base are kept. With history a key has a row for each `__valid_from`, and
-    the highest (valid_from, position, generation) counts.
+    `rows` have the key, `__position` and `__tombstone`, and `generation` has the numbers of their generations (numpy).
+    Only keys in deltas are sorted; the other rows of the base are kept. With history a key has a row for each
+    `__valid_from`, and the highest (valid_from, position, generation) counts.
     """
     kept: Any = ~rows.column(TOMBSTONE).to_numpy()
     later = generation != generation.min()
@@ -97,7 +97,10 @@ def kept_rows(rows: pa.Table, generation: Any, key: Sequence[str], *, by_time: b
 
 
 def key_codes(columns: Sequence[pa.ChunkedArray]) -> pa.ChunkedArray:
-    """Return one column that is equal where all of `columns` are: the only one, or numbers for several."""
+    """Return one column with equal values for rows in which all of `columns` are equal.
+
+    It is the only column itself, or has a number for each combination of several.
+    """
     if len(columns) == 1:
         return columns[0]
     codes: Any = np.zeros(len(columns[0]), np.int64)
@@ -112,7 +115,7 @@ def key_codes(columns: Sequence[pa.ChunkedArray]) -> pa.ChunkedArray:
 
 
 def number_values(column: pa.ChunkedArray) -> tuple[Any, int]:
-    """Return a number for each row, equal where the values are, and the count of distinct numbers (at least 1)."""
+    """Return a number for each row, the same for equal values, and the count of distinct numbers (at least 1)."""
     encoded = column.dictionary_encode().unify_dictionaries()
     if not encoded.num_chunks:
         return np.zeros(0, np.int64), 1
@@ -121,14 +124,14 @@ def number_values(column: pa.ChunkedArray) -> tuple[Any, int]:
 
 
 def sortable_positions(positions: pa.ChunkedArray) -> Any:
-    """Return numbers that sort like the positions, which may be strings."""
+    """Return an array of numbers that sort as the positions do, which may be strings."""
     return (pc.rank(positions, tiebreaker="dense") if pt.is_string(positions.type) else positions).to_numpy()
 
 
 def can_have_mask(sealed: SealedVersion) -> bool:
-    """Whether a mask pays for a version: one without history, with deltas, and neither small nor huge.
+    """Whether a version may have a mask: without history, with deltas, FEWEST_ROWS to MOST_ROWS stored rows.
 
-    A column of the name that Spark has for the facts of a file would hide the numbers of rows.
+    A column `_metadata` would hide Spark's own, with the row numbers, so tables with such a column have no masks.
     """
     has_deltas = sealed.positioned and sealed.history is None and len(_with_files(sealed)) > 1
     hidden = any(name.lower() == "_metadata" for name in sealed.columns.names)
@@ -136,15 +139,17 @@ def can_have_mask(sealed: SealedVersion) -> bool:
 
 
 def is_mask_due(sealed: SealedVersion, seconds: float) -> bool:
-    """Whether to make the mask of a version whose commit took so long: not where that would take longer."""
+    """Whether to make the mask of a version whose commit took `seconds`: not if that is expected to take longer."""
     return can_have_mask(sealed) and sealed.stored_rows * _SECONDS_A_ROW <= seconds
 
 
 @dataclass(frozen=True, slots=True)
 class Mask:
-    """The stored rows of a version that are no entries: packed bits by generation and bucket, the first row lowest.
+    """Which stored rows of a version are no entries.
 
-    Files without such rows are left out. `frames` has the words as a frame, of the last sessions that have read it.
+    `bits` has, by (generation, bucket), a bit for each row of that file, set if the row is no entry; the first row has
+    the lowest bit of the first byte. A file without such rows has no bits. `frames` caches, by session of Spark, what
+    `_words_in` returns.
     """
 
     bits: Mapping[tuple[int, int], bytes]
@@ -153,10 +158,10 @@ class Mask:
     )
 
     def drop_superseded(self, rows: DataFrame, sealed: SealedVersion) -> DataFrame:
-        """Return the entries of a scan of all stored rows, which must come from the files, row by row.
+        """Return the entries among `rows`, a scan of all stored rows with Spark's `_metadata.row_index`.
 
-        The bucket of a row is computed from its partition columns: the number of a task would be another one where
-        Spark reads several buckets in one task.
+        The bucket of a row is computed from its partition columns. The number of its task would be wrong where Spark
+        reads several buckets in one task.
         """
         if not self.bits:
             return rows
@@ -171,7 +176,7 @@ class Mask:
         return rows.where(F.coalesce((start < 0) | (bit == 0), F.lit(True)))
 
     def _words_in(self, spark: SparkSession, sealed: SealedVersion) -> tuple[DataFrame, dict[int, int]]:
-        """Return the words as a frame of one row, kept for the session, and where each generation begins."""
+        """Return the words as a frame of one row, kept for the session, and the index where each generation begins."""
         session = identify_session(spark)
         with _making:
             found = self.frames.get(session)
@@ -182,10 +187,10 @@ class Mask:
         return found
 
     def _words(self, sealed: SealedVersion) -> tuple[Any, dict[int, int]]:
-        """Return one array, and where in it the part of each generation begins.
+        """Return one array of 64-bit words, and by generation the index where its part of the array's head begins.
 
-        It begins with the number of the first bit of each file, for each generation and bucket, -1 for a file without a
-        mask; the bits follow.
+        The head has, for each generation and each bucket in it, the number of the first bit of that file, counted from
+        the start of the array; -1 for a file without bits. The bits of all files follow.
         """
         partitions = sealed.layout.partitions
         numbers = sorted({generation for generation, _ in self.bits})
@@ -199,7 +204,7 @@ class Mask:
         return np.concatenate(parts), starts
 
     def to_bytes(self, files: str) -> bytes:
-        """Return the mask as it is stored: a digest, and an Arrow table that says of which `files` it is."""
+        """Return the mask as it is stored: a digest, and an Arrow table with the digest `files` in its metadata."""
         places = list(self.bits)
         table = pa.table(
             {
@@ -216,7 +221,7 @@ class Mask:
 
     @classmethod
     def from_bytes(cls, data: bytes, files: str) -> Mask | None:
-        """Return the stored mask of these files; None for one that was cut or changed, or is of others."""
+        """Return the stored mask, or None if it is torn or damaged, or was made for other files than `files`."""
         digest, content = data[:_DIGEST], data[_DIGEST:]
         if hashlib.sha256(content).digest() != digest:
             return None
@@ -228,7 +233,7 @@ class Mask:
 
 
 def _place_of_generation(starts: Mapping[int, int]) -> Column:
-    """Return where a row's generation begins in the words; null for a generation without a mask."""
+    """Return the column with the index in `starts` of a row's generation; null for a generation without bits."""
     places = iter(starts.items())
     first, start = next(places)
     known = F.when(F.col(GENERATION_COLUMN) == first, F.lit(start))
@@ -242,7 +247,7 @@ def _with_files(sealed: SealedVersion) -> list[Generation]:
 
 
 def digest_files(sealed: SealedVersion) -> str:
-    """Return a digest of the files of a version, which never change: of the folders of its generations."""
+    """Return a digest of the folders of a version's generations; it stands for their files, which never change."""
     folders = "\n".join(generation.folder for generation in _with_files(sealed))
     return hashlib.sha256(folders.encode()).hexdigest()
 
@@ -251,20 +256,17 @@ _MASK_NAME = "_mask-"  # Spark skips files whose names begin with "_"
 
 
 def mask_key(sealed: SealedVersion) -> str:
-    """Return the key of the object with a version's mask."""
+    """Return the key of the object that stores a version's mask."""
     return f"{_with_files(sealed)[-1].folder}/{_MASK_NAME}{digest_files(sealed)[:24]}"
 
 
 def is_mask(key: str) -> bool:
-    """Whether the object of this key, in a folder of files, is a mask, or a position delete file made from one."""
+    """Whether the object with this key in a generation's folder is a mask, or a position delete file made from one."""
     return key.rpartition("/")[2].startswith(_MASK_NAME)
 
 
 def read_mask(store: ObjectStore, sealed: SealedVersion) -> Mask | None:
-    """Return the stored mask of a version; None if there is none that can be read, or not a whole one of its files.
-
-    One request.
-    """
+    """Return the stored mask of a version; None if it is missing, unreadable, torn or of other files. One request."""
     try:
         return Mask.from_bytes(store.get(mask_key(sealed)).data, digest_files(sealed))
     except AdjunctError:
@@ -272,7 +274,10 @@ def read_mask(store: ObjectStore, sealed: SealedVersion) -> Mask | None:
 
 
 def try_to_write_mask(store: ObjectStore, dataset: str, sealed: SealedVersion) -> str:
-    """Make and store the mask of a version; return why there is none, "" if there is. Nothing depends on it."""
+    """Make and store the mask of a version; return "", or why that failed.
+
+    Raises nothing: readers do without the mask.
+    """
     try:
         store.put(mask_key(sealed), make_mask(store, dataset, sealed).to_bytes(digest_files(sealed)))
     except Exception as error:  # noqa: BLE001 - whatever it is, the version is committed
@@ -298,7 +303,7 @@ def make_mask(store: ObjectStore, dataset: str, sealed: SealedVersion) -> Mask:
 def _kept_of_bucket(
     files: Sequence[StoredFile], numbers: Mapping[str, int], sealed: SealedVersion
 ) -> Iterator[tuple[int, Any]]:
-    """Yield the generation of each of a bucket's files, and which of its rows are entries."""
+    """Yield for each file of a bucket its generation, and a mask (numpy) of its rows that are entries."""
     tables = [_keys_of(stored, sealed, base=numbers[stored.folder] == sealed.generations[0].id) for stored in files]
     generations = [np.full(table.num_rows, numbers[stored.folder]) for stored, table in zip(files, tables, strict=True)]
     kept = kept_rows(pa.concat_tables(tables), np.concatenate(generations), sealed.key)
@@ -310,7 +315,8 @@ def _kept_of_bucket(
 def _keys_of(stored: StoredFile, sealed: SealedVersion, *, base: bool) -> pa.Table:
     """Return the key, `__position` and `__tombstone` of a file's rows.
 
-    By offset every change is newer than the base, whose positions are not read: they are most of what would be.
+    By offset every change is newer than the rows of the base, so these get the lowest position instead of their own,
+    which would be most of the bytes to read.
     """
     by_offset = base and sealed.order_by is None
     columns = [*sealed.key, TOMBSTONE, *(() if by_offset else (POSITION,))]

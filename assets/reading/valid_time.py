@@ -48,8 +48,8 @@ class Span:
 class VersionsOverTime:
     """Reads versions of one bounded dataset over time. Raises DatasetError where they can't be read as one table.
 
-    `sealed` may be in any order. Entries have the columns of the version that was sealed last, with null where an
-    earlier version lacks one.
+    `sealed` are the versions, in any order. Entries have the columns of the version that was sealed last, with null
+    where an earlier version lacks one.
     """
 
     def __init__(self, store: ObjectStore, dataset: str, sealed: Sequence[SealedVersion]) -> None:
@@ -75,12 +75,12 @@ class VersionsOverTime:
         return f"VersionsOverTime({self.dataset!r}, {len(self.spans)} versions)"
 
     def at(self, moment: datetime) -> VersionReader | None:
-        """Return a reader of the version that was valid at a moment, None before the oldest one."""
+        """Return a reader of the version that was valid at a moment; None before the oldest one."""
         valid = next((span for span in reversed(self.spans) if span.start <= moment), None)
         return None if valid is None else VersionReader(self.store, self.dataset, valid.version)
 
     def history_of(self, key: object) -> list[Validity]:
-        """Return the entries of a key over time, oldest first; None where a version lacks the key.
+        """Return the entries of a key over time, oldest first; `entry` is None where a version lacks the key.
 
         Adjacent intervals with equal entries are merged. Raises what `VersionReader.get` raises.
         """
@@ -114,7 +114,7 @@ class VersionsOverTime:
 
 
 def version_spans(sealed: Iterable[SealedVersion]) -> tuple[Span, ...]:
-    """Return the versions that state a time, in time order; of several with one time, the one sealed last."""
+    """Return the versions that state a time, sorted by it; of several with the same time, the one sealed last."""
     by_time: dict[datetime, SealedVersion] = {}
     for version in sorted(sealed, key=lambda version: version.number):
         if version.valid_from is not None:
@@ -123,7 +123,7 @@ def version_spans(sealed: Iterable[SealedVersion]) -> tuple[Span, ...]:
 
 
 def _require_readable_as(dataset: str, old: SealedVersion, newest: SealedVersion) -> None:
-    """Reject a version with other partitions or another key than the newest, or an incompatible column."""
+    """Raise DatasetError if `old` has other partitions, another key or an incompatible column than `newest`."""
     what = f"dataset {dataset!r}: version {old.id} can't be read over time with {newest.id}, which was sealed last: "
     if old.partitions != newest.partitions:
         counts = " and ".join(str(version.partitions or "one copy") for version in (old, newest))
@@ -149,7 +149,7 @@ Reader = VersionReader | VersionsOverTime
 
 
 def read_rows_over_time(reader: Reader) -> pa.Table:
-    """Return all rows over time, deletions included, sorted by key (in any order of keys) and time, without Spark.
+    """Return all rows over time, deletions included, without Spark; those of a key are adjacent and sorted by time.
 
     They have the columns of entries, `__valid_from`, `__valid_to` (null: open), `__first` (nothing is known of the key
     before it) and `__tombstone`, as from `history_frame`. Raises DatasetError for a version without history, and
@@ -175,7 +175,7 @@ def read_rows_over_time(reader: Reader) -> pa.Table:
 
 
 def _rows_of_span(store: ObjectStore, dataset: str, schema: Schema, number: int, span: Span) -> pa.Table:
-    """Return the entries of a version, in these columns, with the interval in which it was valid."""
+    """Return the entries of a span's version with the columns of `schema` and the span. `number` 0 is the oldest."""
     rows, _ = read_stored_rows(store, dataset, span.version)
     columns: dict[str, Any] = {
         field.name: rows.column(field.name).cast(field.type)
@@ -206,7 +206,7 @@ def _micros(rows: pa.Table, name: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class _Entries:
-    """Entries of a dataset with history, read from `reader`."""
+    """Entries of a dataset with history. `reader` reads the version that has it, or the versions that make it up."""
 
     reader: Reader
 
@@ -221,7 +221,7 @@ class _Entries:
 
     @property
     def store(self) -> ObjectStore:
-        """Where the files are."""
+        """The store of the files."""
         return self.reader.store
 
     @property
@@ -231,12 +231,12 @@ class _Entries:
 
     @property
     def version(self) -> str:
-        """The id of the version that is read; of several, of the one sealed last."""
+        """The id of the version that is read; of several, the id of the one sealed last."""
         return self.read.version
 
     @property
     def schema(self) -> Schema:
-        """The columns of the entries; without the time columns, which may follow them in the frame."""
+        """The columns of the entries. The time columns that the frame may have after these are not among them."""
         return self.read.schema
 
 
@@ -246,13 +246,16 @@ class EntriesOverTime(_Entries):
     """All entries of a dataset over time (slowly changing dimension, type 2): one row for each interval of a key.
 
     Rows have the entry's columns, `valid_from`, `valid_to` (excluded; null: valid now) and `is_current`. Deletions are
-    gaps, and adjacent intervals of a key with equal entries are merged. Intervals that ended before the edge of the
-    history are left out.
+    gaps, and adjacent intervals of a key with equal entries are merged. Intervals that ended before the history begins
+    are left out.
     """
 
     @translate_spark_errors()
     def frame(self, spark: SparkSession | Callable[[], SparkSession]) -> DataFrame:
-        """Return the frame, without an exchange for a partitioned dataset; each bucket is sorted by key and time."""
+        """Return the rows as a DataFrame in which each bucket is sorted by key and time.
+
+        For a partitioned dataset it needs no exchange.
+        """
         rows = self.reader.history_frame(resolve_session(spark))
         if not self.reader.sealed.partition_by:
             rows = rows.coalesce(1)
@@ -266,10 +269,11 @@ class EntriesOverTime(_Entries):
 
 
 def intervals_sql(reader: Reader, rows: str, quote: Callable[[str], str], edge: str) -> str:
-    """Return the query, for Spark and DuckDB, of all entries over time, with adjacent equal ones of a key joined.
+    """Return the query, for Spark and DuckDB, of all entries over time; adjacent equal ones of a key are merged.
 
-    `rows` is a table or view of all rows with their intervals; `quote` quotes a column. `edge` is the history's edge as
-    a literal: intervals that ended before it are left out, also before a compaction drops them.
+    `rows` is the name of a table or view of all rows with their intervals; `quote` quotes a column. `edge` is the
+    result of `history_edge` as a literal: intervals that ended before it are left out, also if no compaction has
+    dropped them yet.
     """
     key = ", ".join(map(quote, reader.sealed.key))
     in_time = f"(PARTITION BY {key} ORDER BY {VALID_FROM})"
@@ -292,7 +296,7 @@ def intervals_sql(reader: Reader, rows: str, quote: Callable[[str], str], edge: 
 @validated
 @dataclass(frozen=True, slots=True)
 class EntriesAt(_Entries):
-    """The entries of a dataset that were valid at a moment; raises DatasetError for one before its history."""
+    """The entries of a dataset that were valid at a moment; raises DatasetError for one before its history begins."""
 
     moment: datetime
 
@@ -318,7 +322,10 @@ class EntriesAt(_Entries):
 
 
 def validate_moment(reader: Reader, moment: datetime) -> None:
-    """Raise DatasetError for a time before the history, ConfigurationError for one without zone or outside UTC."""
+    """Raise DatasetError for a time before the history begins.
+
+    Raises ConfigurationError for a value that is no time with a zone, or not of the years 1 to 9999 in UTC.
+    """
     if not isinstance(moment, datetime) or moment.tzinfo is None or not fits_utc(moment):
         problem = f"dataset {reader.dataset!r}: argument 'moment' is {moment!r}, expected a time with its zone, of the "
         problem += "years 1 to 9999 in UTC."
@@ -337,21 +344,21 @@ def validate_moment(reader: Reader, moment: datetime) -> None:
 
 
 def history_edge(reader: Reader) -> int | None:
-    """Return the moment from which the history is complete, in microseconds since the epoch; None: always."""
+    """Return the time from which the history is complete, its *edge*, in microseconds since the epoch; None: always."""
     return reader.edge if isinstance(reader, VersionsOverTime) else reader.sealed.edge
 
 
 def content_columns(reader: Reader) -> list[str]:
-    """Return the columns by which entries of a key are compared: all but the key and the start of validity."""
+    """Return the columns in which a key's entries may differ: all but the key and the start of validity."""
     stated = _valid_from_column(reader)
     return [name for name in reader.schema.names if name not in reader.sealed.key and name != stated]
 
 
 def time_column_names(reader: Reader) -> tuple[str | None, str, str]:
-    """Return the names of the time columns: (valid_from, valid_to, is_current).
+    """Return the names under which the start, the end and "is it current" are shown.
 
-    The first is None where entries have the start of their validity in a column `valid_from` already. Where entries
-    have another column with one of these names, all three begin with `__`.
+    They are (valid_from, valid_to, is_current). The first is None where entries have the start of their validity in a
+    column `valid_from` already. Where entries have another column with one of these names, all three begin with `__`.
     """
     own = {name.lower() for name in reader.schema.names}
     has_valid_from = _valid_from_column(reader) == "valid_from"
@@ -361,6 +368,6 @@ def time_column_names(reader: Reader) -> tuple[str | None, str, str]:
 
 
 def _valid_from_column(reader: Reader) -> str | None:
-    """Return the column with the start of an entry's validity, None where its record or version has it."""
+    """Return the entries' column with the start of their validity; None where their record or version states it."""
     history = reader.sealed.history if isinstance(reader, VersionReader) else None
     return None if history is None else history.valid_from

@@ -78,7 +78,7 @@ class Validity:
 
 
 _Placed = tuple[tuple[datetime, int, int], RowGroup, int]
-"""A stored row by its order, (valid_from, position, generation), its row group, and its row there."""
+"""A stored row: what decides its order (valid_from, position, generation), its row group, and its number there."""
 
 
 def no_history_error(dataset: str) -> DatasetError:
@@ -94,7 +94,10 @@ def no_history_error(dataset: str) -> DatasetError:
 def find_newest_entry(
     generations: Iterable[KeyFiles], bucket: int, key: Key, names: tuple[str, ...]
 ) -> dict[str, Any] | None:
-    """Return the entry of a key in its row with the highest (valid_from, position, generation); None for a deletion."""
+    """Return the entry of a key from its row with the highest (valid_from, position, generation).
+
+    None for a key without rows, and if that row is a deletion.
+    """
     last_rows = (
         _place_row(files, rows, after - 1)
         for files in generations
@@ -107,7 +110,7 @@ def find_newest_entry(
 def read_key_history(sealed: SealedVersion, generations: Iterable[KeyFiles], bucket: int, key: Key) -> list[Validity]:
     """Return the entries of a key over time, oldest first, with deletions; [] for a key without rows.
 
-    Intervals that ended before the history's edge are left out, also before a compaction drops them.
+    Intervals that ended before the history begins are left out, also if no compaction has dropped them yet.
     """
     assert sealed.history is not None
     names, edge = sealed.columns.names, None if sealed.edge is None else datetime_from_micros(sealed.edge)
@@ -138,7 +141,7 @@ def merge_equal_neighbours(parts: Iterable[Validity], start_column: str | None =
 
 
 def _comparable(value: Any) -> Any:
-    """Return the value, or for NaN an object that equals itself, as NaN does in Spark and other engines."""
+    """Return the value to compare: NaN becomes an object that equals itself, as NaN does in Spark and other engines."""
     return _NAN if isinstance(value, float) and isnan(value) else value
 
 
@@ -157,7 +160,7 @@ _STORED_END, _STORED_FIRST = "__stored_end", "__stored_first"
 
 
 def _aliased_key(key: Sequence[str]) -> list[Column]:
-    """Return the key columns under the names that `_same_key` compares them with."""
+    """Return the key columns under other names, with which `_same_key` compares those of a row."""
     return [named_column(name).alias(f"__key_{index}") for index, name in enumerate(key)]
 
 
@@ -167,7 +170,7 @@ def _same_key(key: Sequence[str]) -> Column:
 
 @dataclass(frozen=True, slots=True)
 class RowsOverTime:
-    """Merges all stored rows of one version, which have their generation.
+    """Merges the stored rows of one version with history. `rows` has all of them, each with its generation.
 
     Up to `_SORTED_ROWS` rows are merged by sorting their buckets, as is any number with more than `_BROADCAST_ROWS`
     rows in deltas. Otherwise the changes by deltas are broadcast.
@@ -204,7 +207,7 @@ class RowsOverTime:
 
     @property
     def _base(self) -> int:
-        """The generation whose rows store their end; -1 after an erasure that left no row of it."""
+        """The number of the base, whose rows store their end; -1 without one (an erasure may leave no row of it)."""
         first = next((generation for generation in self.sealed.generations if generation.files), None)
         untold = first is None or any(file.stats.get(HAS_ENDS) is False for file in first.files)
         return _NO_GENERATION if untold or first is None else first.id
@@ -255,9 +258,9 @@ class RowsOverTime:
         )
 
     def _corrections(self, rows: DataFrame) -> DataFrame:
-        """Return the corrections of the scan: (key, valid_from) with generation, end and `first` of its newest row.
+        """Return corrections of the scan: (key, valid_from), and generation, end and `__first` of its newest row.
 
-        They cover each row of a delta, and the base rows whose interval has changed.
+        There is one for each row of a delta, and for each base row whose interval has changed.
         """
         keys, of_delta = _aliased_key(self.sealed.key), F.col(GENERATION_COLUMN) != self._base
         changed = F.broadcast(rows.where(of_delta).select(*keys).distinct())
@@ -269,15 +272,16 @@ class RowsOverTime:
         return merged.where(of_delta | moved).select(*keys, *[F.col(now).alias(name) for now, name in names.items()])
 
 
-# Bounds in stored form. They may be leading parts of keys, which sort before all keys that begin with them.
+# Bounds of keys, in plain form. A bound may be a leading part of keys: it sorts before all keys that begin with it.
 Bounds = tuple[tuple[Plain, ...], tuple[Plain, ...] | None]
 
 
 def key_range(what: str, fields: Sequence[Field], prefix: object, start: object, end: object) -> Bounds:
-    """Return (first key, first key after or None) of a prefix, or of `start` (included) to `end` (excluded).
+    """Return the bounds of the keys with a prefix, or from `start` (included) to `end` (excluded), in plain form.
 
-    `prefix` is a string or bytes with which the first key column begins, or a tuple of whole values of leading key
-    columns. `start` and `end` are keys or tuples of leading values. `what` names the dataset in errors.
+    They are the first key, and the first key after, None without a limit. `prefix` is a string or bytes with which the
+    first key column begins, or a tuple of whole values of leading key columns. `start` and `end` are keys or tuples of
+    leading values. `what` names the dataset in errors. Raises SchemaMismatchError for values that do not fit the key.
     """
     if prefix is None:
         first = () if start is None else _leading_values(what, fields, start)
@@ -295,7 +299,7 @@ def key_range(what: str, fields: Sequence[Field], prefix: object, start: object,
             raise SchemaMismatchError(problem, step, argument="prefix", column=fields[0].name)
         (begin,) = _leading_values(what, fields, prefix)
         assert isinstance(begin, bytes)
-        # The least bytes that are greater than all with this prefix, if there are any.
+        # The least bytes that are greater than all bytes with this prefix, if there are any.
         kept = begin.rstrip(b"\xff")
         return (begin,), (kept[:-1] + bytes([kept[-1] + 1]),) if kept else None
     values = _leading_values(what, fields, prefix)
@@ -303,7 +307,7 @@ def key_range(what: str, fields: Sequence[Field], prefix: object, start: object,
 
 
 def _leading_values(what: str, fields: Sequence[Field], values: object) -> tuple[Plain, ...]:
-    """Return values of leading key columns in stored form."""
+    """Return values of leading key columns in plain form."""
     given = tuple(values) if isinstance(values, tuple | list) else (values,)
     known = fields[: len(given)] if len(given) <= len(fields) else fields
     coerced = coerce_key(what, known, given)
@@ -315,7 +319,7 @@ def find_unreadable_version(
 ) -> tuple[ManifestMismatchError, VersionReader] | None:
     """Return Spark's error as ManifestMismatchError, with the reader of the version whose file it could not read.
 
-    None for any other error, and for files of other versions.
+    None for any other error, and for a file of a version that none of `readers` reads.
     """
     translated = None if error is None else find_adjunct_error(error)
     if translated is error or not isinstance(translated, ManifestMismatchError) or translated.url is None:
@@ -335,7 +339,7 @@ _ROWS_AT_ONCE = 1024
 
 
 class VersionReader:
-    """Reads one version. Reading by key imports no Spark; a reader may be shared by threads."""
+    """Reads one version, which never changes. Reading by key imports no Spark; threads may share a reader."""
 
     def __init__(self, store: ObjectStore, dataset: str, sealed: SealedVersion, cache: FileCache | None = None) -> None:
         self.store, self.dataset, self.sealed = store, dataset, sealed
@@ -386,9 +390,8 @@ class VersionReader:
         """Return all rows of a version with history, each with the interval in which it is valid.
 
         A bucketed scan with the columns of `schema`, `__valid_from`, `__valid_to` (null: open), `__first` (the first
-        row of its key) and `__tombstone` (the key has no entry in the interval).
-        The intervals of a key are adjacent. Raises DatasetError for a version without history, and
-        ManifestMismatchError as `frame` does.
+        row of its key) and `__tombstone` (the key has no entry in the interval). The intervals of a key are adjacent.
+        Raises DatasetError for a version without history, and ManifestMismatchError as `frame` does.
         """
         rows = self._over_time(resolve_session(spark)).intervals()
         hidden = (VALID_FROM, VALID_TO, IS_FIRST, TOMBSTONE)
@@ -409,11 +412,11 @@ class VersionReader:
         return RowsOverTime(self.sealed, self._scan_all(spark))
 
     def _scan_all(self, spark: SparkSession) -> DataFrame:
-        """Return all stored rows of all generations."""
+        """Return all stored rows of all generations, with the number of their generation."""
         return bucketed_frame(spark, self.store, self._what, self._layout, self.sealed.generations)
 
     def _find_mask(self) -> Mask | None:
-        """Return the stored mask of this version, or None; once found it is kept."""
+        """Return the stored mask of this version, or None. It is read again until there is one."""
         if self._mask is None and can_have_mask(self.sealed):
             self._mask = read_mask(self.store, self.sealed)
         return self._mask
@@ -438,7 +441,10 @@ class VersionReader:
         return rows
 
     def _newest_generations(self, rows: DataFrame, base: int, shared: Callable[[DataFrame], DataFrame]) -> DataFrame:
-        """Return the keys in deltas, each with the generation of its newest row by (position, generation)."""
+        """Return the keys in deltas, each with the generation of its newest row, -1 if that is a deletion.
+
+        The newest row has the highest (position, generation).
+        """
         changed = rows.where(F.col(GENERATION_COLUMN) != base)
         if not self.sealed.partition_by:
             changed = changed.coalesce(1)  # one file a generation: one task needs no exchange
@@ -459,11 +465,11 @@ class VersionReader:
         A key of several columns is a tuple in the order of the key, or a dict. Raises SchemaMismatchError for a
         value of another type than the key's, and ManifestMismatchError for a missing or damaged file.
         """
-        return self._find(self._stored_key(key))
+        return self._find(self._plain_key(key))
 
     def get_all(self, keys: Iterable[K]) -> dict[K, Entry]:
         """Return the entries of these keys, under the keys as given; keys without an entry are absent."""
-        wanted = [(key, self._stored_key(key)) for key in keys]
+        wanted = [(key, self._plain_key(key)) for key in keys]
         try:
             {key for key, _ in wanted}
         except TypeError as error:
@@ -480,12 +486,12 @@ class VersionReader:
     def history_of(self, key: object) -> list[Validity]:
         """Return the entries of a key over time, oldest first; a deletion has no entry and ends the one before.
 
-        Adjacent intervals with equal entries are merged; those that ended before the history's edge are left out.
+        Adjacent intervals with equal entries are merged; those that ended before the history begins are left out.
         Raises DatasetError for a version without history, and what `get` raises.
         """
         if self.sealed.history is None:
             raise no_history_error(self.dataset)
-        values = self._stored_key(key)
+        values = self._plain_key(key)
         return read_key_history(self.sealed, self._generations, self._bucket(values), values)
 
     def items(self, prefix: object = None, *, start: object = None, end: object = None) -> Iterator[tuple[Any, Entry]]:
@@ -493,8 +499,8 @@ class VersionReader:
 
         `prefix` is a string (or bytes) with which the first key column begins, or a tuple of whole values of leading
         key columns. `start` (included) and `end` (excluded) are keys, or tuples of leading values. Only matching row
-        groups are read, when they are reached; memory holds one for each bucket. Raises
-        SchemaMismatchError at once for bounds that do not fit the key, ManifestMismatchError as `get`.
+        groups are read, when they are reached; memory holds one of each file. Raises SchemaMismatchError at once for
+        bounds that do not fit the key, ManifestMismatchError as `get`.
         """
         first, after = key_range(self._what, self._key, prefix, start, end)
         buckets = sorted({file.bucket for generation in self.sealed.generations for file in generation.files})
@@ -504,7 +510,7 @@ class VersionReader:
             return ((key[0], entry) for key, entry in merged)
         return merged
 
-    def _stored_key(self, key: object) -> Key:
+    def _plain_key(self, key: object) -> Key:
         values = coerce_key(self._what, self._key, key)
         return tuple([plain(value) for plain, value in zip(self._plain, values, strict=True)])
 
@@ -512,7 +518,11 @@ class VersionReader:
         return self._bucketer([key[index] for index in self._bucket_columns]) if self._bucket_columns else 0
 
     def _find(self, key: Key) -> Entry | None:
-        """Return the row with the highest (position, generation) in any generation, unless it is a tombstone."""
+        """Return the entry of a key in plain form.
+
+        It is the key's row with the highest (position, generation), or with history (valid_from, position, generation);
+        None if that row is a deletion.
+        """
         bucket = self._bucket(key)
         names = self._names
         if self.sealed.history is not None:
@@ -526,7 +536,7 @@ class VersionReader:
         return None if rows.value(TOMBSTONE, row) else rows.entry(names, row)
 
     def _bucket_items(self, bucket: int, first: Key, after: Key | None) -> Iterator[tuple[tuple[Any, ...], Entry]]:
-        """Yield (key as a tuple, entry) of one bucket in key order, merged over its generations."""
+        """Yield (key, entry) of one bucket in key order, merged over its generations. Keys are tuples."""
         scans = [self._scan(files, bucket, first, after) for files in self._generations]
         if len(scans) == 1 and not self.sealed.positioned:
             for key, _, row in scans[0]:
@@ -556,7 +566,7 @@ class VersionReader:
 
 _NEWEST = "__newest"
 _DELETED_COUNTER = "deleted"
-"""The counter of files without tombstones; of other files the column is read."""
+"""Files whose stats have this counter were written without tombstones; of other files `__tombstone` is read."""
 _BROADCAST_ROWS = 2_000_000
 """With more rows in deltas their keys are not broadcast, and each bucket is merged by sorting."""
 _SORTED_ROWS = 2_000_000

@@ -44,10 +44,11 @@ from dagster_adjunct.resources.objects.lake import Lake
 
 @dataclass(frozen=True, slots=True)
 class RebucketReport:
-    """The rewritten versions by old and new id; with `dry_run`, those that would be rewritten, with new ids "".
+    """What one repartitioning did: `versions` maps the ids of rewritten versions to their new ids.
 
-    Of an unbounded dataset only the served version is rewritten. `pending` are old copies that are still read, and
-    `holding` describes open batches that need a version as it is, which prevents the rewrite.
+    With `dry_run`, the versions that would be rewritten have the new id "". Of an unbounded dataset only the served
+    version is rewritten. `pending` are old copies that are still read, and `holding` describes open batches that need a
+    version as it is, which prevents the rewrite.
     """
 
     dataset: str
@@ -77,7 +78,11 @@ class RebucketReport:
 
 
 def check_repartitioning(log: DatasetLog, manifest: DatasetManifest, partitions: int, reason: str) -> int:
-    """Return the current number of partitions. Raises if the dataset can't be rewritten into the new number."""
+    """Return the current number of partitions.
+
+    Raises ConfigurationError for a broadcast dataset, an unchanged number, one outside of 1 to 100,000, or no reason,
+    and DatasetError during a bootstrap.
+    """
     declared, what = manifest.declaration, f"dataset {log.name!r}"
     require_reason(reason, what, "repartitioned", dataset=log.name)
     if declared.partitions is None:
@@ -99,7 +104,7 @@ def check_repartitioning(log: DatasetLog, manifest: DatasetManifest, partitions:
 
 
 def _list_readers(roots: Roots) -> tuple[str, ...]:
-    """Return the open batches that need versions as they are, in words."""
+    """Return in words which open batches need versions as they are."""
     return tuple(sorted(set(roots().values())))
 
 
@@ -120,10 +125,10 @@ _ROWS_AT_ONCE = 4_000_000
 def _rebucket_generation(
     log: DatasetLog, version: SealedVersion, old: Generation, partitions: int, attempt: Attempt, options: WriteOptions
 ) -> Generation:
-    """Write the rows of a generation, one for each key, into their new buckets, sorted by key.
+    """Write the rows of a generation into their new buckets, sorted by key. A key has one row.
 
     Rows keep their hidden columns and get the columns of the layout. Buckets are written in passes of about
-    `_ROWS_AT_ONCE` rows, so that memory does not grow with the version.
+    `_ROWS_AT_ONCE` rows, so that memory does not grow with the version. Raises ManifestMismatchError for damaged files.
     """
     layout, folder = replace(version.layout, partitions=partitions), attempt.generation(old.id).folder
     stored = [StoredFile(log.lake.store, options.what, old.folder, file) for file in old.files]
@@ -172,8 +177,8 @@ def repartition_table(
     """Rewrite the served table of an unbounded dataset into this number of partitions; its stream's offsets stay.
 
     A crash leaves the old table, and files that a discard deletes. Concurrent commits are rewritten, too; an advance
-    that read the old table fails to commit, and continues by the new declaration. `roots` returns, by version id, why
-    applications still need a version: open batches that do raise StillReadError. `dry_run` only reports. Raises
+    that read the old table fails to commit, and continues by the new declaration. `roots` returns, by version id, which
+    open batches need a version; if any does, StillReadError is raised. `dry_run` only reports. Raises
     ConfigurationError for a broadcast dataset or an unchanged number, DatasetError for a bounded dataset and during a
     bootstrap, and CommitConflictError if other writers keep committing.
     """
@@ -242,7 +247,7 @@ M = TypeVar("M", UnboundedManifest, BoundedManifest)
 
 
 def _declare_partitions(manifest: M, partitions: int, version: str | None, reason: str) -> M:
-    """Return the manifest with the new number of partitions, and the commit's description."""
+    """Return the manifest with the new number of partitions in its declaration, and the commit's description."""
     # A running advance or build with the old partitions fails to commit, because the next number has changed.
     counter = "next_generation" if isinstance(manifest, UnboundedManifest) else "next_number"
     return manifest.after(
@@ -257,9 +262,9 @@ def repartition_versions(
 ) -> RebucketReport:
     """Rewrite every retained version of a bounded dataset into this number of partitions; names and offsets stay.
 
-    A crash leaves the dataset unchanged. `roots` returns, by version id, why open batches need a version. If any does,
-    StillReadError is raised, because an open batch can't switch partitions. The dataset can't be advanced or opened
-    until it is declared with the new number. For a member of a version set, this is one commit of the set.
+    A crash leaves the dataset unchanged. `roots` returns, by version id, which open batches need a version; if any
+    does, StillReadError is raised, because an open batch can't switch partitions. The dataset can't be advanced or
+    opened until it is declared with the new number. For a member of a version set, this is one commit of the set.
     `dry_run` only reports. Raises ConfigurationError for a broadcast dataset or an unchanged number, and DatasetError
     for an unbounded dataset.
     """

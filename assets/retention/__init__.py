@@ -1,1 +1,1 @@
-"""What is kept, held and discarded."""
+"""Which versions and objects are kept or discarded, and the erasure of keys."""

@@ -47,7 +47,7 @@ from dagster_adjunct.resources.objects.store import ObjectInfo
 
 
 def check_deletable(dataset: str, seen: Commit) -> None:
-    """Raise DatasetError for a member of a version set."""
+    """Raise DatasetError for a member of a version set, which can't be deleted alone."""
     version_set = redirect_target(seen)
     if version_set is not None:
         problem = (
@@ -62,8 +62,8 @@ def delete_dataset_objects(lake: Lake, dataset: str, seen: Commit, *, reason: st
 
     The objects are listed in datasets/{name}/deleting-….json before the pointer marks the dataset as deleted, since
     objects written afterwards may belong to a new dataset of that name. Raises CommitConflictError where the dataset
-    has changed since, and DatasetError while a version is leased: new readers are rejected then, and the objects are
-    deleted when this is repeated.
+    has changed since. Raises DatasetError while a version is leased: new readers are rejected then, and a repeated call
+    deletes the objects.
     """
     check_deletable(dataset, seen)
     log = DatasetLog(lake, dataset).log
@@ -87,7 +87,7 @@ def delete_dataset_objects(lake: Lake, dataset: str, seen: Commit, *, reason: st
         return DeletedObjects(0, 0)
     keys = commit_log.exclude_newer_manifests(log, last, sizes)
     lake.store.delete_many(keys)
-    lake.store.delete(listed)  # last: without it nothing is repeated
+    lake.store.delete(listed)  # last: a repeated call deletes what it lists
     return DeletedObjects(len(keys), sum(sizes[key] for key in keys))
 
 
@@ -103,10 +103,10 @@ def plan_retired(
 
     A compaction or rebuild retires the generations that it replaces, which earlier versions still read. They are
     deleted once they have been retired for longer than the policy's grace, and neither the newest versions nor held
-    ones need them; the versions before are then gone.
+    ones need them. The versions that read them can't be read any more then.
 
-    `held` gives the reasons why versions are needed, `kept_from` the number of the oldest version that the policy
-    keeps, and `committed` the times of commits by number, by the store's clock.
+    `held` gives the reasons why versions are needed, by id, `kept_from` the number of the oldest version that the
+    policy keeps, and `committed` the times of commits by number, by the store's clock.
     """
     needed = {version_number(version): why for version, why in held.items()}
     kept = "all versions are kept" if policy.keep is None else f"version {kept_from} is among the newest {policy.keep}"
@@ -155,7 +155,11 @@ def find_oldest_kept(log: DatasetLog, manifest: UnboundedManifest, policy: Disca
 
 
 def _retired_at(retired: Retired, committed: Mapping[int, datetime], now: datetime) -> datetime:
-    """Return the time of the commit that retired it; now for a commit newer than the listing."""
+    """Return when a generation was retired: the time of that commit, by the store's clock.
+
+    It is `now` for a commit newer than the listing `committed`, and the time in the manifest if the commit is not
+    listed.
+    """
     if retired.until in committed:
         return committed[retired.until]
     return now if committed and retired.until > max(committed) else retired.at
@@ -163,7 +167,7 @@ def _retired_at(retired: Retired, committed: Mapping[int, datetime], now: dateti
 
 @dataclass(frozen=True, slots=True)
 class RetentionDecision:
-    """A version, folder or document, and why it is kept or discarded."""
+    """A version (`what` is its id), folder or document (its key), and why it is kept or discarded."""
 
     what: str
     name: str | None
@@ -195,9 +199,10 @@ def plan_discard(
     listing: Listing,
     kept_from: int = 0,
 ) -> DiscardReport:
-    """Decide what to discard and what to keep; a pure function. `roots` gives, by version id, why it is needed.
+    """Decide what to discard and what to keep; a pure function.
 
-    `kept_from` is the number of the oldest version of an unbounded dataset that the policy keeps.
+    `roots` gives, by version id, why applications need a version. `kept_from` is the number of the oldest version of an
+    unbounded dataset that the policy keeps.
     """
     held = version_holders(leases, roots, listing.now)
     reached = manifest.reachable()
@@ -221,10 +226,10 @@ def plan_discard(
 def _plan_versions(
     manifest: BoundedManifest, policy: DiscardPolicy, held: Mapping[str, str], listing: Listing
 ) -> DiscardReport:
-    """Decide which versions to discard, and which to keep."""
+    """Decide which versions of a bounded dataset to discard, and which to keep."""
     newest = _newest_versions(manifest, policy)
     head = manifest.ref(manifest.head) if manifest.head else None
-    # After a rollback it may be older than other kept versions, which must not replace it.
+    # The version to serve if the current one is revoked. After a rollback, others that are kept may be newer.
     next_best = head.replaced if head is not None and policy.keep != 1 else None
     go, stay = [], []
     for ref in manifest.versions:
@@ -249,6 +254,7 @@ def _plan_versions(
 
 
 def version_holders(leases: Sequence[LeaseInfo], roots: Mapping[str, str], now: datetime) -> dict[str, str]:
+    """Return why versions may not be deleted yet, by version id ("*": all versions): leases and `roots`."""
     held = {
         version: f"leased by {lease.holder} until {lease.expires_at:%Y-%m-%d %H:%M:%S} UTC"
         for lease in leases
@@ -264,7 +270,8 @@ def find_spared(
     """Return the doomed entries that are still held."""
     held = version_holders(leases, roots, now)
     reached = manifest.reachable()
-    # Names of folders and documents tell the version of a bounded dataset; of commits, the list of them is gone.
+    # Folders and documents of a bounded dataset have the version in their names. Of an unbounded one, only the manifest
+    # of a version lists its folders: once that is not retained, each entry may belong to the version.
     earlier = {version for version in held if manifest.versions_are_commits and not manifest.retains(version)}
     spared = []
     for entry in manifest.doomed:
@@ -279,12 +286,18 @@ def find_spared(
 
 
 def belongs_to_version(version: str, entry: str) -> bool:
-    """Whether a folder, document or manifest may belong to a version, whose id ends with its attempt's."""
+    """Whether a folder, document or manifest may belong to a version: its key contains the id of its attempt.
+
+    Each belongs to "*", all versions.
+    """
     return version == "*" or version.partition("-")[2] in entry
 
 
 def _newest_versions(manifest: BoundedManifest, policy: DiscardPolicy) -> dict[str, str]:
-    """Return the newest versions that the policy keeps; ordered by name, only the newest build of each name."""
+    """Return the newest versions that the policy keeps, by id, with the reason.
+
+    In a dataset that is ordered by name, only the newest build of each name counts.
+    """
     order = version_order(manifest)
     sealed = sorted((ref for ref in manifest.versions if ref.state == "sealed"), key=order, reverse=True)
     if manifest.declaration.order == "name":
@@ -309,11 +322,12 @@ Roots = Callable[[], Mapping[str, str]]
 
 @dataclass(frozen=True, slots=True)
 class DiscardReport(Report):
-    """What one discard did, or with `dry_run` would do. `spared` is doomed but still held.
+    """What one discard did, or with `dry_run` would do.
 
     The versions `discarded` and `kept`, and unreferenced `garbage`, are named with the reason. Of an unbounded dataset,
     `discarded` and `kept` are folders of generations that its current version does not read, and `retained_from` is the
-    number of the first readable version.
+    number of the first readable version. `spared` is what is doomed but still held. `objects` and `bytes` were deleted.
+    `unpinned` is the version whose pin had expired.
     """
 
     dataset: str
@@ -350,10 +364,11 @@ def discard(
     roots: Roots = dict,
     dry_run: bool = False,
 ) -> DiscardReport:
-    """Discard the versions that the policy does not keep and delete unreferenced objects; safe to repeat and to race.
+    """Discard the versions that the policy does not keep, and delete unreferenced objects.
 
-    `roots` gives, by version id, why applications still need a version (their open batches). With `dry_run` only the
-    store's clock is written. Raises DatasetNotFoundError.
+    Safe to repeat and to run concurrently. `roots` gives, by version id, why applications still need a version (their
+    open batches). With `dry_run` nothing is written but the object from which the store's clock is read. Raises
+    DatasetNotFoundError.
     """
     log = DatasetLog(lake, dataset)
     manifests = log.read_all()[1]
@@ -395,9 +410,10 @@ def delete_doomed(
     """Delete the doomed entries of a committed manifest that are not held; return the spared ones and deleted objects.
 
     `now` is by the store's clock. Leases and open batches are read here, after the commit that doomed the entries.
+    Expired leases are deleted.
     """
     leases = list_leases(log.lake, log.name)
-    # Before what they held: a holder that is only late notices at its next renewal.
+    # Before what they held is deleted, so that a holder that is only late notices at its next renewal.
     log.lake.store.delete_many([lease.key for lease in leases if lease.expires_at <= now])
     if not manifest.doomed:
         return [], []
@@ -444,7 +460,7 @@ def _list_objects(log: DatasetLog, *, commits: bool = False) -> Listing:
 def _delete_old_records(
     log: DatasetLog, manifest: DatasetManifest, listing: Listing, policy: DiscardPolicy, roots: Roots
 ) -> list[ObjectInfo]:
-    """Delete records of builds that ended long ago, and old commit manifests; return them."""
+    """Delete records of builds that ended long ago, and old commit manifests; return the deleted objects."""
     store, limit = log.lake.store, subtract_span(listing.now, policy.grace)
     held: Mapping[str, str] = {}
     if manifest.versions_are_commits:

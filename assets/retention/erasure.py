@@ -76,7 +76,7 @@ from dagster_adjunct.resources.validation import validated
 
 @dataclass(frozen=True, slots=True)
 class RewrittenVersion:
-    """A version that held some of the keys, and its replacement. `rows` is the number of erased entries.
+    """A version that held some of the keys, and its replacement: `old` and `new` are ids, `rows` counts erased entries.
 
     For an unbounded dataset, it describes a generation: `old` and `new` are folders, `rows` counts live rows and
     tombstones, and `state` is "served" or "building".
@@ -93,9 +93,9 @@ class RewrittenVersion:
 class ErasureReport(Report):
     """What one erasure did. `keys` is the number of requested keys; the report does not contain the keys.
 
-    `redacted` counts documents from which keys were cleared, `deleted` the deleted objects. `pending` are the
-    objects with a key that are still in use, and by whom. `not_erased` names the places outside of the dataset. For an
-    unbounded dataset, `retained_from` is the number of the first readable version.
+    `redacted` counts documents from which keys were cleared, `deleted` the deleted objects. `pending` are the objects
+    with a key that are still in use, and by whom; `proof` is the search afterwards. `not_erased` names the places
+    outside of the dataset. For an unbounded dataset, `retained_from` is the number of the first readable version.
     """
 
     dataset: str
@@ -112,7 +112,7 @@ class ErasureReport(Report):
 
     @property
     def complete(self) -> bool:
-        """Whether the search found none of the keys in any object of the dataset."""
+        """Whether all objects of the dataset were searched afterwards and none of them holds a key."""
         return self.proof.clean
 
     def summary(self) -> str:
@@ -143,8 +143,9 @@ def erase_keys(
     `roots` gives, by version id, why applications still need a version (their open batches), as for `discard`. Readers
     keep old versions until they release them; the report names them, and a later erasure or discard deletes the files.
     Of an unbounded dataset, earlier versions that read a generation with a key are gone; its stream still holds the
-    keys. Raises DatasetNotFoundError, SchemaMismatchError (a key of the wrong type), and ManifestMismatchError where a
-    damaged file can't be rewritten; then nothing is erased.
+    keys. Raises DatasetNotFoundError, SchemaMismatchError (a key of the wrong type), ConfigurationError (no keys, or
+    one of them in the reason), and ManifestMismatchError where a damaged file can't be rewritten; then nothing is
+    erased.
     """
     log = DatasetLog(lake, dataset)
     manifest = log.require()[1]
@@ -175,7 +176,7 @@ def erase_keys(
 
 @validated
 def find_keys(lake: Lake, dataset: str, keys: Iterable[object]) -> KeySearch:
-    """Return which objects of a dataset store these keys, given as for `Dataset.get`; changes nothing."""
+    """Return which objects of a dataset hold these keys, given as for `Dataset.get`; changes nothing."""
     log = DatasetLog(lake, dataset)
     return key_search.search_keys(log, KeySet.of(f"dataset {dataset!r}", _key_fields(log.require()[1]), keys))
 
@@ -201,7 +202,10 @@ def _key_fields(manifest: DatasetManifest) -> tuple[Field, ...]:
 
 
 def _has_found_keys(held: RetentionDecision, proof: KeySearch) -> bool:
-    """Whether the search found keys in a held entry: in its files, or in the record or document of its attempt."""
+    """Whether the search found keys in a held entry, or could not read it.
+
+    Searched are its files, and the record and document of its attempt.
+    """
     attempt = held.what.rsplit("/", 1)[1]
     return any(attempt in sighting.object for sighting in (*proof.found, *proof.unsearched))
 
@@ -224,9 +228,10 @@ def rewrite_generation(
     affected: dict[str, int],
     attempt: Attempt,
 ) -> Generation:
-    """Write a generation again without the rows of these keys, which are in the `affected` files.
+    """Write a generation again without the rows of these keys; `affected` names the files that have some.
 
-    Rows keep their hidden columns. Rewritten files have no digest, and files without rows are left out.
+    Rows keep their hidden columns. Other files are copied. Rewritten files have no digest, and files without rows are
+    left out.
     """
     folder = attempt.generation(number).folder
     written = (
@@ -263,7 +268,7 @@ def _write_file_without(stored: StoredFile, layout: BucketLayout, keys: KeySet, 
 
 
 def _copy_file(stored: StoredFile, folder: str) -> BucketFile:
-    """Copy a file through this machine and check its SHA-256, so that a damaged file is not copied."""
+    """Copy a file through this machine. Raises ManifestMismatchError if its SHA-256 shows that it is damaged."""
     path = stored.store.staging_dir() / f"{uuid4().hex}.parquet"
     name = bucket_file_name(stored.file.bucket, attempt_id(folder))
     try:
@@ -281,7 +286,7 @@ def _copy_file(stored: StoredFile, folder: str) -> BucketFile:
 
 @dataclass(frozen=True, slots=True)
 class RewrittenGeneration:
-    """A generation and its replacement. `rows` counts the erased rows, `live` those that were no tombstones."""
+    """A generation and its replacement. `rows` counts the erased rows, `live` those of them that were no tombstones."""
 
     old: Generation
     new: Generation
@@ -291,7 +296,7 @@ class RewrittenGeneration:
 
     @property
     def stored(self) -> tuple[Generation, str | None]:
-        """The new generation, and the key of a new document if there is one."""
+        """The new generation, and None for its document: a generation has none."""
         return self.new, None
 
 
@@ -312,7 +317,7 @@ class VersionReplacement:
     def write(
         cls, log: DatasetLog, old: VersionRef, sealed: SealedVersion, attempt: Attempt | None, rows: int
     ) -> VersionReplacement:
-        """Write the document of the new version, and return the replacement of the old one."""
+        """Store `sealed`, which replaces the version `old`, as a document; return the replacement."""
         (generation,) = sealed.generations
         facts = {"id": sealed.id, "rows": sealed.rows, "folders": (generation.folder,), "bytes": generation.size}
         new = old.model_copy(update={**facts, "document": log.write_version(sealed)})
@@ -320,12 +325,12 @@ class VersionReplacement:
 
     @property
     def old_objects(self) -> tuple[str, ...]:
-        """The folders and the document that it replaces."""
+        """The folders and the document of the old version."""
         return (*self.old.folders, str(self.old.document))
 
     @property
     def stored(self) -> tuple[Generation, str | None]:
-        """The new generation, and the key of its document."""
+        """The new generation, and the key of the new version's document."""
         return self.sealed.generations[0], self.new.document
 
 
@@ -335,7 +340,11 @@ R = TypeVar("R", RewrittenGeneration, VersionReplacement)
 
 
 def write_on_record(log: DatasetLog, by: str, write: Callable[[Attempt], T]) -> T:
-    """Return `write(attempt)`. The attempt stays on record, so that no discard takes its files for garbage."""
+    """Return `write(attempt)` for a new attempt.
+
+    The attempt stays on record after that, so that no discard takes its files for garbage; if `write` raises, its
+    record is deleted.
+    """
     attempt = log.attempt()
     try:
         with renew_attempt(log.lake, log.name, attempt.id, by):
@@ -346,7 +355,7 @@ def write_on_record(log: DatasetLog, by: str, write: Callable[[Attempt], T]) -> 
 
 
 def drop_unusable(log: DatasetLog, manifest: DatasetManifest, made: dict[str, R], needed: Collection[str]) -> None:
-    """Drop replacements of what is no longer `needed`, and those that a discard without grace has deleted.
+    """Drop replacements of what is no longer `needed`, and those whose files a discard has deleted or doomed.
 
     A discard first commits what it is going to delete. Either we have read that commit, or it makes ours fail.
     """
@@ -361,7 +370,7 @@ def drop_unusable(log: DatasetLog, manifest: DatasetManifest, made: dict[str, R]
 
 
 def drop_replacement(log: DatasetLog, made: RewrittenGeneration | VersionReplacement) -> None:
-    """Delete a replacement that no manifest lists, with its record."""
+    """Delete the objects and the record of a replacement that no manifest lists."""
     generation, document = made.stored
     if document is not None:
         log.lake.store.delete(document)
@@ -374,8 +383,8 @@ def drop_replacement(log: DatasetLog, made: RewrittenGeneration | VersionReplace
 class _Erasure(ABC, Generic[M, R]):
     """An erasure of keys. Each part of the dataset is searched once, however often the commit is retried.
 
-    By folder or document: `clean` are parts without the keys, `made` the replacements of the others. `garbage` and
-    `builds` are what `find_leftovers` has found.
+    Parts are named by folder or document: `clean` are those without the keys, `made` has the replacements of the
+    others. `garbage` and `builds` are what `find_leftovers` has found.
     """
 
     log: DatasetLog
@@ -387,7 +396,7 @@ class _Erasure(ABC, Generic[M, R]):
     builds: list[RetentionDecision] = field(default_factory=list)
 
     def commit(self, reason: str) -> M:
-        """Commit the dataset without the keys and doom the objects with them; return the manifest after that.
+        """Commit the dataset without the keys, with the objects that hold them doomed; return the new manifest.
 
         What other writers commit meanwhile is searched too. If a damaged file can't be searched, ManifestMismatchError
         is raised and nothing is erased.
@@ -433,19 +442,22 @@ class _Erasure(ABC, Generic[M, R]):
     @staticmethod
     @abstractmethod
     def _of_kind(manifest: DatasetManifest) -> M:
-        """Return the manifest of a dataset of this kind."""
+        """Return the manifest, as that of a bounded or an unbounded dataset."""
 
     @abstractmethod
     def _parts(self, manifest: M) -> dict[str, Any]:
-        """Return the retained versions by document, or the generations that are served or being built by folder."""
+        """Return what may hold keys, by name.
+
+        These are the retained versions by document, or the generations that are served or being built by folder.
+        """
 
     @abstractmethod
     def _replace(self, manifest: M, part: Any) -> R | None:
-        """Return the replacement of a part that holds a key, None for any other."""
+        """Return the replacement of a part, None if it holds no key."""
 
     @abstractmethod
     def _manifest_without_keys(self, manifest: M, number: int, commit_id: str, reason: str) -> M | None:
-        """Return the manifest without the keys; None when there is nothing to do."""
+        """Return the manifest to commit, without the keys; None when there is nothing to do."""
 
     def _with_doomed(
         self,
@@ -456,7 +468,7 @@ class _Erasure(ABC, Generic[M, R]):
         reason: str,
         deleted: Set[str] = set(),
     ) -> M | None:
-        """Return `after` without the keys, and with leftovers and what was `replaced` doomed; None if nothing changes.
+        """Return `after` redacted, and with leftovers and what was `replaced` doomed; None if nothing changes.
 
         `deleted` is not doomed: it is deleted once the erasure is committed.
         """
@@ -524,7 +536,7 @@ class GenerationErasure(_Erasure[UnboundedManifest, RewrittenGeneration]):
         return write_on_record(self.log, self.by, write)
 
     def _search_earlier(self, manifest: UnboundedManifest) -> None:
-        """Search the generations that only earlier versions read."""
+        """Search the generations that only earlier versions read, for `holding` and `clean`."""
         earlier = {retired.folder for retired in manifest.retired} - self.clean - self.holding
         files = [item for folder in sorted(earlier) for item in self.log.lake.store.list(f"{folder}/")]
         seen = key_search.search_files(self.log.lake.store, files, self.keys)
@@ -631,7 +643,7 @@ class VersionErasure(_Erasure[BoundedManifest, VersionReplacement]):
     def _rewrite(
         self, sealed: SealedVersion, files: Sequence[StoredFile], affected: dict[str, int], attempt: Attempt
     ) -> tuple[Attempt, SealedVersion]:
-        """Write a version again without the entries of the keys, with the number and name of the old one and a new id.
+        """Write a version again without the entries of the keys, under the same number and name and a new id.
 
         If a file has no digest, neither has the version, so no later delivery is taken for equal to it.
         """
@@ -676,6 +688,6 @@ def replace_versions(manifest: BoundedManifest, old: Mapping[str, VersionReplace
 
 
 def _with_current_state(now: VersionRef, new: VersionRef) -> VersionRef:
-    """Return the new version's entry with the current state of the old one."""
+    """Return the list entry `new` of a version with the state that its old one has now."""
     kept = {"state": now.state, "reason": now.reason, "verdicts": now.verdicts, "replaced": now.replaced}
     return new.model_copy(update=kept)

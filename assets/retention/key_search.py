@@ -45,8 +45,8 @@ _FILE_FIELDS = {"bucket", "name", "rows", "sha256"}
 def redact(value: Any, keys: KeySet, *, all_ranges: bool = False) -> Any:
     """Return a document's JSON value with these keys cleared; it stays a valid document of its kind.
 
-    Cleared are messages and facts of verdicts, and reasons, that contain a key, and the key ranges and footers of files
-    that contain one; with `all_ranges` those of all files, which past manifests don't need.
+    Verdicts lose messages and facts that contain a key, and reasons that contain one are replaced. Files lose key
+    ranges and footers that contain one; with `all_ranges` all of them, which past manifests don't need.
 
     The reason of an erasure is searched only for keys with text, since a number or date in it may be that of the
     request. The reason of a discard holds counts, and is not searched.
@@ -74,13 +74,13 @@ def redact(value: Any, keys: KeySet, *, all_ranges: bool = False) -> Any:
 
 
 def _footer_has_key(file: dict[str, Any], keys: KeySet) -> bool:
-    """Whether a footer contains one of the keys, as the first key of a row group or in its statistics."""
+    """Whether a file's footer contains one of the keys, as the first key of a row group or in its statistics."""
     if not file.get("footer"):
         return False
     try:
         metadata = pq.read_metadata(pa.BufferReader(unpack_footer(file["footer"])))
     except (MalformedDocumentError, pa.ArrowException, OSError):
-        return True  # an unreadable footer may contain them
+        return True  # an unreadable footer may contain a key
     if any(map(keys.is_listed_as, json.loads((metadata.metadata or {}).get(GROUP_KEYS, b"[]")))):
         return True
     if len(keys.fields) > 1:
@@ -100,7 +100,7 @@ _WORKERS = 8
 
 @dataclass(frozen=True, slots=True)
 class KeyFinding:
-    """An object in which keys were found or which could not be searched, and the finding."""
+    """An object in which keys were found or which could not be searched; `finding` says which."""
 
     object: str
     finding: str
@@ -111,7 +111,7 @@ class KeyFinding:
 
 @dataclass(frozen=True, slots=True)
 class KeySearch(Report):
-    """The result of a key search: the number of searched Parquet files, rows and JSON documents.
+    """The result of a key search: the numbers of searched Parquet files (`objects`), of their rows, and of documents.
 
     `found` are the objects that hold one of the keys, `unsearched` those that could not be read.
     """
@@ -131,7 +131,7 @@ class KeySearch(Report):
 def search_keys(log: DatasetLog, keys: KeySet) -> KeySearch:
     """Search every object of a dataset: all files, referenced or not, and all documents.
 
-    Reads the key columns of each file and every manifest.
+    Reads the key columns of each file, and each document, also the manifests of its version set.
     """
     listed = list(log.lake.store.list(f"{log.prefix}/"))
     files = [item for item in listed if item.key.startswith(f"{log.prefix}/data/")]
@@ -164,13 +164,13 @@ def search_files(store: ObjectStore, files: Iterable[ObjectInfo], keys: KeySet) 
 
 
 def list_set_manifests(log: DatasetLog) -> list[str]:
-    """Return the manifests of the version set that a dataset is a member of."""
+    """Return the object keys of the manifests of the dataset's version set; [] if it is no member of one."""
     name = log.version_set()
     return [] if name is None else [item.key for item in log.lake.store.list(f"{SETS}/{name}/manifests/")]
 
 
 def dataset_part(log: DatasetLog, key: str, document: Any) -> Any:
-    """Return the part of a document about this dataset: of a version set's manifest, its member."""
+    """Return what a document says of this dataset: the whole, or the member's part of a version set's manifest."""
     if key.startswith(f"{SETS}/"):
         return document["body"]["members"].get(log.name)
     return document
@@ -211,7 +211,10 @@ def _search_file(
 
 
 def _find_missing_files(log: DatasetLog, there: set[str]) -> list[KeyFinding]:
-    """Return findings for missing files of retained versions, whose contents are unknown."""
+    """Return findings for missing files of retained versions: it is not known whether they held a key.
+
+    `there` are the object keys of the files that exist.
+    """
     manifest = log.read()[1]
     if manifest is None:
         return []
@@ -234,7 +237,7 @@ def find_leftovers(
 ) -> tuple[list[str], list[RetentionDecision]]:
     """Return the folders and documents that no version references, that are not doomed already, and that hold a key.
 
-    First those that belong to no build, then those on record, which an advance may publish or resume.
+    First those that belong to no build, then those of builds on record, which an advance may publish or resume.
     """
     store = log.lake.store
     known = manifest.reachable() | set(manifest.doomed)
@@ -258,7 +261,7 @@ def find_leftovers(
 
 
 def delete_superseded_documents(log: DatasetLog) -> int:
-    """Delete documents of retained versions that have a newer document; return how many.
+    """Delete documents of retained versions that have a newer document; return the number of deleted ones.
 
     Readers need a document only while they open its version, and retry if it is deleted meanwhile.
     """
@@ -275,7 +278,7 @@ def delete_superseded_documents(log: DatasetLog) -> int:
 
 
 def redact_past_manifests(log: DatasetLog, keys: KeySet) -> int:
-    """Clear the keys, and all key ranges, from past manifests; return how many were rewritten.
+    """Clear the keys, and all key ranges, from past manifests; return the number of rewritten ones.
 
     They still say who did what, when and why. The current manifest has no keys, and neither have those that follow.
     """
@@ -290,7 +293,7 @@ def redact_past_manifests(log: DatasetLog, keys: KeySet) -> int:
 
 
 def _manifests_up_to(manifests: Iterable[str], current: str) -> list[str]:
-    """Return the other manifests up to the current one's number, also those of commits that lost a race."""
+    """Return the other manifests up to the number of the `current` one, also those of commits that lost a race."""
     return [key for key in manifests if key != current and commit_number(key) <= commit_number(current)]
 
 
@@ -336,7 +339,10 @@ class KeySet:
 
     @lru_cache(maxsize=8)  # noqa: B019 - few and small
     def with_text(self) -> KeySet:
-        """Return the keys that contain text, which prose doesn't contain by chance, unlike numbers and dates."""
+        """Return the keys with a string in them.
+
+        Prose does not contain such a key by chance, unlike a number or date.
+        """
         return KeySet(self.fields, frozenset(key for key in self.keys if any(isinstance(part, str) for part in key)))
 
     def buckets(self, layout: BucketLayout) -> set[int]:
@@ -351,7 +357,7 @@ class KeySet:
         return {bucket_of_key([key[place] for place in places], types, layout.partitions) for key in self.keys}
 
     def may_be_in(self, file: BucketFile) -> bool:
-        """Whether a key is in the range that the manifest lists for this file."""
+        """Whether one of the keys is in the range that the manifest lists for this file, or no range is listed."""
         if file.min_key is None or file.max_key is None:
             return True
         types = [field.type for field in self.fields]  # with history the range includes `valid_from`
@@ -366,14 +372,17 @@ class KeySet:
         return [row for row in likely if tuple(column[row].as_py() for column in columns) in self.keys]
 
     def is_listed_as(self, stored: object) -> bool:
-        """Whether a value of a document is one of these keys as manifests store them, also followed by `valid_from`."""
+        """Whether a value of a document is one of these keys in the encoding of manifests.
+
+        With history, `valid_from` may follow the key's own values.
+        """
         if not isinstance(stored, list):
             return False
         own = stored[:-1] if len(stored) > len(self.fields) and _is_moment(stored[-1]) else stored
         return tuple(own) in _encoded_keys(self)
 
     def is_named_in(self, *values: Any) -> bool:
-        """Whether text, or JSON-able values, contain one of these keys: every part of it, as a whole word."""
+        """Whether text, or JSON-able values, contain all values of one of these keys, each as a whole word."""
         text = "\n".join(_texts(values))
         return bool(text) and any(all(_is_named(forms, text) for forms in key) for key in _written_forms(self))
 
@@ -392,7 +401,7 @@ def _encoded_keys(keys: KeySet) -> frozenset[tuple[Any, ...]]:
 
 @lru_cache(maxsize=8)
 def _written_forms(keys: KeySet) -> list[tuple[tuple[str, ...], ...]]:
-    """Return, for each part of each key, the forms in which text may contain it."""
+    """Return, for each value of each key, the forms in which text may contain it."""
     return [tuple(tuple({form for form in _value_forms(part) if form}) for part in key) for key in keys.keys]
 
 

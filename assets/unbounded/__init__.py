@@ -1,1 +1,1 @@
-"""Unbounded datasets: a change stream kept as a consistent snapshot."""
+"""Unbounded datasets: tables that follow a change stream, and tables that applications write."""

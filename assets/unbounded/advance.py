@@ -4,9 +4,10 @@
     plan_recovery   -> RecoveryPlan     recovery.py: what to do with the table
     execute_plan    -> AdvanceReport    create the table or evolve it, apply the changes, compact
 
-A new table's start and target offsets are committed before anything is read. A bootstrap then loads the bulk snapshot,
-if one is declared, and applies the changes in chunks; a table that is created without a bootstrap is empty and served
-at once. A rebuilt table is built next to the one that is served.
+A new table begins with a commit of its start and target offsets, before any change is read. With a bulk snapshot, that
+commit also has the base that was loaded from it, and the start is the snapshot's position. A bootstrap then applies the
+changes up to the target in chunks; a table that is created without a bootstrap is empty and served at once. A rebuilt
+table is built next to the one that is served.
 """
 
 from __future__ import annotations
@@ -60,9 +61,11 @@ _SNAPSHOT = "a bulk snapshot"
 def load_snapshot(
     context: Runtime, source: OpenedStream, attempt: Attempt, number: int
 ) -> tuple[Generation, dict[SystemStreamPartition, str], Samples | None]:
-    """Write the bulk snapshot as a base; return it, its position on the stream, and the first values of its order.
+    """Write the rows of the bulk snapshot as the base of a new table.
 
-    Raises DatasetError for different columns and for duplicate keys, and what `validate_snapshot_position` raises.
+    Returns the generation with the number `number`, the snapshot's position (the next offset to read, by partition),
+    and the first values of the ordering columns. Raises DatasetError for columns that do not fit the dataset and for
+    duplicate keys, and what `validate_snapshot_position` raises.
     """
     spec, spark = source.spec, context.spark()
     initial = spec.following.initial
@@ -105,7 +108,11 @@ def load_snapshot(
 
 
 def _with_positions(source: OpenedStream, rows: DataFrame) -> tuple[DataFrame, Samples | None]:
-    """Return snapshot rows with positions: those of the ordering columns, or below all changes."""
+    """Return the snapshot's rows with `__position`, and the first values of the ordering columns.
+
+    A row's position is made from its ordering columns. Without these in the rows it is below those of all changes, and
+    there are no first values (None).
+    """
     order = source.spec.following.order_by or ()
     lowest = F.lit(LOWEST).cast("bigint") if source.position_type == "bigint" else F.lit("")
     if not order or not set(order) <= set(source.schema.names):
@@ -117,7 +124,7 @@ def _with_positions(source: OpenedStream, rows: DataFrame) -> tuple[DataFrame, S
 def _snapshot_valid_from(
     source: OpenedStream, start: Mapping[SystemStreamPartition, str], spark: SparkSession
 ) -> Column:
-    """Return the start of validity of snapshot rows: their `valid_from` column, or a time before all later changes.
+    """Return the column in which rows of the snapshot begin to be valid: `valid_from`, or one time for all rows.
 
     That time is the timestamp of the oldest record after the snapshot's position, so that no change precedes the row it
     changes; the current time where there is no such record.
@@ -138,9 +145,10 @@ def _snapshot_valid_from(
 
 
 def validate_snapshot_position(snapshot: Snapshot, source: OpenedStream, what: str) -> dict[SystemStreamPartition, str]:
-    """Return the snapshot's position once it covers every partition and is still on the stream.
+    """Return the snapshot's position: the next offset to read, by partition.
 
-    Raises DatasetError and OffsetOutOfRangeError.
+    Raises DatasetError where it does not name each partition of the stream, and OffsetOutOfRangeError for an offset
+    that the stream no longer holds or has not reached.
     """
     position = resolve_position(
         source.spec, what, {str(ssp): offset for ssp, offset in snapshot.position.items()}, source.ssps
@@ -172,7 +180,10 @@ def validate_snapshot_position(snapshot: Snapshot, source: OpenedStream, what: s
 
 
 def cast_to_schema(rows: DataFrame, schema: Schema, what: str) -> DataFrame:
-    """Return the columns of the schema, cast to its types. Raises DatasetError for missing columns and wrong types."""
+    """Return the rows with just the columns of the schema, cast to its types.
+
+    Raises DatasetError for columns that are missing, repeated, or of a type that can't be widened to the schema's.
+    """
     types = {field.name: field.dataType.simpleString() for field in rows.schema.fields}
     repeated = repeated_names(rows.columns)
     wrong = [(name, "is missing") for name in schema.names if name not in types]
@@ -193,9 +204,10 @@ def cast_to_schema(rows: DataFrame, schema: Schema, what: str) -> DataFrame:
 def snapshot_frame(
     snapshot: Snapshot, schema: Schema, what: str, log: DatasetLog, spark: SparkSession, by: str
 ) -> Iterator[DataFrame]:
-    """Provide the rows of a snapshot as a frame with these columns while the context lasts.
+    """Provide, while the context lasts, the rows of a snapshot as a frame with the columns of `schema`.
 
-    Arrow tables are staged in the lake, where all of Spark's executors can read them.
+    Arrow tables are staged in the lake, where all of Spark's executors can read them. Raises DatasetError for columns
+    that do not fit.
     """
     from pyspark.sql import DataFrame
 
@@ -245,16 +257,17 @@ def _upload_part(lake: Lake, folder: str, path: Any, number: int, writer: Any) -
 
 
 def begin_table(advance: Advance, applied: Mapping[str, str]) -> Advance:
-    """Commit the start of a new table, recording the startpoints in `applied` (ids by partition) as applied.
+    """Commit the first manifest of a new table, which has the bulk snapshot's rows if one is declared.
 
-    Raises CommitConflictError where another writer committed first, and what `load_snapshot` raises.
+    It records the startpoints in `applied` (ids by partition) as applied. Raises CommitConflictError where another
+    writer committed first, and what `load_snapshot` raises.
     """
     advance = _commit_repartitioned(advance)
     snapshot, source, decision, first = advance.snapshot, advance.source, advance.decision, advance.manifest
     attempt, number = advance.log.attempt(), first.next_generation
     running, used, building, samples = decision.action == "bootstrap", 0, tuple[Generation, ...](), None
     start: Offsets = source.system.oldest(source.ssps)
-    if not running:  # empty: continues at the offsets of the previous table, if there was one
+    if not running:  # without a bootstrap: empty, from the previous table's offsets on
         known = {} if snapshot.manifest is None else offsets_by_partition(snapshot.manifest.offsets)
         start, used = source.start_offsets(known, start, snapshot.ends), 1
     elif snapshot.spec.following.initial is not None:
@@ -302,11 +315,12 @@ _NONE: Mapping[str, str] = MappingProxyType({})
 def advance_unbounded(
     context: Runtime, spec: AdjunctDataset, *, rebuild: str | None = None, on_stage: OnStage = ignore_stage
 ) -> AdvanceReport:
-    """Bootstrap the dataset, or apply the changes since its last commit; without changes nothing is committed.
+    """Bootstrap the dataset, or apply the changes since its last commit.
 
-    `rebuild` is the reason to rebuild it from the stream's oldest offset (or its bulk snapshot), next to the table that
-    is served. Raises BadChangeError and NullKeyError for changes that can't be applied, OffsetOutOfRangeError and
-    DatasetError where the table can't be continued, and CommitConflictError when another writer committed first.
+    Without changes it makes no version, unless the columns or the length of history have changed. `rebuild` is the
+    reason to rebuild it from the stream's oldest offset (or its bulk snapshot), next to the table that is served.
+    Raises BadChangeError and NullKeyError for changes that can't be applied, OffsetOutOfRangeError and DatasetError
+    where the table can't be continued, and CommitConflictError when another writer committed first.
     """
     if not spec.following.persistent:
         raise DatasetError(
@@ -358,9 +372,10 @@ def compact_if_due(advance: Advance) -> Advance:
 
 
 def mask_version(advance: Advance) -> None:
-    """Store the mask of the version that this advance has committed, if that takes no longer than the advance took.
+    """Store the mask of the committed version: a cache for readers of which stored rows are no entries.
 
-    It is a cache of readers: where it can't be made, the stage says why, and the version is read without it.
+    Does nothing if this advance has made no version, or if no mask is due by the time that the advance took. If it
+    can't be made, the stage's detail says why; readers then merge the version without it.
     """
     sealed = advance.manifest.version
     if advance.sealed and sealed is not None and is_mask_due(sealed, sum(advance.stages.seconds.values())):

@@ -95,10 +95,10 @@ def read_changes(
     positions_from: int = 0,
     samples: Samples | None = None,
 ) -> tuple[DataFrame | pa.Table, Samples | None]:
-    """Return the changes made from the records of these ranges, and the first values of their order.
+    """Return the changes made from the records of these ranges, and the first values of the ordering columns.
 
-    Positions by offset start at `positions_from`. `samples` are the first values if there were changes before. Raises
-    SchemaMismatchError if the first change can't be ordered.
+    By offset, a change's position is its offset plus `positions_from`. `samples` are the first values of the ordering
+    columns, None before the first change. Raises SchemaMismatchError if the first change can't be ordered.
     """
     if spark is IN_PROCESS:
         return decoding.decode_arrow_changes(source, source.read_arrow(ranges), positions_from, samples)
@@ -108,11 +108,11 @@ def read_changes(
 def drop_late(
     changes: DataFrame | pa.Table, horizon: int | None, on_bad_change: object
 ) -> tuple[DataFrame | pa.Table, Callable[[], int] | None]:
-    """Return the changes above the horizon, and a function that counts the late ones after the write.
+    """Return the changes without late ones, and a function that counts these once the changes are written.
 
-    The horizon is a position, or a time in microseconds for rows over time. A late change may be older than a deletion
-    that is no longer stored, so it can't be applied. With dead letters it gets a problem instead, and nothing is
-    counted.
+    A change is late at or below the horizon, a position, or with history a time in microseconds: it may be older than a
+    deletion that is no longer stored, so it can't be applied. With dead letters, late changes stay and get a problem
+    instead, and there is no function (None).
     """
     if horizon is None:
         return changes, None
@@ -145,7 +145,8 @@ def drop_late(
 def select_applicable(changes: DataFrame | pa.Table, dataset: str, *, set_aside: bool) -> DataFrame | pa.Table:
     """Return the changes without problems.
 
-    Unless the others are set aside, one of them raises BadChangeError, at once or when the frame is written.
+    A change with a problem raises BadChangeError, at once or when the frame is written, unless such changes are set
+    aside.
     """
     if isinstance(changes, pa.Table):
         bad = changes.filter(pc.is_valid(changes.column(PROBLEM)))
@@ -164,7 +165,8 @@ def build_dead_letters(
 ) -> DataFrame | pa.Table | None:
     """Return the dead letters for the changes that can't be applied, one for each record; None without any.
 
-    `incomplete` has partition, offset and reason of further ones.
+    `incomplete` lists changes that turned out to be incomplete or late while they were written: partition, offset,
+    reason.
     """
     if isinstance(changes, pa.Table):
         return _build_arrow_dead_letters(changes, spec, incomplete)
@@ -222,9 +224,9 @@ def write_changes(
 ) -> tuple[Advance, Generation, dict[str, int], Samples | None]:
     """Write the changes of these ranges as one generation; return the advance, the generation, counters and samples.
 
-    The samples are the first values that changes are ordered by. If ranges with dead letters had to be committed first,
-    the returned advance is the one after that commit. Raises BadChangeError and NullKeyError for changes that can't be
-    applied.
+    The samples are the first values of the ordering columns. If the ranges had to be committed before their dead
+    letters were sent, the returned advance is the one after that commit. Raises BadChangeError and NullKeyError for
+    changes that can't be applied.
     """
     source, spec, manifest, lake = advance.source, advance.spec, advance.manifest, advance.context.lake
     following, late = spec.following, None
@@ -249,14 +251,17 @@ def write_changes(
         completion = RowCompletion(spec.name, layout, stored, by_offset, set_aside, again, horizon)
 
     def write_files(*rows_and_place: Any, **how: Any) -> list[BucketFile]:
-        """Write files and collect the incomplete and late changes from their stats, which manifests don't keep."""
+        """Write files, and move incomplete and late changes from the files' stats into this call's variables.
+
+        Stats and footers are stored in manifests, where these changes don't belong.
+        """
         nonlocal late_again
         files, write = [], ARROW if spark is IN_PROCESS else SPARK
         for file in write(*rows_and_place, **how):
             incomplete.extend(map(tuple, file.stats.get("incomplete", ())))
             late_again += file.stats.get("late", 0)
             stats = {name: value for name, value in file.stats.items() if name not in ("incomplete", "late")}
-            # The footer lists them too.
+            # The footer has the same list.
             footer = None if "incomplete" in file.stats else file.footer
             files.append(replace(file, stats=stats, footer=footer))
         return files
@@ -310,7 +315,7 @@ def write_changes(
 
 
 def target_generations(advance: Advance) -> tuple[Generation, ...]:
-    """Return the generations that the next changes apply to: of the table being built, else of the one served."""
+    """Return the generations that the next changes are applied to: of the table being built, else the served one."""
     version = advance.manifest.version
     if advance.running:
         return advance.bootstrap.building
@@ -349,10 +354,10 @@ def send_dead_letters(
 
 
 def _dead_letter_producer(advance: Advance, identity: tuple[object, ...]) -> str:
-    """Return the producer id of dead letters; it differs where the same ranges may give different letters.
+    """Return the producer id of dead letters. It differs where the same ranges may give different letters.
 
-    That is the case after a rebuild, a changed declaration or a compaction that moved the horizon, in a rewind, and
-    after an erasure of rows from which changes are completed.
+    That is the case after a rebuild, a changed declaration, a compaction that moved the horizon, or an erasure of rows
+    from which changes are completed, and in a rewind.
     """
     spec, extractor, manifest = advance.spec, advance.spec.extractor, advance.manifest
     facts = (
@@ -391,16 +396,16 @@ def apply_changes(advance: Advance) -> tuple[Advance, Action]:
 def apply_ranges(
     advance: Advance, ranges: Ranges, *, reached: bool = False, rewinding: ActiveRewind | None = None
 ) -> tuple[Advance, int]:
-    """Read these changes and commit them; return the advance and the number of records.
+    """Read the changes in these ranges and commit them; return the advance and the number of records.
 
-    `reached` says that they complete a bootstrap, `rewinding` that they are applied again.
+    `reached` says that with them a bootstrap has reached its target; `rewinding` is the rewind that applies them again.
     """
     context, name = advance.context, advance.spec.name
     attempt, bootstrapping = advance.log.attempt(), advance.running
     generation = attempt.generation(advance.manifest.next_generation)
     records, samples = advance.source.count(ranges) if ranges else 0, advance.manifest.first_ordered
     counters = {"read": records}
-    # Changes are completed from rows of the served version.
+    # Changes are completed from rows of the served version, so it is leased.
     completes = advance.spec.following.completes and not bootstrapping
     read = advance.manifest.version if completes else None
     try:
@@ -408,7 +413,7 @@ def apply_ranges(
             record_build(context.lake, name, attempt.id, context.by),
             lease_served(context.lake, name, read, holder=f"advance by {context.by}"),
         ):
-            # With history, or in a rewind, stored rows are read too.
+            # With history, or in a rewind, stored rows are read too, so the number of rows is unknown.
             alone = advance.spec.following.history is None and rewinding is None
             spark = context.spark_for(records if alone else None, list_change_spark_needs(advance.source))
             with advance.stages("build"), interpret_small_plans(spark, records if records and alone else None):

@@ -47,10 +47,10 @@ _NO_BOOTSTRAP = Bootstrap(state="running", start={}, target={}, started_at=datet
 
 @dataclass(frozen=True, slots=True)
 class Advance:
-    """An advance, by the table before it and the decision made on that, and how far it has come.
+    """The state of a running advance: the table that it found, the decision made on that, and its progress.
 
-    `commit` and `manifest` are the last known ones; the stream is read up to `ends`. `sealed` are the ids of the
-    versions committed so far, oldest first.
+    `commit` and `manifest` are the newest ones known; changes are read up to the offsets `ends`. `sealed` are the ids
+    of the versions that it has committed, oldest first.
     """
 
     context: Runtime
@@ -65,7 +65,10 @@ class Advance:
 
     @classmethod
     def of(cls, context: Runtime, snapshot: TableSnapshot, decision: Decision, stages: Stages) -> Advance:
-        """Return an advance that has done nothing yet; without a table, its manifest is one of a table to begin."""
+        """Return an advance that has done nothing yet.
+
+        Without a stored table its manifest is a new one, which is not committed.
+        """
         manifest = snapshot.manifest or UnboundedManifest(
             name=snapshot.spec.name,
             declaration=snapshot.source.declaration,
@@ -76,12 +79,12 @@ class Advance:
 
     @property
     def source(self) -> OpenedStream:
-        """The opened input stream."""
+        """The opened input stream of the dataset."""
         return self.snapshot.source
 
     @property
     def spec(self) -> AdjunctDataset:
-        """The declaration."""
+        """The declaration of the dataset."""
         return self.snapshot.spec
 
     @property
@@ -96,18 +99,18 @@ class Advance:
 
     @property
     def running(self) -> bool:
-        """Whether the bootstrap is running."""
+        """Whether a bootstrap is running."""
         return self.bootstrap.state == "running"
 
     def after(self, commit: Commit, manifest: UnboundedManifest) -> Advance:
-        """Return the advance after this commit."""
+        """Return the advance after this commit. A new version in `manifest` is added to `sealed`."""
         version = manifest.version
         made = (version.id,) if version is not None and version is not self.manifest.version else ()
         return replace(self, commit=commit, manifest=manifest, sealed=(*self.sealed, *made))
 
 
 def commit_manifest(advance: Advance, manifest: UnboundedManifest, *, commit_id: str | None = None) -> Advance:
-    """Commit `manifest`. Raises CommitConflictError, and then nothing is visible."""
+    """Commit `manifest`. Raises CommitConflictError where another writer committed first; then nothing is committed."""
     commit = advance.log.commit(advance.commit, manifest, by=advance.context.by, commit_id=commit_id)
     return advance.after(commit, manifest)
 
@@ -115,7 +118,7 @@ def commit_manifest(advance: Advance, manifest: UnboundedManifest, *, commit_id:
 def commit_with_retries(
     advance: Advance, decide: Callable[[Advance], UnboundedManifest], *, commit_id: str | None = None
 ) -> Advance:
-    """Commit what `decide` makes of the current state; retry where another writer only compacted or discarded.
+    """Commit the manifest that `decide` makes of the current state; retry where others only compacted or discarded.
 
     Raises CommitConflictError where another writer has read further, has started the table again, or has erased keys
     from whose rows our changes may have been completed.
@@ -137,12 +140,12 @@ def commit_with_retries(
 
 
 def commit_fields(advance: Advance, **changes: Any) -> Advance:
-    """Commit new values of these manifest fields, without data and offsets."""
+    """Commit new values of these manifest fields; the others stay, with the data and the offsets."""
     return commit_with_retries(advance, lambda current: current.manifest.after(**changes))
 
 
 def commit_decision(advance: Advance) -> Advance:
-    """Commit the decision unless the same one is stored."""
+    """Commit the decision, unless the stored one has the same action and reason."""
     stored, made = advance.manifest.decision, advance.decision
     if stored is not None and (stored.action, stored.reason) == (made.action, made.reason):
         return advance
@@ -150,7 +153,11 @@ def commit_decision(advance: Advance) -> Advance:
 
 
 def confirm_caught_up(advance: Advance) -> Advance:
-    """Commit that the table is caught up if its age is limited; at most once in a tenth of the limit."""
+    """Commit that the table is caught up now. Does nothing while changes are unread.
+
+    That is needed only where `effective_max_age` limits how old this knowledge may be, and at most once in a tenth of
+    that time.
+    """
     limit, confirmed, now = effective_max_age(advance.source), advance.manifest.confirmed_at, advance.snapshot.at
     if advance.manifest.offsets != offsets_to_json(advance.ends):
         return advance  # changes of an unfinished transaction are waiting
@@ -158,7 +165,7 @@ def confirm_caught_up(advance: Advance) -> Advance:
         return advance
     try:
         return commit_fields(advance, confirmed_at=now, decision=advance.decision, change=Change(action="confirm"))
-    except CommitConflictError:  # another writer found the same
+    except CommitConflictError:  # another writer has confirmed it, or read further
         commit, fresh = advance.log.read()
         return replace(advance, commit=commit, manifest=as_unbounded(fresh or advance.manifest))
 
@@ -174,7 +181,7 @@ def _has_same_progress(before: UnboundedManifest, fresh: UnboundedManifest) -> b
     if before.declaration.partitions != fresh.declaration.partitions:
         return False
     if before.bootstrap.state == "done" and before.horizon != fresh.horizon:
-        return False  # late changes must be decided again
+        return False  # the horizon has moved, so other changes are late
     return all(getattr(before, name) == getattr(fresh, name) for name in names)
 
 
@@ -194,7 +201,7 @@ def manifest_with_version(
     history, before, rows = history_from_spec(spec), manifest.version, None
     if history is not None and before is not None and before.history is not None:
         folders = {generation.folder for generation in before.generations}
-        if any(generation.folder in folders for generation in generations):  # pruned rows are missing still
+        if any(generation.folder in folders for generation in generations):  # kept ones lack what was pruned
             history = history.after(pruned=before.history.pruned)
     if len(generations) == 1:  # else only a merge would tell the number of entries
         rows = generations[0].rows if not count_deletions(generations[0]) else None
@@ -243,8 +250,8 @@ def table_layout(source: OpenedStream) -> BucketLayout:
 def evolve_table(advance: Advance) -> Advance:
     """Commit a version with the declared columns and length of history; stored rows are not rewritten.
 
-    Added columns are null in them, widened ones are cast on read. The next major compaction rewrites them, and prunes
-    by the new history: that is why this is committed even without changes.
+    On read, added columns are null in stored rows and widened ones are cast. The next major compaction rewrites the
+    rows, and drops those that ended before the new history: that is why this is committed even without changes.
     """
     manifest, version, source = advance.manifest, advance.manifest.version, advance.source
     assert version is not None, "only a served version evolves"
@@ -262,9 +269,9 @@ def evolve_table(advance: Advance) -> Advance:
 def next_ranges(advance: Advance) -> tuple[Ranges, bool]:
     """Return the next ranges to read, about one chunk, and whether they are the last ones for now.
 
-    Ranges whose dead letters were being sent are read again unchanged. Where transactions are kept whole, the ranges
-    end before the first incomplete one, and a chunk without a complete one is enlarged. A bootstrap then reads beyond
-    its target to the end of the transaction.
+    If an earlier run was sending the dead letters of some ranges, exactly these are returned. Where transactions are
+    kept whole, the ranges end before the first incomplete one, and a chunk without a complete one is enlarged. A
+    bootstrap then reads beyond its target to the end of the transaction.
     """
     system, form = advance.source.system, advance.spec.following.changes
     starts = offsets_by_partition(advance.manifest.offsets)

@@ -1,7 +1,8 @@
 """Compacts a table: merges deltas into one (minor), or all generations into a new base (major).
 
     minor   adjacent deltas -> one delta; keeps every tombstone
-    major   base and deltas -> a new base; by offset without tombstones, by a column with those above the horizon
+    major   base and deltas -> a new base; of a table ordered by offset it has no tombstones, of one ordered by a
+            column those above the horizon
 
 Readers and commits go on meanwhile. The plan is decided on the manifest alone. One compare-and-swap replaces exactly
 the inputs with the output; deltas that were committed meanwhile stay on top of it.
@@ -99,12 +100,13 @@ class CompactionPlan:
 def plan_compaction(
     version: SealedVersion, policy: DeltaCompaction, level: Level | None = None, *, of_state: bool = False
 ) -> CompactionPlan | None:
-    """Return what to compact, or None.
+    """Return the generations to merge and why, or None if there is nothing to do.
 
-    With `level`, all that it can merge: all deltas, or all generations. Without it, what is due by the policy. A minor
-    compaction takes the newest deltas, and older ones as long as they are not larger than those taken together, so that
-    each row is rewritten a few times, however many commits there are. A state table has no base, since a generation is
-    dropped whole when its last row has expired: there the small generations are due once there are too many.
+    With `level`, these are all deltas ("minor") or all generations ("major"). Without it, they are what the policy
+    makes due. A minor compaction takes the newest deltas, and older ones as long as they are not larger than those
+    taken together, so that each row is rewritten a few times, however many commits there are. A state table has no
+    base, since a generation is dropped whole when its last row has expired: there the small generations are due once
+    there are too many.
     """
     generations = [generation for generation in version.generations if generation.files]
     if of_state:
@@ -148,8 +150,9 @@ class CompactionReport(Report):
 
     `action` is "compacted" (it made `version`, an id), "nothing" (nothing was due), or "superseded" (another
     compaction, a rebuild or an erasure replaced the inputs first, and nothing was changed); `note` says why.
-    `generations` is how many a reader merges before and after, `rows` and `bytes` are those of inputs and output.
-    `counters` counts superseded rows and dropped tombstones. Tombstones up to position `horizon` are dropped.
+    `generations` is the number that a reader merges, before and after; `rows` and `bytes` are those of the inputs and
+    of the output. `counters` counts superseded rows and dropped tombstones. Tombstones up to `horizon`, a position or
+    with history a time in microseconds, are no longer stored.
     """
 
     dataset: str
@@ -188,8 +191,8 @@ class CompactionReport(Report):
 class MergeResult:
     """The output of one merge.
 
-    Tombstones up to position `horizon` were dropped; None if the horizon did not move. `pruned` is the edge that was
-    applied to the history; None if there is none.
+    Tombstones up to `horizon`, a position or with history a time in microseconds, were dropped; None if the horizon did
+    not move. Rows that ended before the time `pruned`, in microseconds, were dropped too; None without such a limit.
     """
 
     attempt: Attempt
@@ -206,7 +209,10 @@ def read_generations(
     layout: BucketLayout,
     generations: Sequence[Generation],
 ) -> DataFrame | pa.Table:
-    """Return all rows of these generations; bucket i is partition i. Raises ManifestMismatchError for damage."""
+    """Return all rows of these generations, as a frame with bucket i in partition i, or as an Arrow table.
+
+    Raises ManifestMismatchError for missing or damaged files.
+    """
     if spark is not IN_PROCESS:
         rows = bucketed_frame(spark(), store, what, layout, generations)
         return rows if layout.bucket_by else rows.coalesce(1)
@@ -238,11 +244,11 @@ def _drop_expired(rows: DataFrame | pa.Table, expires: str, watermark: datetime)
 def merge_generations(
     context: Runtime, manifest: UnboundedManifest, plan: CompactionPlan, attempt: Attempt, *, forget: bool
 ) -> MergeResult:
-    """Merge the generations of the plan into one with the number of the newest, so that the order of others stays.
+    """Merge the plan's generations into one with the number of the newest, so that the order of the others stays.
 
     `forget` moves the horizon of a table that is ordered by a column or has history, dropping more tombstones. With
-    history, a base stores where each row ends and drops those that ended before the edge; tombstones older than twice
-    the history are dropped where nothing else is left of their key.
+    history, a new base stores when the validity of each row ends, and drops rows that ended before the history begins;
+    tombstones older than twice its length are dropped if no other row of their key is left.
     """
     spark = context.spark_for(sum(generation.rows for generation in plan.generations))
     version, major = manifest.version, plan.level == "major"
@@ -283,7 +289,8 @@ def merge_generations(
         horizon = counters.pop("forgotten_to", None)
     elif ordered:
         counters["deleted"] = counters.pop("forgotten", 0)
-        if version.order_by == STREAMED_FIRST:  # a snapshot row of an unknown key is never late: it is its first row
+        # A snapshot row is below any horizon, but not late: without a stored row of its key it is the first one.
+        if version.order_by == STREAMED_FIRST:
             horizon = None
     return MergeResult(attempt, strip_large_footers(generation), counters, horizon, edge)
 
@@ -331,7 +338,7 @@ def compact_due(context: Runtime, manifest: UnboundedManifest, policy: DeltaComp
 
 
 class _LateChanges(Exception):
-    """Raised where deltas committed meanwhile hold changes at or below the new horizon."""
+    """Raised where deltas that were committed meanwhile have changes at or below the new horizon."""
 
 
 def _compact(
@@ -384,7 +391,10 @@ def _compact(
 def _merge_and_commit(
     context: Runtime, manifest: UnboundedManifest, plan: CompactionPlan, *, forget: bool
 ) -> tuple[MergeResult, _Current] | None:
-    """Commit the output in place of its inputs and keep appended deltas; None where the inputs were replaced."""
+    """Merge, and commit the output in place of its inputs, below deltas committed meanwhile.
+
+    Returns None where another writer has replaced the inputs. Raises _LateChanges.
+    """
     assert manifest.version is not None
     log, known = context.log(manifest.name), {generation.folder for generation in manifest.version.generations}
     attempt = log.attempt()
@@ -415,7 +425,7 @@ def _merge_and_commit(
 
 
 def _has_late_deltas(context: Runtime, fresh: UnboundedManifest, known: set[str], horizon: int) -> bool:
-    """Whether generations committed meanwhile have changes, or validity times, at or below the horizon."""
+    """Whether deltas that were committed meanwhile have positions, or validity times, at or below the horizon."""
     version = fresh.version
     assert version is not None
     appended = [delta for delta in version.generations if delta.folder not in known and delta.files]

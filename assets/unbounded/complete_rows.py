@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RowCompletion:
-    """How the changes of a dataset are completed from the newest rows of its generations, which are oldest first.
+    """How the changes of a dataset are completed from the newest rows of its `generations`, given oldest first.
 
     With `by_offset` positions are offsets; else rows of snapshots have positions below streamed changes. Incomplete
     changes are listed in the stats of their file if `set_aside`, else they raise BadChangeError.
@@ -49,12 +49,12 @@ class RowCompletion:
     With `again`, for a rewind, the generations hold the changes already, and only changes that are not superseded must
     be complete. By offset, positions are raised to at least those of the stored rows of their keys. Else changes of a
     key are late where no row of it is stored and the newest of them is not above the `horizon`: a tombstone that was
-    dropped might win against them. Late changes are left out and counted in the stats, unless the newest is a deletion
-    itself; if `set_aside` they are listed as incomplete ones are.
+    dropped might win against them. Late changes are left out. They are counted in the stats, and if `set_aside` listed
+    there like incomplete ones, unless the newest change of the key is a deletion.
     """
 
     marks: ClassVar[tuple[str, ...]] = (KEPT, OFFSET, PARTITION)
-    """The columns that rows need in addition to the layout's."""
+    """The columns that the rows to complete have in addition to the layout's."""
 
     dataset: str
     layout: BucketLayout
@@ -80,14 +80,17 @@ class BucketCompletion:
         self._late = 0
 
     def stats(self) -> dict[str, Any]:
-        """Return the incomplete changes, and the number of late ones."""
+        """Return the incomplete changes as (partition, offset, reason), and the number of late ones, if any."""
         stats = {"incomplete": self._set_aside, "late": self._late}
         return {name: value for name, value in stats.items() if value}
 
     def take(self, batch: pa.Table) -> pa.Table:
-        """Add a batch; return completed rows: none until there are many, then those of all keys but the last."""
+        """Buffer a batch; return completed rows, if many are buffered.
+
+        These are the rows of all keys but the last one, which the next batch may continue.
+        """
         self._waiting.append(batch)
-        if sum(rows.num_rows for rows in self._waiting) < ROWS_PER_GROUP:  # stored rows are read once for so many
+        if sum(rows.num_rows for rows in self._waiting) < ROWS_PER_GROUP:  # one read of stored rows for so many
             return batch.slice(0, 0).drop_columns([KEPT] if KEPT in batch.column_names else [])
         rows = pa.concat_tables(self._waiting)
         new = np.append(True, key_changes(rows, self._key))
@@ -96,14 +99,14 @@ class BucketCompletion:
         return self._complete(rows.slice(0, last), new[:last])
 
     def rest(self) -> pa.Table | None:
-        """Return the remaining rows, completed; None without any."""
+        """Return the rows that are still buffered, completed; None without any."""
         if not self._waiting:
             return None
         rows, self._waiting = pa.concat_tables(self._waiting), []
         return self._complete(rows, np.append(True, key_changes(rows, self._key)))
 
     def _complete(self, rows: pa.Table, new: Any) -> pa.Table:
-        """Return the completed rows; `new` marks the first row of each key."""
+        """Return the completed rows; the mask `new` is true for the first row of each key."""
         if self._declared.again:
             rows, new = self._place(rows, new)
         if KEPT not in rows.column_names:
@@ -114,7 +117,7 @@ class BucketCompletion:
         if not kept.any():
             return rows
         key = np.cumsum(new) - 1
-        # Rows of snapshots are below all streamed changes, wherever they were read.
+        # By offset: rows of snapshots, wherever in the stream, have positions below all streamed changes.
         places = np.lexsort((rows.column(OFFSET).to_numpy(), key))
         back = np.argsort(places)
         done, stays = self._complete_in_order(
@@ -123,7 +126,7 @@ class BucketCompletion:
         return done.take(back[stays[back]])
 
     def _place(self, rows: pa.Table, new: Any) -> tuple[pa.Table, Any]:
-        """Return the changes of a rewind in their place over the stored rows, and the mask of the first of each key."""
+        """Return the changes of a rewind, by offset with raised positions, else without late ones; and their `new`."""
         by_offset, horizon = self._declared.by_offset, self._declared.horizon
         if not len(new) or not (by_offset or horizon is not None):
             return rows, new
@@ -146,14 +149,14 @@ class BucketCompletion:
         return rows.filter(~late), new[~late]
 
     def _complete_in_order(self, rows: pa.Table, key: Any, first: Any, deleted: Any, kept: Any) -> tuple[pa.Table, Any]:
-        """Return the rows, completed in stream order, and a mask of those that can be applied."""
+        """Complete the rows, which are in stream order by key; also return the mask of those that can be applied."""
         row, some, position = np.arange(len(key)), kept.any(axis=1), rows.column(POSITION).to_numpy()
         names, begins = self._layout.schema.names, first[key]
         columns = np.flatnonzero(kept.any(axis=0)).tolist()
         stored, lowest, values = self._read_stored(rows, key, first, some, [names[index] for index in columns])
         below, follows = position < lowest[key], _stream_order(position) >= _stream_order(lowest)[key]
         late = below
-        while True:  # once, except for snapshot rows among streamed changes
+        while True:  # one pass, unless snapshot rows are among streamed changes
             # Whether there is a row before this one: by the last whole row or deletion, or by the stored rows.
             before = _last_marked_before(~some & ~late)
             there = np.where(before >= begins, ~deleted[before], (stored[key] >= 0) & follows)
@@ -171,7 +174,7 @@ class BucketCompletion:
             both = pa.chunked_array([*column.chunks, *values.column(name).cast(column.type).chunks], column.type)
             completed[name] = both.take(pa.array(np.where(incomplete | late, row, source)))
         if incomplete.any():
-            if self._declared.again:  # only those that no later whole row or deletion of their key supersedes
+            if self._declared.again:  # only those after the last whole row or deletion of their key
                 last = np.append(first[1:], len(row)) - 1
                 incomplete_now = incomplete & (_last_marked(~some)[last][key] < row)
             else:
@@ -209,7 +212,7 @@ class BucketCompletion:
         keys, by_offset = rows.select(self._key).take(first), self._declared.by_offset
         for of, found in self._iterate_stored(keys, asked, schema, positions=not by_offset):
             position = found.column(POSITION).to_numpy()
-            newer = position > highest[of]  # of equal ones the newer generation has been read
+            newer = position > highest[of]  # at equal positions, the newer generation wins, which was read before
             at = np.where(found.column(TOMBSTONE).to_numpy(), -1, np.arange(count, count + len(of)))
             stored[of[newer]], highest[of[newer]] = at[newer], position[newer]
             tables.append(found.select(schema.names))
@@ -219,7 +222,7 @@ class BucketCompletion:
     def _iterate_stored(
         self, keys: pa.Table, asked: Any, schema: pa.Schema, *, positions: bool
     ) -> Iterator[tuple[Any, pa.Table]]:
-        """Yield for each file, newest generation first, which of the `asked` keys it has, and their rows.
+        """Yield for each file, newest generation first, which of the `asked` keys (indices) it has, and their rows.
 
         Without `positions`, a key's row is yielded only from the newest generation that has it.
         """
@@ -238,7 +241,7 @@ class BucketCompletion:
     def _find_in_file(
         self, stored: StoredFile, keys: pa.Table, schema: pa.Schema, *, positions: bool
     ) -> tuple[Any, pa.Table]:
-        """Return which of the keys a file has, and their rows with these columns, position and tombstone."""
+        """Return the indices of the keys that a file has, and their rows: these columns, position and tombstone."""
         file = _open_file(stored)
         whole = pa.schema([(POSITION, pa.int64()), (TOMBSTONE, pa.bool_()), *schema])
         constants: dict[str, Any] = {} if positions else {POSITION: 0}
@@ -268,7 +271,7 @@ class BucketCompletion:
         return np.concatenate(numbers), pa.concat_tables(tables)
 
     def _keys_in_range(self, metadata: pq.FileMetaData, group: int, keys: pa.Table) -> Any:
-        """Return which of the keys may be in a row group, by the range of its first key column."""
+        """Return the indices of keys that may be in a row group, by the range of its first key column."""
         names = [metadata.schema.column(index).path for index in range(metadata.num_columns)]
         statistics = metadata.row_group(group).column(names.index(self._key[0])).statistics
         if statistics is None or not statistics.has_min_max:
@@ -287,7 +290,7 @@ def _open_file(stored: StoredFile) -> pq.ParquetFile:
 
 
 def _match_keys(head: pa.Table, keys: pa.Table, names: Sequence[str]) -> tuple[Any, Any]:
-    """Return which keys are in these rows, and the row of each."""
+    """Return two arrays of the same length: which keys are in the rows `head`, and the row of each."""
     pairs = [(head.column(name).cast(keys.column(name).type), keys.column(name)) for name in names]
     codes = key_codes([pa.chunked_array([*stored.chunks, *wanted.chunks]) for stored, wanted in pairs])
     places = pc.index_in(codes.slice(0, head.num_rows), value_set=codes.slice(head.num_rows))
@@ -296,17 +299,20 @@ def _match_keys(head: pa.Table, keys: pa.Table, names: Sequence[str]) -> tuple[A
 
 
 def _stream_order(position: Any) -> Any:
-    """Return positions in stream order, with rows of a bulk snapshot before all others."""
+    """Return numbers that sort rows by their offset; rows of a bulk snapshot come first.
+
+    Rows of a snapshot in the stream have SNAPSHOT_ROWS added to their positions, which is undone here.
+    """
     return np.where(position < SNAPSHOT_ROWS // 2, position - SNAPSHOT_ROWS, position)
 
 
 def _last_marked_before(marked: Any) -> Any:
-    """Return for each row the last marked row before it, or -1."""
+    """Return for each row the index of the last marked row before it, or -1."""
     return np.append(-1, _last_marked(marked)[:-1])
 
 
 def _last_marked(marked: Any) -> Any:
-    """Return for each row the last marked row up to and including it, or -1."""
+    """Return for each row the index of the last marked row up to and including it, or -1."""
     return np.maximum.accumulate(np.where(marked, np.arange(len(marked)), -1))
 
 

@@ -1,8 +1,9 @@
 """Local tables, which the batches of one application write, and the state tables of its operators.
 
-Each send of a batch becomes a generation, and one commit publishes them all. The commit names the application and the
-batch, so a retried batch finds its commit and adds nothing. Joins of a batch read the version that its intent pinned,
-plus what the batch has sent so far. Later generations win: sends in the order of the application, batches in theirs.
+What one operator of a batch sends to a table (a *send*) becomes a generation, and one commit publishes all generations
+of the batch. It names the application and the batch, so a retried batch finds its commit and adds nothing. Joins of a
+batch read the version that its intent pinned, plus what the batch has sent so far. Later generations win: those of a
+later batch, and within a batch those of a later operator.
 
 A state table is a local table that an operator writes and nobody declares; each row has a time at which it expires. The
 commit whose watermark has passed the last row of a generation drops that generation whole. Small generations are merged
@@ -72,7 +73,10 @@ def columns_of_local_table(spec: AdjunctDataset) -> Schema:
 
 
 def has_expired(generation: Generation, watermark: datetime | None) -> bool:
-    """Whether all rows of a generation have expired at this watermark; False where a file lacks the range."""
+    """Whether all rows of a generation have expired at this watermark.
+
+    False where a file's stats do not have the range of its rows' expiry times.
+    """
     if watermark is None or not generation.files:
         return False
     reached = to_microseconds(watermark)
@@ -80,7 +84,7 @@ def has_expired(generation: Generation, watermark: datetime | None) -> bool:
 
 
 def new_manifest(spec: AdjunctDataset, now: datetime) -> UnboundedManifest:
-    """Return the manifest of a table that serves no version yet."""
+    """Return the first manifest of a table, which serves no version yet."""
     return UnboundedManifest(
         name=spec.name,
         declaration=declaration_from_spec(spec, columns_of_local_table(spec)),
@@ -90,7 +94,7 @@ def new_manifest(spec: AdjunctDataset, now: datetime) -> UnboundedManifest:
 
 
 def empty_manifest(spec: AdjunctDataset, attempt: Attempt, number: int, now: datetime) -> UnboundedManifest:
-    """Return the manifest of a table that serves an empty version, made by the commit with this number."""
+    """Return the first manifest of a table, which serves an empty version. `number` is that of its commit."""
     manifest = new_manifest(spec, now)
     rows = [attempt.generation(manifest.next_generation)]
     version = version_from_generations(spec, rows, number=number, id=version_id(number, attempt.id), sealed_at=now)
@@ -166,11 +170,12 @@ def advance_local(context: Runtime, spec: AdjunctDataset, *, on_stage: OnStage =
 def undo_batch(
     context: Runtime, name: str, application: str, batch: int, *, declared: AdjunctDataset | None = None
 ) -> str | None:
-    """Undo what an abandoned batch wrote to its application's table; return the id of the version served then.
+    """Undo what an abandoned batch wrote to its application's table; return the id of the version served afterwards.
 
     Later commits of the batch are rejected, also where it has written nothing yet: a `declared` table that does not
-    exist is created for that. A dataset that the application does not own is left alone. Safe to repeat. Raises
-    VersionDiscardedError where the version before the batch is gone.
+    exist is created for that. A dataset that the application does not own is left alone (None). Safe to repeat. Raises
+    VersionDiscardedError where the version before the batch is gone, and DatasetError where the table was repartitioned
+    since.
     """
     log = context.log(name)
 
@@ -189,7 +194,7 @@ def undo_batch(
         if last is not None and last.batch == batch and last.before != _served_id(manifest):
             before = _find_version_before(log, manifest, last, declared, attempt)
             version = before.after(id=version_id(number, attempt.id), number=number, sealed_at=now, counters={})
-            # Its generations are no longer retired.
+            # The generations of the version before are served again, so they are no longer retired.
             folders = {generation.folder for generation in version.generations}
             manifest = manifest.after(
                 retired=tuple(retired for retired in manifest.retired if retired.folder not in folders),
@@ -207,9 +212,10 @@ def undo_batch(
 
 
 def change_owner(lake: Lake, name: str, application: str, *, owner: str, reason: str, by: str) -> bool:
-    """Transfer a local table from the application `owner` to another; return whether it was one of its local tables.
+    """Transfer the local table `name` from the application `owner` to `application`.
 
-    State tables keep their owner, whose name is in theirs.
+    Returns whether that was done: not for a dataset that `owner` does not own, nor for a state table, whose name has
+    that of its owner.
     """
     log = DatasetLog(lake, name)
 
@@ -233,7 +239,7 @@ def _served_id(manifest: UnboundedManifest) -> str | None:
 def _find_version_before(
     log: DatasetLog, manifest: UnboundedManifest, written: Written, declared: AdjunctDataset | None, attempt: Attempt
 ) -> SealedVersion:
-    """Return the version before the batch in `written`; an empty one if there was none."""
+    """Return the version that was served before the batch in `written`; an empty one if there was none."""
     served = manifest.version
     assert served is not None, "a written table serves a version"
     if written.before is None:
@@ -263,9 +269,10 @@ def _find_version_before(
 
 @dataclass(frozen=True, slots=True)
 class WritingBatch:
-    """A batch of an application, and the run that executes it.
+    """A batch of an application, and who runs it (`by`).
 
-    With `cut` it was shortened since it began; if it is committed already, it stays as committed.
+    With `cut` the batch was shortened since it began. If it is committed already, the rows committed then stay, also
+    where they differ from those sent now.
     """
 
     application: str
@@ -286,9 +293,10 @@ def _next_generation(table: _CurrentTable) -> int:
 
 
 class LocalTableWriter:
-    """Writes and commits the sends of one batch to one local table; a context manager that drops uncommitted files.
+    """Writes the sends of one batch to one local table, and commits them all at once.
 
-    `pinned` is the version that the batch began with, None if the table had none.
+    A context manager that drops the files if they were not committed. `pinned` is the version that the batch began
+    with, None if the table had none.
     """
 
     def __init__(
@@ -359,9 +367,9 @@ class LocalTableWriter:
         return {"rows": sent.rows, **counters}
 
     def reader(self, *, sends: bool = True) -> VersionReader:
-        """Return a reader of the pinned version plus what the batch has sent so far; it may be empty.
+        """Return a reader of the pinned version plus what the batch has sent so far; both may be empty.
 
-        Without `sends` it reads the version alone, with the declared columns.
+        Without `sends` it reads the version alone. The columns are the declared ones.
         """
         generations = self._stacked_generations(sends=sends) or [self._log.attempt().generation(1)]
         id, number = ("v000000-begun", 1) if self._pinned is None else (self._pinned.id, self._pinned.number)
@@ -381,17 +389,19 @@ class LocalTableWriter:
 
     @property
     def sent(self) -> tuple[int, ...]:
-        """The numbers of the generations that the batch has sent so far."""
+        """The numbers of the non-empty generations that the batch has written so far."""
         return tuple(generation.id for generation in self._generations if generation.files)
 
     # -- the commit
 
     def commit(self, watermark: datetime | None = None) -> tuple[str | None, bool]:
-        """Commit the sends once for (application, batch); return the served version and if it was committed before.
+        """Commit the sends of the batch, once.
 
-        Generations of a state table whose rows have all expired at `watermark` are dropped. Raises
-        ProducerConflictError where the batch has committed different rows, and CommitConflictError where a later batch
-        has committed, or something other than a compaction has changed the table.
+        Returns the id of the served version, and whether an earlier run had committed the batch before. Generations of
+        a state table whose rows have all expired at `watermark` are dropped. Raises ProducerConflictError where the
+        batch has committed different rows, CommitConflictError where it was abandoned, where a later batch has
+        committed, or something other than a compaction has changed the table, and DatasetError for entries in a table
+        that did not exist when the batch began.
         """
         start = self._start = self._start or self._read()
         commit_id = self._log.attempt().id
@@ -403,7 +413,7 @@ class LocalTableWriter:
             after = self._manifest_with_batch(start, current, commit_id, watermark)
 
             def commit() -> tuple[str | None, bool]:
-                self._committed = True  # also if the outcome is unknown: the files may be needed
+                self._committed = True  # also if its outcome is unknown: the files may be in use
                 try:
                     self._log.commit(parent, after, by=self._batch.by, commit_id=commit_id)
                 except errors.CommitConflictError:
@@ -498,7 +508,7 @@ class LocalTableWriter:
 
 
 def _with_position(rows: DataFrame | pa.Table, position: int) -> DataFrame | pa.Table:
-    """Return the rows with one position for all, so that later sends win."""
+    """Return the rows with the same `__position` for all; that of a later send is higher, so that its rows win."""
     if isinstance(rows, pa.Table):
         return rows.append_column(POSITION, pa.array([position] * rows.num_rows, pa.int64()))
     return rows.withColumn(POSITION, F.lit(position).cast("bigint"))
@@ -515,7 +525,7 @@ class StateSpec:
     `expires` is a timestamp among the columns of `schema`: a row expires once the operator's watermark has reached it.
     When a key is written again or deleted, its time must not move back, or an older row would reappear after the newest
     one expired. `append_only` says that each key is written once, so that reads merge nothing. `kept_for` describes the
-    operator's settings: it continues with state kept for the same ones, and rejects any other.
+    operator's settings: an operator rejects state that was kept for other settings.
     """
 
     schema: Schema
@@ -531,7 +541,7 @@ class StateSpec:
 _STATE_DISCARD = DiscardPolicy(keep=1, grace=timedelta(0))
 _STATE_COMPACTION = DeltaCompaction()
 _RETIRED_PER_DISCARD = 8
-"""How many dropped or merged generations one discard waits for."""
+"""A discard of a state table is due once it has this many generations that were dropped or merged."""
 
 
 def state_dataset_name(application: str, name: str) -> str:
@@ -559,7 +569,7 @@ def declare_state_dataset(application: str, name: str, spec: StateSpec) -> Adjun
 def validate_state(lake: Lake, dataset: AdjunctDataset) -> None:
     """Raise DatasetError, saying what differs, where the stored state does not fit the declared one.
 
-    State kept for other settings does not: another bound or window would give its rows other expiry times.
+    State that was kept for other settings does not fit: another bound or window would give its rows other expiry times.
     """
     stored = DatasetLog(lake, dataset.name).read()[1]
     if stored is None:
@@ -586,7 +596,7 @@ def validate_state(lake: Lake, dataset: AdjunctDataset) -> None:
 def create_state(context: Runtime, dataset: AdjunctDataset) -> None:
     """Create an empty state table if there is none.
 
-    `undo_batch` records abandoned batches in it, so that a late commit of a dead run is rejected.
+    `undo_batch` needs a table in which to record an abandoned batch, so that a late commit of a dead run is rejected.
     """
     log = context.log(dataset.name)
 
@@ -602,7 +612,7 @@ def create_state(context: Runtime, dataset: AdjunctDataset) -> None:
 
 
 def maintain_state(context: Runtime, name: str) -> bool:
-    """Merge small generations of a state table where that is due; return whether a discard is due."""
+    """Merge small generations of a state table where that is due; return whether a discard of it is due."""
     manifest = context.log(name).read()[1]
     if manifest is None or manifest.declaration.expires is None:  # another dataset of this name is left alone
         return False

@@ -18,10 +18,10 @@ from dagster_adjunct.resources.streams.system import OffsetRange, StreamSystem, 
 
 @dataclass(frozen=True, slots=True)
 class BootstrapProgress:
-    """How many of a bootstrap's `total` offsets are `read`.
+    """How far a bootstrap is: `read` of its `total` offsets.
 
-    `missing` counts the unread offsets of each partition that has any. `seconds` is how long it took, or has taken so
-    far, and `why` the reason for it.
+    `missing` counts the unread offsets of each partition that has any. `seconds` is how long the bootstrap took, or has
+    taken so far; `why` is the reason for it.
     """
 
     state: Literal["running", "done"]
@@ -33,7 +33,7 @@ class BootstrapProgress:
 
     @property
     def per_cent(self) -> int:
-        """Whole per cent, rounded down; 100 only when the target is reached."""
+        """The share of the offsets that is read, in whole per cent, rounded down. It is 100 only at the target."""
         return 100 if self.state == "done" else min(99, 100 * self.read // self.total) if self.total else 99
 
     def summary(self) -> str:
@@ -45,9 +45,9 @@ class BootstrapProgress:
         return f"{self.per_cent}% of {self.total:,} offsets; to read: {unread or 'nothing'}{more}"
 
     def describe(self, took: float, read: int) -> str:
-        """Return the progress, and the estimated time left unless `read` is 0.
+        """Return the progress, and unless `read` is 0 the estimated time left.
 
-        `read` is the number of records read in the `took` seconds since it began, or was resumed.
+        `read` is the number of records read in the `took` seconds since the bootstrap began, or was resumed.
         """
         detail = f"{self.per_cent}% ({self.read:,} of {self.total:,} offsets)"
         left = took * (self.total - self.read) / read if read else 0
@@ -63,7 +63,7 @@ class BootstrapProgress:
 def bootstrap_progress(
     systems: Mapping[str, StreamSystem], manifest: UnboundedManifest, now: datetime
 ) -> BootstrapProgress:
-    """Return how far an unbounded dataset's last bootstrap is, by its manifest alone."""
+    """Return how far an unbounded dataset's last bootstrap is. Reads nothing: the manifest has its offsets."""
     bootstrap = manifest.bootstrap
     system = systems[split_stream_name(manifest.declaration.input)[0]]
     start, target = offsets_by_partition(bootstrap.start), offsets_by_partition(bootstrap.target)
@@ -80,8 +80,8 @@ def bootstrap_progress(
     )
 
 
-# Ages above this are measured by the stream's timestamps, to within a tenth; below, the time since the table was caught
-# up is exact enough.
+# Ages above this are found by timestamps of the stream, to within a tenth (`_STEP`). Below, they are not looked up: the
+# time since the table was caught up, or this limit, is exact enough.
 _MEASURED_FROM = timedelta(minutes=1)
 _STEP = 1.1
 
@@ -92,9 +92,9 @@ class PartitionLag:
 
     `offset` is the next one to read and `end` that of the next record to come. `offsets` counts those in between,
     `records` the records that the stream still holds there (the offsets, where counting records means reading them),
-    and `lost` the offsets that retention has deleted. No unread record is older than `seconds`, to within a tenth or a
-    minute; it never exceeds the time since the table was last caught up. It is 0 when nothing is unread, None if the
-    table was never caught up.
+    and `lost` the offsets that retention has deleted. `seconds` is at least the age of the oldest unread record, and
+    exceeds it by at most a tenth or a minute; it never exceeds the time since the table was last caught up. It is 0
+    when nothing is unread, None if the table was never caught up.
     """
 
     offset: str
@@ -114,7 +114,7 @@ class PartitionLag:
 class StreamPosition:
     """A table's next offset in each partition of its stream, and the stream's oldest and next offsets.
 
-    `confirmed_at` is when the table was last known to be caught up, or None.
+    `confirmed_at` is when the table was last known to be caught up, None if never.
     """
 
     system: StreamSystem
@@ -125,7 +125,7 @@ class StreamPosition:
 
     @classmethod
     def of(cls, systems: Mapping[str, StreamSystem], manifest: UnboundedManifest) -> StreamPosition:
-        """Return the position of the served table; during a rebuild that is the previous one.
+        """Return the position of the served table; during a rebuild the new table is not served yet.
 
         Raises StreamNotFoundError for a stream that no longer exists.
         """
@@ -184,7 +184,10 @@ class StreamPosition:
         raise StaleDatasetError(problem, step, dataset=dataset)
 
     def _seconds_behind(self, ssp: SystemStreamPartition, now: datetime) -> float | None:
-        """Return an upper bound of the age of unread records, found by bisection over timestamps."""
+        """Return an upper bound of the age of a partition's unread records, found by bisection over timestamps.
+
+        In seconds; None if the table was never caught up.
+        """
         if self.confirmed_at is None:
             return None
         oldest, youngest = max((now - self.confirmed_at).total_seconds(), 0.0), _MEASURED_FROM.total_seconds()

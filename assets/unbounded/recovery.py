@@ -56,10 +56,11 @@ class TableSnapshot:
     """A table and its stream at the moment `at`.
 
     `commit` is the current one, None before the first. `manifest` is None without a table; where `damage` says why the
-    current manifest can't be read, it is the newest readable one; if `carried`, it is not committed yet and continues
-    in the repartitioned stream. `oldest` and `ends` are, by partition, the first offset that the stream holds and the
-    next one to come. `missing` are objects of the table that are missing or truncated. `refusal` is the error where
-    nothing can be decided: the pointer is lost, or another writer committed meanwhile.
+    current manifest can't be read, it is the newest readable one. With `carried`, the stream was repartitioned, and
+    `manifest` is one that continues in the new stream and is not committed yet. `oldest` and `ends` are, by partition,
+    the first offset that the stream holds and the next one to come. `missing` are objects of the table that are missing
+    or truncated. `refusal` is the error where nothing can be decided: the pointer is lost, or another writer committed
+    meanwhile.
     """
 
     source: OpenedStream
@@ -75,7 +76,7 @@ class TableSnapshot:
 
     @property
     def spec(self) -> AdjunctDataset:
-        """The declaration."""
+        """The declaration of the dataset."""
         return self.source.spec
 
     @property
@@ -86,9 +87,9 @@ class TableSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class TableContinuity:
-    """Whether a table can be continued.
+    """Whether a table can be continued: `store` is the state of the table.
 
-    `problem` says why it is not valid, `lost` that retention has deleted the changes that come next, `building` that
+    `problem` says why it is invalid. `lost` says that retention has deleted the changes that come next, `building` that
     its bootstrap is not finished. `refusal` is the error to raise if the stream was recreated.
     """
 
@@ -100,10 +101,10 @@ class TableContinuity:
 
 
 def inspect_table(context: Runtime, spec: AdjunctDataset) -> TableSnapshot:
-    """Return the table and its stream as they are now; reads no data files and changes nothing.
+    """Return the table and its stream as they are now. Reads no data files and changes nothing.
 
     Raises DatasetError for an input that does not fit this dataset, and for another key, partitioning or input than the
-    table was declared with. Columns are checked later.
+    table was declared with. Columns are compared later, by `plan_recovery`.
     """
     source = OpenedStream.of(context.systems, spec)
     log = context.log(spec.name)
@@ -128,7 +129,7 @@ def inspect_table(context: Runtime, spec: AdjunctDataset) -> TableSnapshot:
         return replace(snapshot, refusal=_lost_pointer_error(log))
     if commit is not None and assess_continuity(snapshot).store == "invalid":
         head = log.log.head()
-        if head is not None and head.id != commit.id:  # whose writer may have removed the table's files
+        if head is not None and head.id != commit.id:  # that commit's writer may have removed files
             return replace(snapshot, refusal=_overtaken_error(log, f" (number {head.number}, after {commit.number})"))
     return snapshot
 
@@ -184,7 +185,10 @@ def assess_continuity(snapshot: TableSnapshot) -> TableContinuity:
 
 
 def effective_max_age(source: OpenedStream) -> timedelta | None:
-    """Return how long a table that is behind stays valid: the declared `max_age`, else the retention of tombstones."""
+    """Return how long a table that is behind stays valid: `max_age`, else how long its stream keeps deletions.
+
+    None is without limit.
+    """
     return source.spec.following.max_age or source.info.tombstones_kept
 
 
@@ -196,7 +200,10 @@ def _missing_objects(log: DatasetLog, manifest: UnboundedManifest) -> list[str]:
 
 
 def _lost_pointer_error(log: DatasetLog) -> CommitConflictError | MalformedDocumentError | None:
-    """Return the error for a log with commits and no pointer; starting again at number 1 would hide these commits."""
+    """Return the error for a log that has commits but no pointer to the current one; None for any other log.
+
+    A new table would begin again at commit 1 and hide these commits.
+    """
     if is_deletion_commit(log.log.current()):
         return None
     newest = next(log.log.commits_before(sys.maxsize), None)
@@ -242,7 +249,8 @@ class RecoveryPlan:
     """What an advance does first, and the decision that its commits store.
 
     "leave" serves the table as it is; "begin" creates a new one, empty or bootstrapped; "evolve" adopts the declared
-    columns and length of history. All but "leave" then apply the changes since the last commit.
+    columns and length of history; "apply" does nothing first. All but "leave" then apply the changes since the last
+    commit.
     """
 
     first: Literal["leave", "begin", "evolve", "apply"]
@@ -266,7 +274,7 @@ def plan_recovery(snapshot: TableSnapshot, *, rebuild: str | None = None, forced
             if (served.order_by, served.position_type) != (declared.order_by, declared.position_type):
                 raise order_change_error(spec.name, served.order_by, declared.order_by)
         decision = decide_recovery(snapshot)
-    else:  # also where there is no table yet, whatever is declared
+    else:  # bootstraps also without a table and with bootstrap=False
         store = decide_recovery(snapshot).store if manifest is None else "invalid"
         decision = Decision(action="bootstrap", store=store, reason=f"rebuild: {rebuild}", at=snapshot.at)
     if decision.action == "bootstrap" and not forced:
@@ -282,7 +290,11 @@ def plan_recovery(snapshot: TableSnapshot, *, rebuild: str | None = None, forced
 
 
 def decide_recovery(snapshot: TableSnapshot) -> Decision:
-    """Return the decision of the recovery table. Raises OffsetOutOfRangeError where that is declared."""
+    """Return what an advance does with the table, by the rules in the module's docstring.
+
+    Raises OffsetOutOfRangeError for a recreated stream, and for lost changes with on_lost_offset="fail". Raises the
+    snapshot's `refusal`.
+    """
     state = assess_continuity(snapshot)
     for refusal in (state.refusal, snapshot.refusal):
         if refusal is not None:
@@ -309,7 +321,7 @@ def decide_recovery(snapshot: TableSnapshot) -> Decision:
 
 
 def require_complete_stream(snapshot: TableSnapshot, why: str) -> None:
-    """Raise DatasetError for a bootstrap from a stream that no longer holds every key."""
+    """Raise DatasetError where a bootstrap has no bulk snapshot and its stream no longer holds every key."""
     spec = snapshot.spec
     if spec.following.initial is not None or snapshot.has_all_keys:
         return
@@ -336,7 +348,7 @@ def lost_changes_error(dataset: str, problem: str, instead: str) -> OffsetOutOfR
 
 
 def order_change_error(dataset: str, stored: tuple[str, ...] | None, declared: tuple[str, ...] | None) -> DatasetError:
-    """Return the error for a table whose positions are of another order than the declared one."""
+    """Return the error for a stored table that is ordered differently than declared."""
     problem = (
         f"dataset {dataset!r} is ordered by {describe_order(stored)}, and declared to be ordered by "
         f"{describe_order(declared)}: positions of different orders can't be compared."

@@ -57,7 +57,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ActiveRewind:
-    """A rewind in progress. `ids` are those of its startpoints, by partition; `forced` sets late changes aside."""
+    """A rewind in progress. `ids` are those of its startpoints, by partition.
+
+    `forced` leaves out late changes, or sends them to the dead letters, instead of raising DatasetError.
+    """
 
     plan: RewindPlan
     ids: dict[str, str]
@@ -72,11 +75,14 @@ class ActiveRewind:
 
     @property
     def identity(self) -> tuple[object, ...]:
-        """The values that distinguish this rewind from others."""
+        """The values that distinguish this rewind from others: its startpoints and ranges."""
         return sorted(self.ids.items()), sorted((str(ssp), span) for ssp, span in self.ranges.items())
 
     def record_in_manifest(self, after: UnboundedManifest, system: StreamSystem) -> UnboundedManifest:
-        """Return the manifest with this rewind: its startpoint ids, and the start and end of what was read."""
+        """Return the manifest `after` the changes, with what this rewind did.
+
+        It has applied its startpoints, has read from earlier offsets on, and has skipped to later ones.
+        """
         bootstrap = after.bootstrap
         begins, offsets = dict(bootstrap.start), dict(after.offsets)
         for partition in self.plan.partitions:
@@ -99,10 +105,10 @@ Force = bool | Collection[SystemStreamPartition]
 
 @dataclass(frozen=True, slots=True)
 class PartitionRewind:
-    """The effect of a startpoint in one partition, at offset `start`.
+    """The effect of a startpoint in one partition. The startpoint stands for the offset `start`.
 
-    `taken` is the next offset that the table reads, None without a table. `again` counts the offsets to apply again
-    (in a rebuild, to read), `skipped` those that would never be read.
+    `taken` is the next offset that the table would read without it, None without a table. `again` counts the offsets to
+    apply again (in a rebuild, to read), `skipped` those that would never be read.
     """
 
     ssp: SystemStreamPartition
@@ -123,10 +129,10 @@ class PartitionRewind:
 
 @dataclass(frozen=True, slots=True)
 class RewindPlan(Report):
-    """The effect of startpoints on a dataset's stream; the action "applied" says that all were applied before.
+    """The effect of startpoints on a dataset's table; the action "applied" says that all were applied before.
 
-    `refusal` is the error that a rewind would raise. Late changes of a table that is ordered by a column are found only
-    when they are read.
+    `refusal` is the error with which a rewind would reject them, None if it would not. Late changes of a table that is
+    ordered by a column are found only when they are read.
     """
 
     dataset: str
@@ -166,7 +172,7 @@ def plan_rewind(
 
 
 def require_rewindable(spec: AdjunctDataset) -> None:
-    """Raise DatasetError for a dataset that has no stored table to rewind."""
+    """Raise DatasetError for a bounded dataset, and for one whose table is not stored."""
     if not spec.follows_changes:
         raise errors.DatasetError(
             f"dataset {spec.name!r} is bounded: it can return to earlier versions, not to positions of its stream.",
@@ -254,7 +260,7 @@ def _refusal_error(
     partitions: tuple[PartitionRewind, ...],
     forced: frozenset[SystemStreamPartition],
 ) -> errors.DatasetError | None:
-    """Return the error that rejects these startpoints, or None."""
+    """Return the error that rejects these startpoints, or None. `forced` are the partitions with force."""
     spec = source.spec
     what, rebuild = f"dataset {spec.name!r}", f"adjunct dataset rebuild {spec.name} MODULE:APP --reason …"
     if manifest is None:
@@ -342,7 +348,7 @@ def rewind_table(
     force: Force = False,
     on_stage: OnStage = ignore_stage,
 ) -> AdvanceReport:
-    """Apply changes of an unbounded dataset again as `rewind_dataset` does."""
+    """Do what `rewind_dataset` does, with an open runtime."""
     require_rewindable(spec)
     require_audit_fields("rewind", spec.name, reason, runtime.by)
     stages = Stages(spec.name, on_stage)

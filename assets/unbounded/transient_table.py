@@ -48,7 +48,7 @@ def is_transient(version: str) -> bool:
 
 
 def version_from_ranges(ranges: Ranges) -> str:
-    """Return the version id of the changes in these ranges."""
+    """Return the id of the version that is built from the changes in these ranges."""
     spans = {str(ssp): list(ranges[ssp]) for ssp in sorted(ranges)}
     return _FORM + json.dumps(spans, separators=(",", ":"))
 
@@ -108,8 +108,8 @@ _HIDDEN = (POSITION, TOMBSTONE, OFFSET, PARTITION)
 class TransientTable:
     """The table of a dataset with `persistent=False` during one run of an application.
 
-    `last` is the version that the application's last batch read: without bootstrap the table continues at its end
-    offsets, or at the stream's default offset if there is none.
+    `last` is the version that the application's last batch read. Without bootstrap the table begins at the end offsets
+    of that version, or at the stream's default offset if there is none.
     """
 
     def __init__(self, systems: Mapping[str, StreamSystem], spec: AdjunctDataset, *, last: str | None = None) -> None:
@@ -124,11 +124,12 @@ class TransientTable:
         return OpenedStream.of(self._systems, self.spec)
 
     def advance(self, spark: Callable[[], SparkSession]) -> AdvanceReport:
-        """Build the table, or apply the changes since, up to the stream's current end.
+        """Build the table, or apply the changes since the last call, up to the stream's current end.
 
         The previous version is released once the new one exists. Raises BadChangeError and NullKeyError for changes
-        that can't be applied, DatasetError where a bootstrap lacks changes, and OffsetOutOfRangeError where retention
-        has deleted the next changes and on_lost_offset="fail", or where the stream ends before what was read of it.
+        that can't be applied, DatasetError where the stream no longer holds every key for a bootstrap, and
+        OffsetOutOfRangeError where retention has deleted the next changes and on_lost_offset="fail", or where the
+        stream now ends before offsets that were read.
         """
         source, before, stages = self._source, self.view, Stages(self.spec.name)
         with stages("collect"):
@@ -138,7 +139,7 @@ class TransientTable:
             else:
                 starts = _end_offsets(before.ranges)
                 decision = Decision(action="continue", store="valid", reason="this run has built it", at=utc_now())
-            refusal = source.recreated_error(None, starts, upcoming)  # only offsets are known of what was read
+            refusal = source.recreated_error(None, starts, upcoming)  # a version has no stream identity, only offsets
             if refusal is not None:
                 raise refusal
             fresh = self._next_ranges(starts, upcoming, spark)
@@ -173,10 +174,11 @@ class TransientTable:
         )
 
     def restore(self, version: str, spark: Callable[[], SparkSession]) -> TransientVersion:
-        """Rebuild the table from the ranges of this version and return it; the table continues from there.
+        """Rebuild the table from the ranges of this version, return it, and continue from there.
 
         Where retention has deleted a part of them, the version of the remaining changes is returned if the table is
-        declared to continue without lost changes; else OffsetOutOfRangeError is raised.
+        declared to continue without lost changes; else OffsetOutOfRangeError is raised. Raises DatasetError where the
+        partitions of the input have changed.
         """
         if self.view is not None and self.view.version == version:
             return self.view
@@ -216,7 +218,10 @@ class TransientTable:
         return self.view
 
     def raise_if_stale(self, max_staleness: timedelta) -> None:
-        """Raise StaleDatasetError where unread changes, of an incomplete transaction, are older."""
+        """Raise StaleDatasetError where unread changes are older than `max_staleness`.
+
+        After an advance, only changes of an incomplete transaction are unread.
+        """
         assert self.view is not None
         system, ssps = self._source.system, self._source.ssps
         at = StreamPosition(system, _end_offsets(self.view.ranges), system.oldest(ssps), system.upcoming(ssps), None)
@@ -230,7 +235,7 @@ class TransientTable:
             self.view = None
 
     def _start_offsets(self, upcoming: Offsets) -> tuple[Offsets, Decision]:
-        """Return the start offsets of a new table, and why."""
+        """Return the offsets at which a new table begins, and the decision that says why."""
         source = self._source
         oldest = source.system.oldest(source.ssps)
         if self.spec.bootstrap:
@@ -238,7 +243,7 @@ class TransientTable:
             if not source.system.has_all_keys(source.info.name):
                 raise incomplete_stream_error(self.spec, reason, "Declare persistent=True")
             return oldest, Decision(action="bootstrap", store="none", reason=reason, at=utc_now())
-        last: dict[SystemStreamPartition, str] = {}  # the end offsets read before, of the existing partitions
+        last: dict[SystemStreamPartition, str] = {}  # end offsets of the last version, of partitions that still exist
         if self._last is not None and is_transient(self._last):
             ends = _end_offsets(ranges_from_version(self.spec.name, self._last))
             last = {ssp: ends[ssp] for ssp in source.ssps if ssp in ends}
@@ -255,7 +260,7 @@ class TransientTable:
         return source.start_offsets(last, oldest, upcoming), decision
 
     def _next_ranges(self, starts: Offsets, upcoming: Offsets, spark: Callable[[], SparkSession]) -> Ranges:
-        """Return the ranges to read next, which hold whole transactions where these are declared."""
+        """Return the unread ranges, without incomplete transactions if the change format keeps these whole."""
         system = self._source.system
         ranges = {ssp: (start, upcoming[ssp]) for ssp, start in starts.items() if system.compare(start, upcoming[ssp])}
         if not ranges or not getattr(self.spec.following.changes, "transactions", None):
@@ -265,11 +270,11 @@ class TransientTable:
     def _build(
         self, spark: SparkSession, fresh: Ranges, ranges: Ranges, before: TransientVersion | None
     ) -> TransientVersion:
-        """Return the version of `ranges`, which are those of the version before plus the fresh ones."""
+        """Return the version of `ranges`: the rows of the version `before`, if any, and the `fresh` changes."""
         schema = self._source.schema
         rows = self._read_changes(spark, fresh)
         if before is not None:
-            rows = before.kept.unionByName(rows, allowMissingColumns=True)  # kept rows are whole
+            rows = before.kept.unionByName(rows, allowMissingColumns=True)  # kept rows have all columns
         if self.spec.following.completes:
             rows = self._complete(rows)
         # A plan that reads a stream works only while its table is in the session's catalogue, which keeps the newest
@@ -316,7 +321,7 @@ class TransientTable:
         newest_first = [F.col(name).desc() for name in (POSITION, OFFSET, PARTITION)]
         same_key = Window.partitionBy(*[named_column(name) for name in spec.key]).orderBy(*newest_first)
         newest = rows.withColumn("__rank", F.row_number().over(same_key)).where("__rank = 1").drop("__rank")
-        # Ordered by a column, a deletion also wins against later changes with a lower value.
+        # Ordered by a column, a deletion also wins against later changes with a lower value, so it is kept.
         return newest if spec.following.order is not None else newest.where(f"NOT {TOMBSTONE}")
 
 
