@@ -77,7 +77,7 @@ _AT_ONCE = 8  # concurrent requests
 _WRITERS = partial(segment.threads, "key-value-frames", _AT_ONCE)
 
 Stored = OpenTable[bytes, bytes]
-"""A table of keys and values as they are stored."""
+"""A table whose keys and values are the stored bytes."""
 
 
 def _table_opener(table: KeyValueTable[Any, Any]) -> Callable[[], Stored]:

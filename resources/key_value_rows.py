@@ -422,8 +422,7 @@ _CONTESTED = 30.0  # seconds for which conflicting writes are retried
 
 @dataclass(slots=True)
 class OptimisticWrites:
-    """Writes the entries of a request in one partition: `left` are not written yet, `problems` those that failed, by
-    place.
+    """Writes the entries of a request in one partition: `left` are not written yet, `problems` those of failed entries.
 
     A round reads, decides and writes. Each request to the segment is atomic, and requires of each key the version that
     was read. If another writer was first, it has no effect, and the next round reads and decides again. Keys whose

@@ -1,5 +1,4 @@
-"""`EntryCoder`, which serializes the keys and values of a table and checks its limits, and the changes of write
-requests.
+"""`EntryCoder`, which serializes keys and values of a table within its limits, and the changes of write requests.
 
 `Insert`, `Put`, `Replace` and `Remove` change one key; the named methods of a table are made of them. In a batch,
 `MustBeAbsent` and `MustHaveVersion` guard keys that it does not write.

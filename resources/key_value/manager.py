@@ -168,8 +168,7 @@ def parse_stored_entry(document: type[D], value: Any, where: str) -> D:
 
 
 class TableBackends:
-    """The backends of a lake's tables. New tables are created in `given`, or else in the first of the lake's own
-    backends."""
+    """The backends of a lake's tables. New ones are created in `given`, or else in the first of the lake's own."""
 
     def __init__(self, lake: Lake, given: SegmentBackend | None) -> None:
         self._lake = lake
@@ -310,10 +309,9 @@ UNFINISHED = frozenset({TableState.CREATING, TableState.SEALING, TableState.DELE
 
 @dataclass(frozen=True, slots=True)
 class TableTransition:
-    """The `entry` to store (None: nothing), whose backend then does its part, and the `answer` that the caller gets
-    after that.
+    """What to do with a table's entry: store `entry` (None: nothing) and have its backend do its part.
 
-    Without an answer (None), the decision is made again.
+    The caller gets `answer` after that. Without an answer (None), the decision is made again.
     """
 
     answer: bool | None
@@ -406,8 +404,7 @@ def require_stored_table(current: StoredTable | None, name: TableName) -> Stored
 
 
 def _differing_settings(table: StoredTable, other: StoredTable) -> str:
-    """Return the backend settings of a table that the other one doesn't have, for messages; all of another kind of
-    backend."""
+    """Return, for messages, a table's backend settings that differ from the other's; all if the kind differs."""
     is_alike = table.backend.get("backend") == other.backend.get("backend")
     differing = {
         name: value

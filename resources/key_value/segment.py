@@ -40,7 +40,7 @@ from dagster_adjunct.resources.validation import validated
 
 
 MAX_KEY_BYTES = 8190
-"""The limit of a family and a key together: 8,192 bytes without the two of the length."""
+"""The most bytes of family and key together: a table key has up to 8,192, two of them for the length."""
 _LENGTH = struct.Struct(">h")
 HASH_BITS = 52
 
@@ -516,10 +516,9 @@ async def result_of(pending: Future[T]) -> T:
 
 
 async def at_once(executor: Callable[[], Executor], operations: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Return the results of concurrent operations, in their order; without an event loop they run in threads of
-    `executor`.
+    """Return the results of operations that run concurrently, in their order.
 
-    If one of them fails, its error is raised once no other is running.
+    Without an event loop they run in threads of `executor`. If one fails, its error is raised once no other is running.
     """
     given = list(operations)
     if len(given) == 1:
@@ -655,7 +654,7 @@ def split_into_requests(changes: Iterable[SegmentChange], limits: SegmentLimits)
 
 
 MOST_PARTITIONS = 2**16
-"""On every backend, because some store the number in two bytes."""
+"""The most partitions of a table, in every backend."""
 
 
 @validated

@@ -18,8 +18,7 @@ _of_parents: list[Any] = []  # after a fork; collecting one would close what the
 
 
 class PerCaller(Generic[T]):
-    """Holds one object for each event loop, and one for all threads without an event loop; `make` creates it on first
-    use.
+    """Holds one object, which `make` creates on first use, per event loop, and one for all threads without a loop.
 
     `drop` releases the object of a closed loop. A forked child makes its own objects, and leaves its parent's open.
     """

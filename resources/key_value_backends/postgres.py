@@ -197,8 +197,8 @@ class PostgresSegments:
                 connection.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", (name,))
                 return change(connection)
 
-        # Writers lock the two tables in another order. The server ends a deadlock by an error for one side: repeat
-        # then.
+        # Writers lock the two tables in another order. The server resolves a deadlock by an error for one side: repeat
+        # it.
         attempts = tenacity.Retrying(
             retry=tenacity.retry_if_exception_type(psycopg.errors.DeadlockDetected),
             stop=tenacity.stop_after_attempt(10),

@@ -43,7 +43,7 @@ ENTRY_WITHOUT_VALUE = "substr(address, 5), version, NULL::bytea"
 PAGE_BYTES = 16 << 20
 """Bytes of values after which a page of entries of unknown size ends."""
 PRUNED_BLOCKS = 64
-"""Blocks of the tokens' table that are pruned at a time: about 8,000 requests, after each thousand."""
+"""Blocks of the tokens' table that are pruned at a time: about 8,000 tokens, once in WRITES_BETWEEN_PRUNING writes."""
 
 
 class PostgresStatements:
@@ -129,8 +129,7 @@ class PostgresStatements:
 
 
 def _prune(tokens: str) -> str:
-    """Return the statement that deletes old tokens in some random blocks of their table; `{}` in it is the age in
-    seconds.
+    """Return the statement that deletes old tokens in random blocks of their table; `{}` in it is the age in seconds.
 
     An index of times would find all old tokens, but add a tenth to the cost of each write.
     """
@@ -191,8 +190,8 @@ UNION ALL SELECT - place FROM loose WHERE NOT EXISTS (SELECT FROM refused)"""
 
 
 AHEAD_BYTES = 256 << 10
-"""The size of a page, judging by the previous one, up to which the next is requested ahead: a server that has to wait
-for somebody to read it would hold its lock on the table meanwhile."""
+"""The most bytes, estimated from the previous page, of a page that is requested ahead: while the server waits until a
+larger one is read, it would hold its lock on the table."""
 _SAMPLED = 32  # one of so many entries is measured, to estimate the size of all
 _ROW_BYTES = 50  # bytes of a row on the wire besides its key and value
 
@@ -352,8 +351,7 @@ class PostgresSegment:
         return PostgresPages(self)
 
     async def close(self) -> None:
-        """Close the connections of the running event loop, or of all threads without one, for all tables of the
-        backend."""
+        """Close the connections of this event loop, or of all threads without one, for all tables of the backend."""
         await self._pool().close()
 
     def page_query(self, within: KeyRange, limit: int, values: bool) -> tuple[str, list[bytes]]:

@@ -272,8 +272,7 @@ def read_in_tasks(
     read: Callable[[T], Iterator[pa.RecordBatch]],
     columns: Sequence[tuple[str, str]],
 ) -> DataFrame:
-    """Return the frame of the batches that `read` yields for each of `parts`; each part is read by a Spark task of its
-    own.
+    """Return a frame of the batches that `read` yields for each of `parts`, in a Spark task for each part.
 
     `columns` are the (name, type) of the batches' columns.
     """

@@ -59,8 +59,7 @@ _INTERPRETED = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.fact
 
 @contextmanager
 def use_interpreted_plans(session: SparkSession) -> Iterator[None]:
-    """Let Spark interpret plans in this context; does nothing if the session's settings for that are not Spark's
-    defaults.
+    """Let Spark interpret plans in this context, unless the session's settings for this differ from Spark's defaults.
 
     Otherwise Spark generates and compiles classes for each new stage: in a session's first batch, and whenever a
     literal changes.

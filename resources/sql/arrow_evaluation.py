@@ -31,7 +31,7 @@ from dagster_adjunct.resources.sql.types import (
 )
 
 _MOST_NEGATED = 34
-"""The digits of a decimal that Spark negates without rounding it."""
+"""The most digits of a decimal that Spark negates without rounding it."""
 _BITS = {"tinyint": 7, "smallint": 15, "int": 31, "bigint": 63}
 Function: TypeAlias = Callable[..., Any]
 """Takes and returns arrays, or scalars that stand for all rows."""
@@ -350,7 +350,7 @@ def cast_function(kind: str, to: str) -> Function | None:
 
 
 _TEXTS = {"int": r"\A-?[0-9]{1,9}\z", "bigint": r"\A-?[0-9]{1,18}\z", "date": r"\A[0-9]{4}-[0-9]{2}-[0-9]{2}\z"}
-"""Texts that are cast alike. Spark takes others too, such as those with spaces around them."""
+"""Texts that Arrow and Spark cast alike. Spark also casts others, such as those with spaces around them."""
 
 
 def _cast_matching(array: Any, pattern: str, arrow: pa.DataType) -> Any:
@@ -368,8 +368,7 @@ def _cast_dates(array: Any) -> Any:
 
 
 def _common_type(values: Sequence[_Value], what: str) -> str:
-    """Return the type to which Spark casts values that are compared, are operands of arithmetic or are branches of
-    CASE.
+    """Return the type to which Spark casts values that are compared, computed with, or alternative results.
 
     `what` names the operation in the reason of a _NotCompiled.
     """

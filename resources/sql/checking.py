@@ -166,10 +166,9 @@ class _Scope:
 def _find_operand_problems(
     expression: Expression, named: tuple[tuple[str, str | None], ...]
 ) -> tuple[tuple[str, str] | None, str | None]:
-    """Return the results of `find_non_boolean_operand` and `find_operand_problem`, given the types of referenced
-    columns.
+    """Return what `find_non_boolean_operand` and `find_operand_problem` return; `named` has the types of the columns.
 
-    They are cached because an operator's expressions are checked several times.
+    Cached, because an operator's expressions are checked several times.
     """
     types = dict(named)
     return find_non_boolean_operand(expression, types), find_operand_problem(expression, types)

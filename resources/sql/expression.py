@@ -81,7 +81,7 @@ class Call(NamedTuple):
 
     @property
     def is_multi_record(self) -> bool:
-        """Whether the function is an aggregate (of several records) or a generator (returns several records)."""
+        """Whether it is an aggregate or window function (of several records), or a generator (returns several)."""
         return self.name in GENERATOR_FUNCTIONS or (self.name in AGGREGATE_FUNCTIONS and not self.is_compared)
 
 

@@ -383,11 +383,10 @@ _HALF_LIFE = 0.5  # seconds in which the estimated number of rivals halves while
 
 
 class SwapBackoff:
-    """Estimates how many other writers (rivals) the pointer has, and how long a try takes, to choose pauses between
-    tries.
+    """Chooses pauses between tries to swap a pointer, from estimates of its number of writers and of the time of a try.
 
     With n writers, the winner waits for up to the time of n tries, and losers for less after each loss. Without this
-    pause, a winner would never meet the others, conclude that it is alone, and starve them.
+    pause, a winner would never meet the others (rivals), conclude that it is alone, and starve them.
     """
 
     def __init__(self) -> None:

@@ -170,8 +170,7 @@ def build_filter(hashes: Sequence[npt.NDArray[np.uint64]]) -> bytes:
 
 
 def may_hold(stored: bytes, key: Hashed) -> bool:
-    """Whether this Bloom filter may contain the key: True for all of its keys and, by chance, for one percent of
-    others."""
+    """Whether this Bloom filter may contain the key: True for all of its keys, and for about 1% of all others."""
     size = 8 * len(stored)
     first, second = key
     for probe in range(_PROBES):

@@ -182,8 +182,7 @@ class GroupCommit:
         return joining
 
     def _commit(self, group: list[QueuedWrite]) -> None:
-        """Decide about the requests of a group and swap, until all are answered; requests that arrive meanwhile join
-        it."""
+        """Decide about a group of requests and swap, until all are answered; requests that arrive meanwhile join it."""
         deadline = time.monotonic() + _PATIENCE
         state = self.core.pointer.last if self._backoff.is_alone else None
         fresh = False

@@ -158,11 +158,7 @@ class RunPart:
         self._held: dict[int, Columns] = {}
 
     def reach(self, within: KeyRange) -> bytes | None:
-        """Return the key at which a window that begins with the range should end, so that this run has about _WINDOW
-        entries in it.
-
-        None means the end of the range.
-        """
+        """Return a key up to which this run has about _WINDOW entries of a range; None means the end of the range."""
         index = self._index
         first = max(0, index.block_of(within.start))
         unknown = sum(index.counts[first : first + 1])  # entries of the first block, which may precede the range
@@ -200,8 +196,7 @@ class RunPart:
 
 
 def merge_parts(parts: Sequence[RunPart | Columns], within: KeyRange) -> Iterator[Columns]:
-    """Yield the entries of all parts in key order, window by window; if several parts have a key, the last part's
-    entry.
+    """Yield the entries of all parts in key order, in windows; of entries with the same key, that of the last part.
 
     The runs are read up to the same key in each window: where the run with the most entries there has about _WINDOW.
     """
@@ -393,8 +388,7 @@ class SegmentUpkeep:
             self._start()
 
     def spill_log(self, state: SegmentState) -> SegmentState:
-        """Return the state to swap in: this one, or if its log is too long, one with the log as a run, which is written
-        here."""
+        """Return this state; if its log is too long, write that as a run, and return a state with the run instead."""
         if len(state.log) <= _LONGEST_LOG:
             return state
         run = self._write_log(state)
@@ -583,8 +577,7 @@ class SegmentUpkeep:
             pointer.store.delete_many(self._core.objects.key(run) for run in sorted(listed - spared))
 
     def _swap(self, change: Change, written: str, is_in: Callable[[Levels], bool]) -> SegmentState | None:
-        """Swap in what `change` returns for the current state; return the state after it, or None if nothing was
-        changed.
+        """Swap in what `change` returns for the current state; return the state after it, None if nothing was changed.
 
         `is_in` says whether later levels contain our change; `written` is the id of the new run, if any. If that does
         not become part of the segment, it is left to `_collect`: a reply of the store may have been lost, and only a
