@@ -1,1 +1,1 @@
-"""How to reach things: object stores, streams, Spark, tables."""
+"""Access to stores: objects, streams, tables, key-value tables and Spark."""

@@ -98,12 +98,12 @@ class CodeLine:
     line: int
 
     def __str__(self) -> str:
-        """Return it as "visits.py:12", relative to the working directory if it is below it."""
+        """Return "visits.py:12"; the path is relative if the file is in the working directory or below it."""
         file = Path(self.file)
         return f"{file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file}:{self.line}"
 
     def describe(self) -> str:
-        """Return it for a message: "flights.py, line 12". Tasks, which have other working directories, say the same."""
+        """Return "flights.py, line 12", for messages: without the folder, so the text is the same on all machines."""
         return f"{Path(self.file).name}, line {self.line}"
 
 
@@ -117,7 +117,10 @@ _declared_at: ContextVar[CodeLine | None] = ContextVar("declared_at", default=No
 
 @contextmanager
 def declaring_at(line: CodeLine | None) -> Iterator[None]:
-    """Let `find_calling_line` return this line: of a declaration in a file that is no code, such as YAML."""
+    """Let `find_calling_line` return this line in the context.
+
+    For declarations in files that are not code, such as YAML. None changes nothing.
+    """
     before = _declared_at.set(line)
     try:
         yield
@@ -199,10 +202,11 @@ def split_partitions(text: str) -> tuple[str, str | None]:
 
 
 class ClassRegistry(Generic[T]):
-    """Classes of one kind, each registered under a name, whose objects are stored as name and settings (`to_dict()`).
+    """Classes of one kind, each registered under a name. Their objects are stored as this name and their settings.
 
-    `kind` names them in errors ("backend of tables"), `call` is the public function that registers one. Classes of this
-    package are given as "module.Class": each is imported when a stored document names it.
+    `kind` names the classes in errors ("backend of tables"), `call` is the public function that registers one. The
+    settings are what an object's `to_dict()` returns. Adjunct's own classes are given as name="module.Class", and
+    imported only when a stored document names them.
     """
 
     def __init__(self, kind: str, call: str, **ours: str) -> None:
@@ -211,7 +215,7 @@ class ClassRegistry(Generic[T]):
         self._classes: dict[str, Callable[..., T]] = {}
 
     def register(self, name: str, factory: Callable[..., T]) -> None:
-        """Register a class under `name`. It accepts the items of its objects' `to_dict()` as keywords."""
+        """Register a class under `name`. It must accept the items of its `to_dict()` as keyword arguments."""
         known = self._find(check_name("backend", name)) or self._classes.setdefault(name, factory)
         if known is not factory:
             problem = f"the {self._kind} {name!r} is already registered, as {known!r}."
@@ -227,7 +231,7 @@ class ClassRegistry(Generic[T]):
         raise ConfigurationError(problem, f"Register it with {self._call}(name, class).", backend=type(item).__name__)
 
     def from_description(self, description: Mapping[str, Any]) -> T:
-        """Return the object that `describe` has described so."""
+        """Return a new object with the class and settings that `describe` has returned."""
         settings = dict(description)
         name = settings.pop("backend", None)
         make = self._find(str(name))
@@ -260,7 +264,7 @@ class StoredDocument(BaseModel):
 
 
 class Report:
-    """A dataclass of what was done, found or planned, which programs read as JSON values."""
+    """Base of dataclasses that report what was done, found or planned; programs read them as JSON."""
 
     __slots__ = ()
 
@@ -270,10 +274,10 @@ class Report:
 
 
 def to_json_value(value: Any) -> Any:
-    """Return a value as JSON has it.
+    """Return a value in a form that JSON can hold.
 
-    Times are ISO text, durations seconds, binary values base64. Decimals, NaN, infinities, and what writes itself as
-    text, such as a partition, are their text.
+    Times become ISO text, durations seconds, binary values base64. Decimals, NaN and infinities become text, as do
+    objects whose class defines `__str__`, such as partitions.
     """
     if value is None or isinstance(value, bool | int | str):
         return value
@@ -343,7 +347,7 @@ def add_span(now: datetime, span: timedelta) -> datetime:
 
 
 def sum_counters(before: Mapping[str, N], more: Mapping[str, N]) -> dict[str, N]:
-    """Return the sums of two sets of counters."""
+    """Return the sums of two sets of counters, by name; a missing counter is 0."""
     return {name: before.get(name, 0) + more.get(name, 0) for name in {**before, **more}}
 
 
@@ -390,16 +394,17 @@ REQUESTS_AT_ONCE = 8
 
 
 def map_in_threads(work: Callable[[A], T], items: Iterable[A], at_once: int = REQUESTS_AT_ONCE) -> list[T]:
-    """Return the results of `work` in the order of the items; several are under way, as they wait for a store.
+    """Return the results of `work` for the items, in their order, from up to `at_once` concurrent calls.
 
-    Raises the first error in this order, after what was under way has ended; so does an interrupt.
+    Raises the error of the first item, in this order, that failed. Errors and interrupts are raised once no call is
+    running any more; calls that have not begun by then are cancelled.
     """
     listed = list(items)
     if min(len(listed), at_once) < 2:
         return [work(item) for item in listed]
     begun: list[Future[T]] = []
     with ThreadPoolExecutor(min(len(listed), at_once), "adjunct-requests") as threads:
-        # A thread that outlives the main one can start no other: it does the rest itself.
+        # Python starts no threads after the main one has ended: then this thread does the rest itself.
         with suppress(RuntimeError):
             begun.extend(threads.submit(work, item) for item in listed)
         try:
@@ -441,7 +446,7 @@ class LoopThread:
             self._leave(mine)
 
     def close(self, closing: Callable[[], Coroutine[Any, Any, object]]) -> None:
-        """Run a last coroutine, which releases the loop's resources, and end the thread, if one was started.
+        """Run a last coroutine, which releases the loop's resources, then end the thread; nothing without a thread.
 
         Callers that are waiting in other threads get their results first; later callers start a new thread.
         """
@@ -449,7 +454,7 @@ class LoopThread:
             running, self._running = self._running, None
             if running is None:
                 return
-            # A signal handler may have interrupted a caller in this very thread, which can't finish before it.
+            # A signal handler may call this in a thread that is waiting here, and whose call can't finish first.
             this = threading.get_ident()
             self._change.wait_for(lambda: all(caller == this for caller in running.callers))
         try:
@@ -488,7 +493,7 @@ class _Running:
 
 
 _loop_threads: WeakSet[LoopThread] = WeakSet()
-_parent_loops: list[_Running | None] = []  # kept, because collecting a loop closes the selector that the parent uses
+_parent_loops: list[_Running | None] = []  # kept: collecting a loop would close the selector that the parent uses
 
 
 def _reset_after_fork() -> None:
@@ -504,6 +509,6 @@ def _run_until_stopped(loop: asyncio.AbstractEventLoop) -> None:
         try:
             loop.run_forever()
         except (KeyboardInterrupt, SystemExit):
-            # A coroutine raised it, which stops the loop before its caller has received the exception.
+            # A coroutine raised it and so stopped the loop. Run it again, so that the caller receives the exception.
             continue
         return

@@ -142,7 +142,7 @@ class SchemaMismatchError(PermanentError):
 
     file: str | None = None  # its URL
     line: int | None = None  # of the file, counted from 1; of Parquet the row
-    row: int | None = None  # of the records that were given, counted from 0
+    row: int | None = None  # the place among the given records, counted from 0
     argument: str | None = None  # of a function or a declaration
 
 
@@ -416,7 +416,7 @@ class KeyValueTableError(PermanentError):
     family: str | None = None  # of keys; the beginning of a long one
 
     def of_family(self, family: object) -> Self:
-        """Return this error with its `family` field set, unless it is already."""
+        """Set the `family` field of this error unless it is set already; return the error."""
         if self.family is None and family is not None:
             self.family = family[:80] if isinstance(family, str) else f"{family!r:.80}"
         return self

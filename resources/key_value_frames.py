@@ -77,16 +77,19 @@ _AT_ONCE = 8  # concurrent requests
 _WRITERS = partial(segment.threads, "key-value-frames", _AT_ONCE)
 
 Stored = OpenTable[bytes, bytes]
-"""A table of keys and values as they are stored."""
+"""A table whose keys and values are the stored bytes."""
 
 
-def _stored(table: KeyValueTable[Any, Any]) -> Callable[[], Stored]:
-    """Return what opens a table as it is stored, in a worker."""
+def _table_opener(table: KeyValueTable[Any, Any]) -> Callable[[], Stored]:
+    """Return a picklable function that opens the table in a Spark worker, with keys and values as stored bytes."""
     return partial(OpenTable, table.id, table.configuration, table.backend, BytesSerializer(), BytesSerializer())
 
 
 class PartitionLoad:
-    """Writes the rows of one partition and counts `rows` and `entries`. Memory: a batch and eight requests."""
+    """Writes the rows of one partition, and counts the `rows` read and the `entries` written.
+
+    Holds one Arrow batch and the changes of eight requests in memory.
+    """
 
     def __init__(self, table: Stored) -> None:
         self._table = table
@@ -94,7 +97,11 @@ class PartitionLoad:
         self.rows = self.entries = 0
 
     def run(self, batches: Iterator[Any]) -> None:
-        """Write all rows, with the columns `partition`, `table_key`, `value` and, optionally, `order`."""
+        """Write all rows, which have the columns `partition`, `table_key`, `value` and, optionally, `order`.
+
+        They are sorted by `table_key` and then `order`; of each key the last one is written. Raises SchemaMismatchError
+        if two rows of a key have the same order.
+        """
         changes = self._changes(batches)
         first = next(changes, None)
         if first is None or self._number is None:
@@ -110,7 +117,7 @@ class PartitionLoad:
             segment.run_without_loop(self._table.close())
 
     def _changes(self, batches: Iterator[Any]) -> Iterator[SegmentChange]:
-        """Yield a put of the last row of each key."""
+        """Yield, for each key, the change that puts its last row."""
         last: tuple[bytes, bytes, Any] | None = None
         for row in self._rows(batches):
             if last is not None and last[0] == row[0]:
@@ -127,7 +134,7 @@ class PartitionLoad:
             if not batch.num_rows:
                 continue
             (number,) = batch.column("partition").unique().to_pylist()
-            assert self._number in (None, number)  # Spark has partitioned the rows by it
+            assert self._number in (None, number)  # Spark has partitioned the rows by this column
             self._number = number
             self.rows += batch.num_rows
             orders = batch.column("order").to_pylist() if "order" in batch.schema.names else [None] * batch.num_rows
@@ -271,11 +278,11 @@ def _type(frame: DataFrame, table: KeyValueTable[Any, Any], name: str) -> str:
 def _addressing(
     table: KeyValueTable[Any, Any], key: ColumnForm, value: ColumnForm
 ) -> Callable[[Iterator[Any]], Iterator[Any]]:
-    """Return the task that serializes rows and finds their partitions."""
-    stored = _stored(table)
+    """Return the function that serializes the rows of a Spark task and adds the partition of each."""
+    open_table = _table_opener(table)
 
     def address(batches: Iterator[Any]) -> Iterator[Any]:
-        opened = stored()
+        opened = open_table()
         yield from tasks.encode_task_errors(_addressed(batch, opened, key, value) for batch in batches)
 
     return address
@@ -310,16 +317,16 @@ def _addressed(batch: Any, table: Stored, key: ColumnForm, value: ColumnForm) ->
 
 
 def _writing(table: KeyValueTable[Any, Any]) -> Callable[[Iterator[Any]], Iterator[Any]]:
-    """Return the task that writes the rows of one partition."""
-    stored = _stored(table)
+    """Return the function with which a Spark task writes the rows of one partition; it yields one row, its report."""
+    open_table = _table_opener(table)
 
     def write(batches: Iterator[Any]) -> Iterator[Any]:
-        load = PartitionLoad(stored())
+        load = PartitionLoad(open_table())
         try:
             load.run(batches)
             report: dict[str, Any] = {"rows": load.rows, "entries": load.entries}
         except AdjunctError as error:
-            # Returned instead of raised: its own retries are over, and Spark would repeat the task.
+            # Returned instead of raised: Spark would repeat the task, and the request has been retried already.
             report = {"error": tasks.error_to_json(error)}
             for _ in batches:  # Spark reuses a worker only if its input is drained
                 pass

@@ -151,11 +151,11 @@ class RowDocuments:
         self._read = {column.name: json_decoder(column) for column in columns}
 
     def whole(self, record: Mapping[str, Any]) -> Document:
-        """Return the document of a checked record."""
+        """Return the document of a complete, checked record; null values are left out."""
         return {name: self._write[name](value) for name, value in record.items() if value is not None}
 
     def changed(self, old: Mapping[str, Any], changes: CheckedChanges) -> Document:
-        """Return a document after checked changes, in which additions were replaced by their sums."""
+        """Return the document `old` with these changes, whose `set` already has the sums of what `add` adds."""
         new = {**old, **self.whole(changes.set)}
         for name, value in changes.set.items():
             if value is None:
@@ -180,7 +180,7 @@ class RowDocuments:
         return record
 
     def from_bytes(self, stored: bytes, key: object) -> Document:
-        """Return a stored document. Raises SchemaMismatchError for anything else."""
+        """Return the document in these stored bytes. Raises SchemaMismatchError unless they are a JSON object."""
         try:
             document = json.loads(stored)
         except (ValueError, RecursionError):
@@ -193,7 +193,7 @@ class RowDocuments:
 
 
 def applied_in(codec: RowCodec, newest_by: str | None, document: Mapping[str, Any]) -> Applied:
-    """Return the updates that were applied to the record."""
+    """Return what the marks of a document say about the updates that were applied to its record."""
     newest = document.get(NEWEST) or (None, None, None)
     applied = write_plan.applied_from_texts(codec, newest_by, (*newest, None))
     applied.positions = dict(document.get(APPLIED) or {})
@@ -201,7 +201,7 @@ def applied_in(codec: RowCodec, newest_by: str | None, document: Mapping[str, An
 
 
 def marks_of(codec: RowCodec, newest_by: str | None, applied: Applied, at: float) -> Document:
-    """Return the marks for `applied`; `at` is in seconds since 1970."""
+    """Return the marks to store for `applied`; `at`, in seconds since 1970, says when, for `forget`."""
     *newest, _ = write_plan.applied_to_texts(codec, newest_by, applied)
     marks: Document = {NEWEST: newest} if newest[0] is not None else {}
     if applied.positions:
@@ -209,13 +209,13 @@ def marks_of(codec: RowCodec, newest_by: str | None, applied: Applied, at: float
     return {**marks, AT: at}
 
 
-# Planning of writes: for each key the document to write, and the version that it depends on. Pure functions.
+# Planning of writes, as pure functions: for each key, which document to write, and which version the key must have.
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedWrites:
-    """The change of each key, without a version, the keys whose record starts from a default, and the problems of
-    entries by their places."""
+    """The change of each key, still without its new version, the keys `begun` (those without a record, which get a
+    default), and the problems of the other entries by their place in the request."""
 
     changes: Mapping[Row, SegmentChange]
     begun: Collection[Row]
@@ -236,12 +236,13 @@ def plan_documents(
     at: float,
     fitting: Callable[[bytes], bytes],
 ) -> PlannedWrites:
-    """Plan the writes of an operation. `stored_entries` has all keys if `needs_stored_rows`; `at` is the time of marks.
+    """Return the writes of an operation, given the stored entries of its keys (all of them if `needs_stored_rows`).
 
-    `fitting` returns a value that the table accepts, or raises KeyValueTableError.
+    `at` is the time of new marks, in seconds since 1970. `fitting` returns its argument, a value to write, or raises
+    KeyValueTableError if that is too long.
     """
     names = write_plan.columns_to_read(operation, entries)
-    seen: dict[Row, Document] = {}  # including those with marks only
+    seen: dict[Row, Document] = {}  # including documents of deleted records
     records: dict[Row, dict[str, Any]] = {}
     unreadable: dict[Row, Problem] = {}
     for key, entry in stored_entries.items():
@@ -281,7 +282,7 @@ def plan_documents(
 def _new_documents(
     documents: RowDocuments, plan: WritePlan, seen: Mapping[Row, Document], marks: Mapping[Row, Document]
 ) -> Iterator[tuple[Row, Document | None]]:
-    """Yield each key with its new document, None if it is removed."""
+    """Yield each key to write with its new document; None if the entry is removed."""
 
     def kept(key: Row) -> Document:
         document = seen.get(key, {})
@@ -310,7 +311,7 @@ def _new_documents(
 
 
 class RowKeys:
-    """Converts checked keys to families and keys; `family` names the first of the key's columns, or none."""
+    """Converts checked keys of records to families and keys; `family` are the first of the key's columns, or none."""
 
     def __init__(self, label: str, key: Sequence[Column], family: Sequence[str]) -> None:
         names = [column.name for column in key]
@@ -328,7 +329,7 @@ class RowKeys:
         self._key_text = _text_of(key[len(family) :])
 
     def address(self, key: Row) -> tuple[str | None, str]:
-        """Return the family (None if it has none) and the key."""
+        """Return the family (None if there is none) and the key under which the record of this key is stored."""
         family = self._family_text(key[: self._families]) if self._families else None
         # All other texts are families, so a key without one can't collide with another record's.
         return family or None, self._key_text(key[self._families :])
@@ -355,9 +356,9 @@ _PAGE = 500  # entries
 
 
 async def purge_marks(table: Table, before: float) -> int:
-    """Remove the marks of updates applied before a time (seconds since 1970); return the number of keys.
+    """Remove the marks of updates applied before a time (seconds since 1970); return the number of entries changed.
 
-    A record that others write meanwhile keeps its marks.
+    Entries of deleted records are removed. A record that is written meanwhile keeps its marks.
     """
     forgotten = 0
     for partition in range(table.partitions):
@@ -372,10 +373,10 @@ async def purge_marks(table: Table, before: float) -> int:
 
 
 async def _apply(table: Table, partition: int, changes: Sequence[SegmentChange]) -> int:
-    """Apply the changes whose keys nobody has written meanwhile; return their number."""
+    """Apply those changes whose keys still have the expected version; return how many they are."""
     while changes:
         try:
-            # Errors of requests without effect are raised, for the remote table's own retry policy.
+            # Requests without effect are not retried here, but by the remote table's own retry policy.
             await table.apply(partition, *segment.with_versions(changes), retried=ReplyLostError)
             break
         except ConditionsFailed as late:
@@ -384,7 +385,7 @@ async def _apply(table: Table, partition: int, changes: Sequence[SegmentChange])
 
 
 def _without_marks(entry: StoredEntry, before: float) -> SegmentChange | None:
-    """Return the change that removes an entry's marks, None if it has none or newer ones, or is no record."""
+    """Return the change that removes old marks, or the entry if its record is deleted; None without old marks."""
     try:
         document = json.loads(entry.value or b"")
     except (ValueError, RecursionError):
@@ -404,11 +405,11 @@ _CONTESTED = 30.0  # seconds for which conflicting writes are retried
 
 @dataclass(slots=True)
 class OptimisticWrites:
-    """The entries of a request in one partition, and their outcomes so far.
+    """Writes the entries of a request in one partition: `left` are not written yet, `problems` those of failed entries.
 
-    A round reads, decides and writes. A request to the segment is atomic and expects of each key the version that was
-    read. After a conflict it had no effect, and its keys are decided again. A key with a conflict is written alone from
-    then on, so that it does not delay others.
+    A round reads, decides and writes. Each request to the segment is atomic, and requires of each key the version that
+    was read. If another writer was first, it has no effect, and the next round reads and decides again. Keys whose
+    version had changed are written alone from then on, so that they don't delay others.
     """
 
     rows: KeyValueRows
@@ -478,7 +479,7 @@ class OptimisticWrites:
                 self._contested |= {keys[place] for place in conflict.found}
                 lost.update(keys)
             except errors.AdjunctError as error:
-                of_request = not isinstance(error, errors.BatchTooLargeError)  # which a single change can be
+                of_request = not isinstance(error, errors.BatchTooLargeError)  # a single change can be too large
                 failed.update(dict.fromkeys(keys, replace(self.rows._outcome(error), of_request=of_request)))
             else:
                 self.defaults_put += sum(key in decision.begun for key in keys)
@@ -487,7 +488,7 @@ class OptimisticWrites:
     def _requests(self, decision: PlannedWrites) -> Iterator[tuple[list[Row], list[SegmentChange]]]:
         """Yield the keys of each request and their changes, without versions."""
         changes = decision.changes
-        # Lists, because a conflict makes more keys contested, from the next round on.
+        # Lists, because conflicts add keys to `_contested` while these requests are sent.
         alone = [key for key in changes if key in self._contested]
         together = [key for key in changes if key not in self._contested]
         keys = iter(together)
@@ -565,18 +566,18 @@ class KeyValueRows(StoreTable):
         return reduce_function(self, KeyValueRows, settings)
 
     def problem_of(self, error: BaseException, *, sent: bool = True) -> Problem:
-        # Transient errors had no effect: a reply that is lost for good is an error of its own.
+        # Other errors mean that nothing was written: a lost reply has been looked for, and is an OutcomeUnknownError.
         if isinstance(error, errors.OutcomeUnknownError):
             return Problem(State.UNKNOWN, error)
         return super().problem_of(error, sent=sent and not isinstance(error, errors.AdjunctError))
 
     async def open(self) -> None:
-        """Connect, unless the first write may have to create the table."""
+        """Look up the table in the lake, unless the first write may have to create it. Raises the manager's errors."""
         if not self.create:
             await self._opened(make=False)
 
     async def close(self) -> None:
-        """Release what this event loop uses, not what others use. A closed function may be opened again."""
+        """Release what the running event loop uses, not what others use. A closed function may be opened again."""
         if self._open is not None:
             await self._open.close()
 
@@ -632,7 +633,7 @@ class KeyValueRows(StoreTable):
     def _placed(
         self, opened: Table, operation: Operation[Any]
     ) -> tuple[dict[Row, bytes], dict[int, list[Entry]], dict[int, Problem]]:
-        """Return the table keys, the valid entries by partition, and the problems of the others."""
+        """Return the table key of each valid key, valid entries by partition, and the problems of others by place."""
         valid = write_plan.validate_entries(self._codec, operation)
         problems = dict(valid.problems)
         places: dict[Row, tuple[int, bytes]] = {}
@@ -652,7 +653,7 @@ class KeyValueRows(StoreTable):
         return None if DELETED in document else self._documents.record(document, self._codec.names, key)
 
     def _outcome(self, error: errors.AdjunctError) -> Problem:
-        """Return the outcome of an entry whose request failed."""
+        """Return the problem of an entry whose request failed with this error."""
         if isinstance(error, errors.KeyValueTableNotFoundError):
             self._open = None  # the table may be created again
         return self.problem_of(error)
@@ -674,7 +675,7 @@ class KeyValueRows(StoreTable):
                     ensure_table(manager, self.scope, self.table, self.partitions)
                 table = manager.open(self.scope, self.table, key=TextSerializer(), value=BytesSerializer())
                 opened = OpenTable(table.id, table.configuration, table.backend, TextSerializer(), BytesSerializer())
-                for number in range(opened.partitions):  # what a backend lacks is known from here on
+                for number in range(opened.partitions):  # a backend whose driver is missing fails here, not at a write
                     opened.segment(number)
                 self._open = opened
             return opened

@@ -1,4 +1,4 @@
-"""What is slow to import, imported when it is first used: modules under their usual names, and names of public modules.
+"""Modules and names that are slow to import, and are imported when they are first used.
 
 A code location and most commands load without them.
 """
@@ -24,7 +24,8 @@ class LazyModule:
 
     def __getattr__(self, attribute: str) -> Any:
         if attribute == "_module":
-            # Packages first: two threads that import a package and a module of it, which it imports too, deadlock.
+            # Packages first: a thread that imports a package that imports this module, and one that imports the module,
+            # would deadlock.
             for name in accumulate(self._name.split("."), "{}.{}".format):
                 module = importlib.import_module(name)
             self._module = module
@@ -36,7 +37,11 @@ class LazyModule:
 
 
 def lazy_names(module: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return `__getattr__` and `__dir__` of a public module. It imports its names where only a type checker sees it."""
+    """Return `__getattr__` and `__dir__` for a public module, which import each name when it is first used.
+
+    The names are those that the module's source `file` imports in its `if TYPE_CHECKING:` block, which type checkers
+    read.
+    """
 
     @cache
     def sources() -> dict[str, str]:
@@ -51,7 +56,7 @@ def lazy_names(module: str, file: str) -> tuple[Callable[[str], Any], Callable[[
         if name.startswith("_") or name not in sources():
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
         collects = gc.isenabled()
-        gc.disable()  # looking for garbage in what stays, and in all of Dagster, takes a sixth of the time
+        gc.disable()  # imports leave no garbage; looking for it, in all of Dagster too, takes a sixth of the time
         try:
             value = getattr(importlib.import_module(sources()[name]), name)
         finally:

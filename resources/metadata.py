@@ -3,8 +3,8 @@
     metadata/NAMESPACE/SCOPE/CURRENT, manifests/…   the commit log; a manifest lists the pages
     metadata/NAMESPACE/SCOPE/pages/…                entries in the order of their keys
 
-Reading a key costs three requests, reading all of a namespace two and one a page; a change writes the pages that it
-touches, a manifest and the pointer.
+Reading a key takes three requests; reading a whole namespace takes two, and one for each page. A change writes the
+pages that hold its keys, a manifest and the pointer.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from dagster_adjunct.resources.validation import validated_methods
 
 # The document of a namespace: pages of entries in the order of their keys, and how changes rewrite them.
 #
-# A change rewrites the pages that hold its keys and repeats the references to all others, so it costs what it
-# touches. Pages are sized in bytes; one that gets small takes in its right neighbour.
+# A change rewrites the pages that hold its keys and repeats the references to all others, so its cost depends
+# on these pages only. Pages are sized in bytes; one that becomes small is merged with the next one.
 
 
 PAGE_BYTES = 256 * 1024
@@ -65,7 +65,10 @@ def rewrite_pages(
     read: Callable[[DocumentPage], Entries],
     write: Callable[[Sequence[tuple[str, Any]]], DocumentPage],
 ) -> NamespaceDocument | None:
-    """Return the document with these entries set (None removes one), or None if nothing changes."""
+    """Return the document with these entries set (None removes one), or None if nothing changes.
+
+    `read` returns the entries of a page, `write` stores entries as a new page.
+    """
     by_page: dict[int, dict[str, Any]] = {}
     for key, value in changes.items():
         by_page.setdefault(document.page_of(key), {})[key] = value
@@ -86,7 +89,10 @@ def rewrite_pages(
 def _runs(
     document: NamespaceDocument, touched: Mapping[int, Entries], read: Callable[[DocumentPage], Entries]
 ) -> Iterator[DocumentPage | list[tuple[str, Any]]]:
-    """Yield unchanged pages, and the entries of neighbors that are rewritten together."""
+    """Yield, in key order, pages that stay as they are, and lists of entries of adjacent pages to write anew.
+
+    `touched` has the new entries of changed pages, by the number of the page.
+    """
     number, count = 0, max(1, len(document.pages))
     while number < count:
         if number not in touched:
@@ -105,7 +111,7 @@ def _runs(
 
 
 def _parts(run: Sequence[tuple[str, Any]]) -> Iterator[list[tuple[str, Any]]]:
-    """Yield the entries in as few pages of about one size as they need."""
+    """Split the entries into as few pages as they need, of about one size, and yield the entries of each."""
     sizes = [_size(entry) for entry in run]
     total = sum(sizes)
     target = total / math.ceil(total / PAGE_BYTES)
@@ -148,14 +154,14 @@ class MetadataStore:
     lake: Lake
 
     def namespace(self, name: str, scope: str) -> Namespace:
-        """Return the entries under this name of one scope, such as an application."""
+        """Return the namespace `name` of one scope, such as an application. Sends no request."""
         return Namespace(self.lake, f"{_ROOT}{check_name('namespace', name)}/{check_name('scope', scope)}")
 
     def collect(self) -> int:
-        """Delete objects that no namespace has used for an hour; return their number.
+        """Delete objects that are more than an hour old and that no namespace uses any more; return their number.
 
-        These are pages that later commits rewrote, and manifests before the newest few: a namespace keeps no history.
-        A change that takes longer to commit may lose its pages.
+        These are pages that later commits have replaced, and all manifests but the newest hundred: a namespace keeps no
+        history. A change whose commit takes more than an hour may lose its pages.
         """
         before = self.lake.now() - _GRACE
         old: dict[str, list[str]] = {}
@@ -196,13 +202,13 @@ class NamespaceSnapshot:
 
 
 class Namespace:
-    """Entries of JSON values by key. A change is seen whole or not at all, and never loses another one."""
+    """JSON values by key. Readers see all of a change or nothing of it, and concurrent changes are never lost."""
 
     def __init__(self, lake: Lake, prefix: str) -> None:
         self._store: ObjectStore = lake.store
         self._prefix = prefix
         self._log = lake.commit_log(prefix, KIND)
-        self._pages: dict[str, Entries] = {}  # the latest that were read or written; pages never change
+        self._pages: dict[str, Entries] = {}  # a cache by object key: pages never change
 
     def etag(self) -> str | None:
         """Return a text that changes with each commit; None before the first. One request."""
@@ -246,7 +252,7 @@ class Namespace:
         self._log.continue_from(other._log, document.model_dump(mode="json"), by=by)
 
     def unreached(self, keys: Sequence[str]) -> list[str]:
-        """Return which of these pages and manifests the namespace no longer needs."""
+        """Return those of these object keys, of pages and manifests, that the namespace no longer needs."""
         commit = self._log.current()
         if commit is None:
             return []
@@ -304,14 +310,18 @@ class SharedValue:
         self._seen: StoredObject | None = None
 
     def forget(self) -> None:
-        """Read the value before the next change, because another process has probably changed it."""
+        """Drop the cached value, so that the next `transact` reads it again.
+
+        Call this when another process has probably changed it.
+        """
         self._seen = None
 
     def transact(self, decide: Callable[[bytes | None], tuple[bytes | None, T]]) -> T:
         """Write the value that `decide` returns for the current one (None writes nothing), and return its result.
 
-        It is called again after every conflict, so it must have no side effects; a nonce must make values unique.
-        Raises StoreUnavailableError if the write may have happened, and CommitConflictError after many conflicts.
+        `decide` gets None if there is no value yet. It is called again after every conflict, so it must have no side
+        effects. No two values that it returns may be equal: put a nonce into each. Raises StoreUnavailableError if the
+        write may have happened, and CommitConflictError after many conflicts.
         """
 
         def decided() -> Callable[[], T]:
@@ -331,7 +341,7 @@ class SharedValue:
         return commit_log.retry_conflicts(decided, attempts=_VALUE_ATTEMPTS)
 
     def _write(self, value: bytes, seen: StoredObject | None) -> None:
-        self._seen = None  # unless it is written
+        self._seen = None  # read it again, unless this write succeeds
         try:
             if seen is None:
                 etag = self._store.put_if_absent(self._key, value)

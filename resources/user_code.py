@@ -37,7 +37,7 @@ def check_plain_function(what: str, function: Callable[..., object], argument: s
         step = "Write it with def; to await something in it, call asyncio.run(…)."
         raise ConfigurationError(problem, step, argument=argument)
     try:
-        parameters = signature(function, follow_wrapped=False)  # of the decorator's wrapper, which is what is called
+        parameters = signature(function, follow_wrapped=False)  # of the wrapper, if it is decorated: that is called
     except (TypeError, ValueError):
         return
     try:

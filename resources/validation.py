@@ -1,9 +1,10 @@
 """Validates what users pass to public functions and declarations, by the declared types, with pydantic.
 
-Values must have their types exactly (pydantic's strict mode), except that numbers of NumPy may be given for Python's, a
-whole number for a float, its value for a member of an enum, a list for a tuple, and other ordered collections (arrays,
-views of dictionaries) for a sequence. Of other classes, values must be instances. The types are read when a function is
-called for the first time. Limits are pydantic's, such as `PositiveInt`.
+Values must have exactly the declared type (pydantic's strict mode), except that these are accepted as well: numbers of
+NumPy for Python's, a whole number for a float, the value of an enum's member for the member, a list for a tuple, and
+other ordered collections (arrays, views of dictionaries) for a sequence. For all other classes, values must be
+instances. The types are read when a function is called for the first time. Limits are pydantic's, such as
+`PositiveInt`.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ Seconds = Annotated[float, Field(gt=0, lt=MAX_SECONDS)]
 """A finite number of seconds above 0."""
 
 _SCALARS = (str, bool, bytes, type(None))
-# A limit, though nothing reaches it, makes pydantic reject half a character ("\udcff"), which no store can hold.
+# With a limit, which nothing reaches, pydantic rejects lone surrogates ("\udcff"), which UTF-8 can't encode.
 _TEXT = Annotated[str, StringConstraints(max_length=2**60)]
 # Classes of Spark are known by name, because Spark is not imported to check an argument.
 _CONVERSIONS = {"LazyFrame": "collect", "Series": "to_frame"}  # methods that return a frame
@@ -51,10 +52,10 @@ _SPARK_CLASSES = {name: type(name, (), {}) for name in ("SparkSession", "DataFra
 
 
 def validated(item: T) -> T:
-    """Return a function or method with validated arguments, or a class whose constructor has them.
+    """Return a function or method that validates its arguments, or a class whose constructor does.
 
-    Wrong arguments raise ConfigurationError before anything is called. Errors of the function itself pass unchanged.
-    Of an enum, that is a value without a member; of an abstract class or protocol, methods that are not written.
+    Wrong arguments raise ConfigurationError before anything is called. Errors of the function itself pass unchanged. An
+    enum raises it for a value that is not of a member, an abstract class or protocol if a derived class lacks methods.
     """
     target: Any = item
     if not isinstance(item, type):
@@ -71,7 +72,7 @@ def validated(item: T) -> T:
 
 
 def validated_methods(cls: type[T]) -> type[T]:
-    """Return a class with a constructor and public methods that validate their arguments."""
+    """Return the class, whose constructor and public methods now validate their arguments."""
     for name, member in list(vars(cls).items()):
         if name.startswith("_"):
             continue
@@ -102,13 +103,16 @@ def _reject_abstract(base: Any) -> Callable[..., Any]:
 
 
 def _validate_call(function: Callable[..., Any], fields_of: type | None = None) -> Callable[..., Any]:
-    """Return the function with validated arguments; the types of a dataclass's constructor are those of its fields."""
+    """Return the function with validated arguments.
+
+    If it is the constructor of the dataclass `fields_of`, the types are those of its fields.
+    """
     validator = functools.cache(lambda: _arguments_validator(function, fields_of or inspect.unwrap(function)))
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         validate, accepts_all = validator()
-        if accepts_all:  # then only the number and the names of arguments can be wrong, which Python checks faster
+        if accepts_all:  # only the number and the names of arguments can be wrong, and Python checks those faster
             try:
                 return function(*args, **kwargs)
             except TypeError as error:
@@ -139,8 +143,10 @@ def _keywords(parameter: inspect.Parameter) -> list[str]:
 
 
 def _arguments_validator(function: Callable[..., Any], annotated: Any) -> tuple[Callable[..., Any], bool]:
-    """Return a function of the same parameters that validates its arguments and returns them, and whether their types
-    accept any values."""
+    """Return a function that validates arguments of `function` and returns them: a tuple and a dictionary.
+
+    Also return whether it accepts values of all types. The types are those of `annotated`.
+    """
     hints = type_hints(annotated)
     parameters = [
         parameter.replace(annotation=_checked_type(hints.get(parameter.name, Any)))
@@ -157,7 +163,10 @@ def _arguments_validator(function: Callable[..., Any], annotated: Any) -> tuple[
 
 
 def type_hints(item: Any) -> dict[str, Any]:
-    """Return the types of parameters or fields; those imported for type checkers only are Any, if not Spark's."""
+    """Return the types of a function's parameters or a class's fields, by name.
+
+    Types that are imported for type checkers only are Any, except Spark's, which are placeholders checked by name.
+    """
     unloaded: dict[str, Any] = {}
     annotated = item
     if inspect.isfunction(item):
@@ -172,7 +181,7 @@ def type_hints(item: Any) -> dict[str, Any]:
 
 
 class _UnloadedModule:
-    """A module that is imported for type checkers only: values of its classes are not checked."""
+    """Stands for a module that is imported for type checkers only: all its names are Any, so values are not checked."""
 
     def __getattr__(self, name: str) -> Any:
         return Any
@@ -195,7 +204,7 @@ def _checked_type(hint: Any) -> Any:
         types_of = {name: _checked_type(option) for name, option in get_type_hints(inner[0]).items()}
         make: Any = TypedDict
         options = make(inner[0].__name__, types_of, total=False)
-        options.__pydantic_config__ = ConfigDict(strict=True, extra="forbid")  # others would be dropped silently
+        options.__pydantic_config__ = ConfigDict(strict=True, extra="forbid")  # else other names are dropped silently
         return Unpack[options]
     kind = origin or hint
     if kind is tuple:
@@ -218,7 +227,7 @@ def _checked_type(hint: Any) -> Any:
 
 
 def _number(kind: type) -> Any:
-    """Return the type of int or float, of which numbers of other classes, as NumPy's, become instances."""
+    """Return the type to check an int or float by; numbers of other classes, such as NumPy's, are converted."""
 
     def convert(value: Any) -> Any:
         if isinstance(value, int | float) or not isinstance(value, Real):
@@ -244,7 +253,7 @@ def _matching(accepts: Callable[[Any], bool], expected: str) -> Any:
 
 
 def _container(kind: type, inner: tuple[Any, ...]) -> Any:
-    """Return the type of a collection, whose elements are checked where that doesn't consume or load them."""
+    """Return the type to check a collection by. Elements are checked only where that doesn't consume or load them."""
     elements = tuple(map(_checked_type, inner))
     readable = dict if issubclass(kind, Mapping) else (list, tuple, set, frozenset)
     expected = f"{_describe(kind)} of {' to '.join(map(_name, inner))}" if inner else _describe(kind)
@@ -295,7 +304,7 @@ def _translate_model_errors(cls: type[BaseModel]) -> Callable[..., None]:
     @functools.wraps(construct)
     def __init__(self: BaseModel, *args: Any, **kwargs: Any) -> None:
         unknown = next((name for name in kwargs if name not in known and not name.startswith("_")), None)
-        if unknown is not None:  # Dagster's resources ignore it
+        if unknown is not None:  # Dagster's resources would ignore it
             raise _unexpected_error(cls.__name__, unknown, known)
         try:
             construct(self, *args, **kwargs)
@@ -337,7 +346,7 @@ def _argument_error(
         return _error(f"{called} lacks {', '.join(f'{name}=' for name in missing)}.", argument=missing[0])
     argument = name_of(problems[0])
     own = [problem for problem in problems if name_of(problem) == argument]
-    # Of a union's alternatives, the one with a wrong element says most.
+    # If the type is a union, the alternative in which only an element is wrong has the most useful message.
     elements = [problem for problem in own if problem["loc"] and problem["input"] is not given.get(problem["loc"][0])]
     if convertible := [problem for problem in own if type(problem["input"]).__name__ in _CONVERSIONS]:
         own, elements = convertible, []

@@ -1,1 +1,4 @@
-"""Key-value tables: families, a version per key, conditional and atomic changes, iterators (PDP-39)."""
+"""Key-value tables: families, a version per key, conditional and atomic changes, iterators.
+
+The design follows PDP-39 of Pravega.
+"""

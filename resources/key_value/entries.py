@@ -1,4 +1,4 @@
-"""`EntryCoder`: converts keys and values of one table to stored bytes, within its limits, and back. Write requests.
+"""`EntryCoder`, which serializes keys and values of a table within its limits, and the changes of write requests.
 
 `Insert`, `Put`, `Replace` and `Remove` change one key; the named methods of a table are made of them. In a batch,
 `MustBeAbsent` and `MustHaveVersion` guard keys that it does not write.
@@ -96,7 +96,7 @@ _new: Any = tuple.__new__  # makes a tuple of its content at half the cost of it
 
 
 class TableKey(NamedTuple, Generic[K]):
-    """A key of a table (PDP-39), its family (None if it has none) and, if known, its version."""
+    """A key of a table, its family (None if it has none) and, if known, its version."""
 
     family: str | None
     key: K
@@ -104,7 +104,7 @@ class TableKey(NamedTuple, Generic[K]):
 
 
 class _EntryParts(NamedTuple):
-    """The content of a `TableEntry`."""
+    """The items of the flat tuple that a `TableEntry` is."""
 
     family: str | None
     key: Any
@@ -113,7 +113,7 @@ class _EntryParts(NamedTuple):
 
 
 class TableEntry(tuple[Any, ...], Generic[K, V]):
-    """An entry as read (PDP-39): a pair of its key, with the version, and its value.
+    """An entry as read: a pair of its `TableKey`, which has the version, and its value.
 
     It is one flat tuple of family, key, version and value, the version as bytes; `key` and `version` are made on
     access. Making three more objects for every entry would take as long as reading it.
@@ -127,7 +127,7 @@ class TableEntry(tuple[Any, ...], Generic[K, V]):
         if not isinstance(key, TableKey):
             raise argument_error(f"key={key!r:.80} of a TableEntry", "a TableKey", argument="key")
         version = key.version
-        # What is not a KeyVersion, bytes for example, is wrapped so that it can't pass for one that was read.
+        # Anything but a KeyVersion is wrapped, because plain bytes are taken for a version that was read.
         inside = version.to_bytes() if isinstance(version, KeyVersion) else None if version is None else (version,)
         return _new(cls, (key.family, key.key, inside, value))  # type: ignore[no-any-return]
 
@@ -170,7 +170,7 @@ _KEY, _VERSION, _VALUE = itemgetter(0), itemgetter(1), itemgetter(2)  # of a Sto
 
 
 class EntryCoder(Generic[K, V]):
-    """Serializes and addresses entries of one table.
+    """Converts keys and values of one table to bytes and back, and finds the partitions of keys.
 
     Raises KeyTooLongError, ValueTooLongError and SerializationError, which name the table, before anything is sent.
     """
@@ -196,7 +196,7 @@ class EntryCoder(Generic[K, V]):
         self._value_most = _smallest(configuration.longest_value, limits.value)
 
     def prefix(self, family: str | None) -> bytes:
-        """Return the start of a family's table keys; nothing for None."""
+        """Return the bytes with which the table keys of a family start; b"" without a family."""
         if family is None:
             return b""
         try:
@@ -208,7 +208,7 @@ class EntryCoder(Generic[K, V]):
         return prefix
 
     def table_key(self, prefix: bytes, key: K) -> bytes:
-        """Return the table key of a key whose family has this prefix."""
+        """Return the table key of a key; `prefix` is that of its family, b"" without one."""
         try:
             serialized = self.serialize_key(key)
         except errors.KeyValueTableError as error:
@@ -222,7 +222,7 @@ class EntryCoder(Generic[K, V]):
         return segment.table_key(prefix, serialized)
 
     def table_keys(self, prefix: bytes, keys: Sequence[K]) -> list[bytes]:
-        """Return the table keys of keys whose family has this prefix."""
+        """Return the table keys of these keys, in their order; `prefix` is that of their family, b"" without one."""
         if prefix:
             try:
                 serialized = list(map(self.key_serializer.to_bytes, keys))
@@ -235,7 +235,7 @@ class EntryCoder(Generic[K, V]):
         return [self.table_key(prefix, key) for key in keys]
 
     def serialize_key(self, key: K) -> bytes:
-        """Return a key's bytes, without its family."""
+        """Return the serialized key, without its family."""
         try:
             stored = self.key_serializer.to_bytes(key)
         except Exception as error:
@@ -243,7 +243,7 @@ class EntryCoder(Generic[K, V]):
         return stored if type(stored) is bytes else self._not_bytes("key", stored, self.key_serializer)
 
     def value(self, value: V) -> bytes:
-        """Return a value's bytes."""
+        """Return the serialized value."""
         try:
             stored = self._value.to_bytes(value)
         except Exception as error:
@@ -266,17 +266,17 @@ class EntryCoder(Generic[K, V]):
         return segment.partition_of(prefix or stored, self.partitions), stored
 
     def partition(self, prefix: bytes, stored: bytes) -> int:
-        """Return the partition of a table key, or of a family's prefix."""
+        """Return the partition of the family with this prefix; if that is b"", of the table key `stored`."""
         return segment.partition_of(prefix or stored, self.partitions)
 
     def entry(self, family: str | None, key: K, stored: StoredEntry) -> TableEntry[K, V]:
-        """Return the entry found for a known key."""
+        """Return a stored entry as callers get it; its family and key are known."""
         return _new(TableEntry, (family, key, stored.version, self._read(stored.key, stored.value)))  # type: ignore[no-any-return]
 
     def entries(
         self, families: Iterable[str | None], keys: Iterable[K], stored: Sequence[StoredEntry]
     ) -> list[TableEntry[K, V]]:
-        """Return the entries found for known keys."""
+        """Return stored entries as callers get them; their families and keys are known."""
         values = self._values(map(_KEY, stored), list(map(_VALUE, stored)))
         return list(_table_entries(families, keys, map(_VERSION, stored), values))
 
@@ -309,7 +309,7 @@ class EntryCoder(Generic[K, V]):
             return families, list(map(self._read_key, serialized))
 
     def _values(self, keys: Iterable[bytes], values: Sequence[bytes | None]) -> list[V]:
-        """Return the values of stored keys."""
+        """Return the deserialized values; the table keys are for errors."""
         try:
             return list(self._decode_values(values))  # type: ignore[arg-type]  # they were requested
         except Exception:  # noqa: BLE001 - raised again, with the key that it is about
@@ -387,14 +387,14 @@ T = TypeVar("T")
 
 
 def require_list(table: TableId, name: str, given: Iterable[T]) -> list[T]:
-    """Return several values as a list. Text is one value, and rejected."""
+    """Return a caller's list of values. Raises ConfigurationError for text, bytes and what is not iterable."""
     if isinstance(given, str | bytes) or not isinstance(given, Iterable):
         raise argument_error(f"key-value table {table}: {name} is {given!r:.80}", "a list", argument=name)
     return list(given)
 
 
 def require_pairs(table: TableId, name: str, given: Iterable[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-    """Return pairs of key and value as a list."""
+    """Return a caller's list of (key, value) tuples. Raises ConfigurationError for anything else."""
     pairs = require_list(table, name, given)
     for pair in pairs:
         if not isinstance(pair, tuple) or len(pair) != 2:
@@ -408,7 +408,7 @@ def require_pairs(table: TableId, name: str, given: Iterable[tuple[Any, Any]]) -
 
 
 def check_family(table: TableId, family: str | None) -> None:
-    """Raise KeyValueTableError if an operation within one family has none."""
+    """Raise KeyValueTableError if the family of a batch or iterator is None."""
     if family is None:
         raise table.error(
             errors.KeyValueTableError,
@@ -418,7 +418,10 @@ def check_family(table: TableId, family: str | None) -> None:
 
 
 def encode_key_prefix(table: TableId, prefix: str | bytes | None, keys: Serializer[Any]) -> bytes:
-    """Return the bytes that keys must start with; text stands for its UTF-8, if keys are text."""
+    """Return the bytes with which keys must start; text is encoded as UTF-8.
+
+    Raises ConfigurationError for text where keys are serialized as JSON, Avro or integers, and so don't start with it.
+    """
     if prefix is None or isinstance(prefix, bytes):
         return prefix or b""
     try:
@@ -439,7 +442,7 @@ def encode_key_prefix(table: TableId, prefix: str | bytes | None, keys: Serializ
 
 
 def resolve_partitions(table: TableId, count: int, given: Sequence[int] | None) -> tuple[int, ...]:
-    """Return the partitions to iterate over: the given ones, or all."""
+    """Return the partitions to iterate over: all, or the given ones. Raises ConfigurationError for wrong numbers."""
     if given is None:
         return tuple(range(count))
     chosen = tuple(require_list(table, "partitions", given))
@@ -451,7 +454,7 @@ def resolve_partitions(table: TableId, count: int, given: Sequence[int] | None) 
 
 @dataclass(frozen=True, slots=True)
 class WriteRequest(Generic[K]):
-    """Changes of one segment, with the keys as the caller passed them, for errors."""
+    """A request to one segment: its changes and, for errors, the keys as the caller passed them."""
 
     family: str | None
     keys: Sequence[K]
@@ -465,7 +468,7 @@ class WriteRequest(Generic[K]):
 
 
 def segment_change(coder: EntryCoder[K, V], prefix: bytes, change: TableChange[K, V], version: bytes) -> SegmentChange:
-    """Return a change in the form of its segment."""
+    """Return a caller's change in the form that segments accept, with the new `version` of its key."""
     is_guard = isinstance(change, _GUARDS)
     if not is_guard and not isinstance(change, (*_WITH_VALUE, Remove)):
         raise argument_error(
@@ -573,10 +576,10 @@ def to_remove(table: TableId, family: str, key: Any) -> Remove[Any]:
 
 
 def version_bytes(table: TableId, version: KeyVersion) -> bytes:
-    """Return the bytes of a version that a caller passed."""
+    """Return the bytes of a version that a caller passed. Raises KeyValueTableError for anything else."""
     is_version = isinstance(version, KeyVersion)
     stored = version.to_bytes() if is_version else version
-    # Other bytes could be taken for no condition at all.
+    # A segment might take other bytes for "no condition".
     if not is_version or type(stored) is not bytes or len(stored) != segment.VERSION_BYTES:
         raise table.error(
             errors.KeyValueTableError,

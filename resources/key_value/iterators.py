@@ -65,7 +65,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class PageItems(Sequence[T_co]):
-    """A sequence that makes its items one by one on each iteration and keeps none.
+    """A sequence that makes its items anew on each iteration; it keeps them only once it has been indexed.
 
     Keeping thousands of new objects, page after page, costs more than making them, because Python's garbage collector
     scans the whole process again and again.
@@ -144,7 +144,7 @@ class TablePages(Generic[T]):
         parts = (within.start, end, ",".join(map(str, partitions)).encode())
         content = b"".join(len(part).to_bytes(4, "big") + part for part in parts)
         iterated = hashlib.blake2b(content, digest_size=16).digest()
-        # The start of all states of the iteration.
+        # Every state of this iteration begins with these bytes.
         self._head = _HEAD.pack(_FORMAT, b"e" if values else b"k", bytes.fromhex(table.incarnation), iterated)
         self._place, self._within = 0, within
         self._reader: PageReader | None = None  # of the current partition
@@ -171,7 +171,7 @@ class TablePages(Generic[T]):
                 page = StoredPage(is_last=True)
                 if not within.is_empty:
                     page = await self._read(partition, within)
-                # After its last page a partition is done: later entries are not of the moment of that page.
+                # After a partition's last page comes the next partition, even if entries have been added since.
                 if page.is_last or not page:
                     self._place, self._within, self._reader = self._place + 1, self._whole, None
                 else:
@@ -191,7 +191,7 @@ class TablePages(Generic[T]):
         return await read_with_retries(partial(self._reader.page, within, self._page_size, values=self._values))
 
     def _resume(self, table: TableId, state: IteratorState) -> None:
-        """Continue after a page. Raises IteratorStateError for the state of another iteration."""
+        """Continue after the page that had this state. Raises IteratorStateError for the state of another iteration."""
         if not isinstance(state, IteratorState):
             raise table.error(
                 IteratorStateError,

@@ -1,4 +1,4 @@
-"""`KeyValueTableManager`: creates, lists, updates, seals and deletes key-value tables, in scopes (PDP-39).
+"""`KeyValueTableManager`: creates, lists, updates, seals and deletes key-value tables, in scopes.
 
     metadata/key-value-tables/all    SCOPE -> StoredScope, SCOPE/TABLE -> StoredTable
 
@@ -7,8 +7,8 @@ A table moves from one state to the next and never back:
     creating -> active -> sealing -> sealed
         `--------`----------`----------`-----> deleting -> (no entry)
 
-Committing the first state of a transition decides it: from then on the table exists, is sealed, is deleted. The work of
-its backend follows, and whoever finds an unfinished state repeats it.
+Once the state "creating", "sealing" or "deleting" is committed, the transition is decided and will be completed: the
+backend does its part after that, and whoever finds such a state lets the backend do it again.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ D = TypeVar("D", bound=StoredDocument)
 
 
 class TableState(Enum):
-    """The state of a table. Those ending in "ing" last until the backend has done the work."""
+    """The state of a table; in those that end in "ing" the backend still has to do its part."""
 
     CREATING = "creating"
     ACTIVE = "active"
@@ -139,7 +139,7 @@ class StoredScope(StoredDocument):
 
 
 class StoredTable(StoredDocument):
-    """A table and the description of its backend. A later table of this name has another `incarnation`."""
+    """The stored entry of a table. A table that is created again under its name has another `incarnation`."""
 
     format: Literal[1] = 1
     state: TableState
@@ -162,7 +162,7 @@ class StoredTable(StoredDocument):
 
 
 def parse_stored_entry(document: type[D], value: Any, where: str) -> D:
-    """Return a stored entry. Raises MalformedDocumentError."""
+    """Return a stored entry as an object of its class; `where` names it in errors. Raises MalformedDocumentError."""
     next_step = "Restore the namespace of key-value tables from a backup or an older object version."
     return decode_body(document, value, f"the stored entry of {where}", "can't be read", next_step)
 
@@ -175,7 +175,7 @@ def _is_same(setting: str, one: Any, other: Any) -> bool:
 
 
 class TableBackends:
-    """The backends of a lake's tables. New tables are created in `given`, or else in the lake's own backend."""
+    """The backends of a lake's tables. New ones are created in `given`, or else in the first of the lake's own."""
 
     def __init__(self, lake: Lake, given: SegmentBackend | None) -> None:
         self._lake = lake
@@ -183,7 +183,7 @@ class TableBackends:
         self._described: dict[str, SegmentBackend] = {}
 
     def description(self) -> dict[str, Any]:
-        """Return the stored description of the backend for new tables, relative to the lake if it is the lake's own."""
+        """Return the description to store with new tables; that of the lake's own backends is relative to the lake."""
         own = lake_backends(self._lake)
         if self.given is None:
             return dict(own[0])
@@ -213,13 +213,13 @@ class TableBackends:
             raise
 
     def of(self, name: TableName, table: StoredTable) -> SegmentBackend:
-        """Return the table's backend: the given one, with its settings, if the table is in it."""
+        """Return the table's backend: `given`, with its settings, if the table is in it, or else the described one."""
         if self.given is not None and self.has(name, table):
             return self.given
         return self._from(table.backend)
 
     def _from(self, description: Mapping[str, Any]) -> SegmentBackend:
-        """Return the described backend, which all its tables share."""
+        """Return the backend with this description; calls with equal descriptions return the same object."""
         key = json.dumps(description, sort_keys=True)
         if key not in self._described:
             return self._described.setdefault(key, segment.backend_from(resolve_lake_backend(self._lake, description)))
@@ -254,7 +254,7 @@ class TableInfo:
 
 
 def table_info(name: TableName, stored: Any) -> TableInfo:
-    """Return the description of a stored entry, readable or not."""
+    """Return the `TableInfo` of a stored entry; if that can't be read, one with a `problem`."""
     try:
         table = parse_stored_entry(StoredTable, stored, str(name))
     except errors.MalformedDocumentError as error:
@@ -316,9 +316,9 @@ UNFINISHED = frozenset({TableState.CREATING, TableState.SEALING, TableState.DELE
 
 @dataclass(frozen=True, slots=True)
 class TableTransition:
-    """`entry` is to be stored (None if there is none, and none is to be stored), and then finished if it is unfinished.
+    """What to do with a table's entry: store `entry` (None: nothing) and have its backend do its part.
 
-    The caller gets `answer` after that. None means to decide again once the existing entry is finished.
+    The caller gets `answer` after that. Without an answer (None), the decision is made again.
     """
 
     answer: bool | None
@@ -328,7 +328,7 @@ class TableTransition:
 def decide_create(
     current: StoredTable | None, wanted: StoredTable, name: TableName, same_backend: Callable[[StoredTable], bool]
 ) -> TableTransition:
-    """Decide how to create `wanted`. The answer is whether it is new, None while a deletion must be finished first.
+    """Decide how to create `wanted`; the answer is whether it is new, None while a deletion must be finished first.
 
     Raises KeyValueTableExistsError for another configuration.
     """
@@ -354,7 +354,7 @@ def decide_create(
 def decide_update(
     current: StoredTable | None, configuration: KeyValueTableConfiguration, name: TableName
 ) -> TableTransition:
-    """Change the table's limits; the answer is whether they differ."""
+    """Decide how to change the table's limits; the answer is whether they were different."""
     table = require_stored_table(current, name)
     if table.partitions != configuration.partitions:
         raise name.error(
@@ -368,7 +368,7 @@ def decide_update(
 
 
 def decide_seal(current: StoredTable | None, name: TableName) -> TableTransition:
-    """Seal the table; the answer is whether it was open."""
+    """Decide how to seal the table; the answer is whether it was open. Its creation is finished first."""
     table = require_stored_table(current, name)
     if table.state is TableState.CREATING:
         return TableTransition(None, table)
@@ -378,14 +378,14 @@ def decide_seal(current: StoredTable | None, name: TableName) -> TableTransition
 
 
 def decide_delete(current: StoredTable | None) -> TableTransition:
-    """Delete the table, in any state; the answer is whether there was one."""
+    """Decide how to delete the table, in any state; the answer is whether there was one (not yet being deleted)."""
     if current is None or current.state is TableState.DELETING:
         return TableTransition(False, current)
     return TableTransition(True, current.in_state(TableState.DELETING))
 
 
 def finish_transition(current: StoredTable | None, done: StoredTable) -> StoredTable | None:
-    """Return the entry after the backend has finished the transition `done`; unchanged if another has replaced it."""
+    """Return the entry after the backend has done its part for `done`; unchanged if another manager has replaced it."""
     if current is None or current.incarnation != done.incarnation or current.state is not done.state:
         return current
     after = {TableState.CREATING: TableState.ACTIVE, TableState.SEALING: TableState.SEALED}
@@ -393,7 +393,7 @@ def finish_transition(current: StoredTable | None, done: StoredTable) -> StoredT
 
 
 def was_deleted(current: StoredTable | None, table: StoredTable) -> bool:
-    """Return whether `table` is or is being deleted; `current` is the entry that its name has now."""
+    """Whether `table` was or is being deleted, given the `current` entry of its name."""
     return current is None or current.incarnation != table.incarnation or current.state is TableState.DELETING
 
 
@@ -411,7 +411,7 @@ def require_stored_table(current: StoredTable | None, name: TableName) -> Stored
 
 
 def _differing_settings(table: StoredTable, other: StoredTable) -> str:
-    """Return the settings of a table's backend that the other one doesn't share; all if it is of another kind."""
+    """Return, for messages, a table's backend settings that differ from the other's; all if the kind differs."""
     is_alike = table.backend.get("backend") == other.backend.get("backend")
     differing = {
         name: value
@@ -586,11 +586,11 @@ class KeyValueTableManager:
         table = TableName.checked(scope, name)
         stored = self._existing(table)
         if stored.state is TableState.CREATING:
-            self._finish(table, stored)  # its creator may be dead, and a handle would not find the table
+            self._finish(table, stored)  # its creator may have died before the backend created it
         return KeyValueTable(stored.id(table), stored.configuration, self._backends.of(table, stored), key, value)
 
     def segments(self, scope: str, name: str) -> tuple[SegmentInfo, ...]:
-        """Return the partitions of a table: the hashes of each, and where it is stored.
+        """Return the partitions of a table, each with the range of its hashes and its location.
 
         Raises ScopeNotFoundError and KeyValueTableNotFoundError.
         """
@@ -605,13 +605,13 @@ class KeyValueTableManager:
     def _change(
         self, table: TableName, decide: Callable[[StoredTable | None], TableTransition], *, preflight: bool = False
     ) -> bool:
-        """Commit a transition, have the backend do its work, and return the answer.
+        """Commit the transition that `decide` returns, have the backend do its part, and return the answer.
 
-        With `preflight`, the backend is asked first whether it would do it: others finish what was started, with rights
-        of their own, so a transition that the store rejects must not start.
+        With `preflight`, the backend is first asked whether the store allows it. A transition that the store rejects
+        must not begin, because other managers, with other rights, would try to complete it.
         """
         while True:
-            expected = self._check_may_end(table, decide) if preflight else None
+            expected = self._preflight(table, decide) if preflight else None
 
             def commit(
                 snapshot: NamespaceSnapshot, expected: StoredTable | None = expected
@@ -631,10 +631,10 @@ class KeyValueTableManager:
             if decision.answer is not None:
                 return decision.answer
 
-    def _check_may_end(
+    def _preflight(
         self, name: TableName, decide: Callable[[StoredTable | None], TableTransition]
     ) -> StoredTable | None:
-        """Return the current entry; raise what the backend would if it did what is decided for it."""
+        """Return the current entry. Raises what the backend would raise for the transition that `decide` returns."""
         current = self._entry(name)
         after = decide(current).entry
         if current is None or after is None or after.state is current.state:
@@ -653,7 +653,7 @@ class KeyValueTableManager:
         return current
 
     def _finish(self, name: TableName, table: StoredTable) -> None:
-        """Do the work of the table's state, whoever started it, and store that it is done."""
+        """Have the backend do its part of an unfinished transition, whoever began it, and store that it is done."""
         if table.state not in UNFINISHED:
             return
         backend, id = self._backends.of(name, table), table.id(name)
@@ -665,7 +665,7 @@ class KeyValueTableManager:
         try:
             _retrying()(steps[table.state], id, table.partitions)
         except errors.KeyValueTableNotFoundError:
-            # Others may have finished this, and deleted the table, in the meantime.
+            # Another manager may have finished this, and then deleted the table.
             if not was_deleted(find_stored_table(self._namespace.read(), name), table):
                 raise
         except errors.AdjunctError as error:
@@ -683,7 +683,7 @@ class KeyValueTableManager:
 
         after = self._namespace.transact(commit, by=_BY)
         if table.state is TableState.CREATING and was_deleted(after, table):
-            _retrying()(backend.delete, id, table.partitions)  # our creation may have come after the deletion
+            _retrying()(backend.delete, id, table.partitions)  # the backend may have created it after it was deleted
 
     def _entry(self, table: TableName) -> StoredTable | None:
         snapshot = self._namespace.read()

@@ -27,7 +27,7 @@ from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.common import ClassRegistry
 from dagster_adjunct.resources.validation import validated
 
-# The table key of an entry, and its partition (PDP-39, "Mapping KVPs").
+# The table key of an entry, and its partition (Pravega's PDP-39, "Mapping KVPs").
 #
 #     with a family      | length of the family | family, UTF-8 | key, serialized |
 #                        |<------ prefix, which is hashed ----->|
@@ -40,7 +40,7 @@ from dagster_adjunct.resources.validation import validated
 
 
 MAX_KEY_BYTES = 8190
-"""The limit of a family and a key together: 8,192 bytes without the two of the length."""
+"""The most bytes of family and key together: a table key has up to 8,192, two of them for the length."""
 _LENGTH = struct.Struct(">h")
 HASH_BITS = 52
 
@@ -63,7 +63,10 @@ class KeyRange:
 
 @lru_cache(maxsize=1024)
 def family_prefix(family: str) -> bytes:
-    """Return the start of a family's table keys. One whose family has more than MAX_KEY_BYTES is not valid."""
+    """Return the bytes with which the table keys of a family start.
+
+    For a family with more than MAX_KEY_BYTES, whose length does not fit, they are no valid prefix: check their number.
+    """
     encoded = family.encode()
     return _LENGTH.pack(min(len(encoded), MAX_KEY_BYTES)) + encoded
 
@@ -84,7 +87,7 @@ def split_table_key(stored: bytes) -> tuple[str | None, bytes]:
 def split_table_keys(stored: Sequence[bytes]) -> tuple[Iterable[str | None], Sequence[bytes]]:
     """Return the families and the serialized keys of one or more ascending table keys.
 
-    Fast if all are of one family, which is then repeated without end.
+    If all have the same family, which is split faster, the families are an endless iterator: zip them with the keys.
     """
     (length,) = _LENGTH.unpack_from(stored[0])
     if length < 0:  # no family follows
@@ -107,13 +110,13 @@ def partition_of(prefix: bytes, partitions: int) -> int:
 
 
 def family_range(prefix: bytes) -> KeyRange:
-    """Return the range of all table keys that start with `prefix`, which is not empty."""
+    """Return the range of all table keys that start with `prefix`, which has at least one byte."""
     end = prefix.rstrip(b"\xff")
     return KeyRange(prefix, end[:-1] + bytes([end[-1] + 1]) if end else None)
 
 
 def family_subrange(prefix: bytes, key_prefix: bytes, start: bytes | None, end: bytes | None) -> KeyRange:
-    """Return the range of a family's serialized keys that start with `key_prefix`, from `start` up to `end`."""
+    """Return the range of a family's keys that start with `key_prefix`, from `start` up to but not including `end`."""
     whole = family_range(prefix + key_prefix)
     first = whole.start if start is None else max(whole.start, prefix + start)
     if end is None:
@@ -234,7 +237,10 @@ Failing: TypeAlias = dict[int, bytes | None]
 def failed_conditions(
     changes: Sequence[SegmentChange], current: Mapping[bytes, bytes | None], start: int = 0
 ) -> Failing:
-    """Return the changes, from `start` on, whose conditions do not hold for these versions of their keys."""
+    """Return the indexes, from `start` on, of changes whose conditions do not hold, with the versions found.
+
+    `current` has the version of each key; those of missing keys are None or absent.
+    """
     return {
         place: current.get(change.key)
         for place, change in enumerate(changes[start:], start)
@@ -287,8 +293,10 @@ class TableSegment(Protocol):
         ...
 
     async def close(self) -> None:
-        """Release what the running event loop uses (connections, files), or what all threads without one do; a later
-        call opens it again."""
+        """Release what the running event loop uses, such as connections and files. A later call opens it again.
+
+        Without an event loop, release what all such threads of the process share.
+        """
         ...
 
 
@@ -297,8 +305,8 @@ class SegmentBackend(Protocol):
     """A store of key-value tables. Picklable, without secrets, and described by plain values.
 
     `create`, `seal` and `delete` block. They may run concurrently and repeatedly, also after a crash of an earlier
-    call, and lead to the same state. If `waits` is False, their coroutines never suspend, so they run without an event
-    loop, too.
+    call, and lead to the same state. If `waits` is False, the coroutines of its segments never suspend, so they run
+    without an event loop, too.
     """
 
     limits: SegmentLimits
@@ -454,8 +462,8 @@ class KeyVersion:
         return self._bytes.hex()
 
 
-# Waiting: in an event loop, or, for callers without one, in the calling thread. What a segment and a table await is
-# made of these functions.
+# Waiting: in an event loop or, for callers without one, in the calling thread. Segments and tables wait only by these
+# functions.
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -463,12 +471,12 @@ _blocking: ContextVar[bool] = ContextVar("adjunct_key_value_blocking", default=F
 
 
 def is_blocking() -> bool:
-    """Whether the running coroutine has no event loop, and blocks its thread where it waits."""
+    """Whether the running coroutine was started by `run_without_loop`, so that it blocks its thread where it waits."""
     return _blocking.get()
 
 
 def run_without_loop(operation: Coroutine[Any, Any, T]) -> T:
-    """Return the result of an operation of a table or segment, which blocks this thread where it waits."""
+    """Run a coroutine of a table or segment in this thread, which it blocks where it waits; return its result."""
     before = _blocking.set(True)
     try:
         operation.send(None)
@@ -481,7 +489,7 @@ def run_without_loop(operation: Coroutine[Any, Any, T]) -> T:
 
 
 async def pause(seconds: float) -> None:
-    """Wait."""
+    """Wait this many seconds."""
     if _blocking.get():
         time.sleep(seconds)
     else:
@@ -489,12 +497,15 @@ async def pause(seconds: float) -> None:
 
 
 async def in_thread(executor: Callable[[], Executor], work: Callable[[], T]) -> T:
-    """Return what `work`, which blocks, returns: in one of these threads if an event loop waits for it."""
+    """Call `work`, which blocks, and return its result.
+
+    In an event loop it runs in a thread of `executor`, without one in this thread.
+    """
     return work() if _blocking.get() else await asyncio.get_running_loop().run_in_executor(executor(), work)
 
 
 async def result_of(pending: Future[T]) -> T:
-    """Return the result of work in a thread, or raise its error."""
+    """Wait for a future of another thread; return its result, or raise its error."""
     if not _blocking.get():
         return await asyncio.wrap_future(pending)
     try:
@@ -505,9 +516,9 @@ async def result_of(pending: Future[T]) -> T:
 
 
 async def at_once(executor: Callable[[], Executor], operations: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Return the results of operations that run at once, in their order: in these threads if there is no event loop.
+    """Return the results of operations that run concurrently, in their order.
 
-    If one of them fails, its error is raised once no other is running.
+    Without an event loop they run in threads of `executor`. If one fails, its error is raised once no other is running.
     """
     given = list(operations)
     if len(given) == 1:
@@ -535,7 +546,7 @@ async def at_once(executor: Callable[[], Executor], operations: Iterable[Corouti
 
 
 def threads(purpose: str, count: int) -> ThreadPoolExecutor:
-    """Return this process's threads for a purpose, at most `count`, which start on demand."""
+    """Return the pool of up to `count` threads that this process has for `purpose`, created on first use."""
     return _threads(purpose, count, os.getpid())
 
 
@@ -559,10 +570,11 @@ async def apply_until_settled(
     horizon: float,
     retried: type[errors.TransientError] = errors.TransientError,
 ) -> None:
-    """Apply changes; repeat the request after a lost reply, and after an error of `retried`, until it is settled.
+    """Apply changes; repeat the request until it is known whether they were applied.
 
-    Raises OutcomeUnknownError if a reply was lost and time is up, or the table can't be asked any more. Otherwise
-    raises what the last attempt raised, for example that the table is sealed.
+    The first attempt is repeated after a lost reply, and after errors of the type `retried`; later ones after any
+    TransientError. Raises OutcomeUnknownError if a reply was lost and `horizon` seconds are over, or the table can't be
+    asked any more. Otherwise raises what the last attempt raised, for example that the table is sealed.
     """
     attempts = _Attempts(horizon)
     try:
@@ -595,7 +607,7 @@ async def read_with_retries(request: Callable[[], Awaitable[T]]) -> T:
 
 
 class _Attempts:
-    """The attempts of one request: when they `began`, and the last error of one that was `lost`."""
+    """The attempts of one request: when the first `began`, and the last error about a `lost` reply."""
 
     __slots__ = ("_bound", "_horizon", "began", "lost")
 
@@ -642,13 +654,13 @@ def split_into_requests(changes: Iterable[SegmentChange], limits: SegmentLimits)
 
 
 MOST_PARTITIONS = 2**16
-"""On every backend, because some store the number in two bytes."""
+"""The most partitions of a table, in every backend."""
 
 
 @validated
 @dataclass(frozen=True, slots=True)
 class KeyValueTableConfiguration:
-    """The number of partitions, which never changes, and limits of entries besides those of the backend.
+    """The number of partitions, which never changes, and limits of entries, in addition to those of the backend.
 
     `longest_key` limits the bytes of a serialized key without its family, `longest_value` those of a serialized value.
     """

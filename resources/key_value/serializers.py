@@ -37,7 +37,7 @@ class Serializer(Protocol[T]):
 
 
 def _reject(serializer: object, problem: str, next_step: str) -> SerializationError:
-    """Return the error for a value that this serializer rejects."""
+    """Return the error for a value that the serializer rejects."""
     return SerializationError(problem, next_step, serializer=type(serializer).__name__)
 
 
@@ -151,7 +151,8 @@ class AvroSerializer:
     def to_bytes(self, value: Any) -> bytes:
         fastavro, schema, written = _fastavro(), _parsed(self.schema), io.BytesIO()
         try:
-            fastavro.validation.validate(value, schema, strict=True)  # numbers of 32 bits, and truths, among others
+            # It rejects, for example, an int beyond 32 bits, and a boolean given for a number.
+            fastavro.validation.validate(value, schema, strict=True)
             fastavro.schemaless_writer(written, schema, _by_keys(value), strict=True)
         except (*_UNFIT, fastavro.validation.ValidationError) as error:
             raise self._unfit(value, error) from None
@@ -197,14 +198,18 @@ class AvroSerializer:
 
 
 def _by_keys(value: Any) -> Any:
-    """Return a value with dictionaries in key order, because maps are written in their own order."""
+    """Return a value with dictionaries in key order, because fastavro writes maps in the order of the dictionary."""
     if type(value) is dict and all(type(key) is str for key in value):
         return {name: _by_keys(value[name]) for name in sorted(value)}
     return type(value)(map(_by_keys, value)) if type(value) in (list, tuple) else value
 
 
 def _is_same_avro(value: Any, read: Any) -> bool:
-    """Whether a value is read as it was written; a tuple with a record's name selects a branch of a union."""
+    """Whether `read`, read back from the written `value`, equals it.
+
+    A tuple of a record's name and a value selects a branch of a union, and is read as the value. A float may have been
+    rounded to 32 bits.
+    """
     if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], str):
         return _is_same_avro(value[1], read)
     if isinstance(value, dict) and isinstance(read, dict):

@@ -1,4 +1,4 @@
-"""`KeyValueTable` and `BlockingKeyValueTable`: the entries of one table (PDP-39, "Data plane")."""
+"""`KeyValueTable` and `BlockingKeyValueTable`: the entries of one table (Pravega's PDP-39, "Data plane")."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ _READERS = partial(segment.threads, "key-value-partitions", 16)
 
 
 class OpenTable(Generic[K, V]):
-    """The segments of a table, opened on first use, and the conversion of its entries."""
+    """The segments of a table, each opened on first use, and the `coder` for its keys and values."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class OpenTable(Generic[K, V]):
         self._segments: dict[int, TableSegment] = {}
 
     def segment(self, partition: int) -> TableSegment:
-        """Return a segment."""
+        """Return the segment of a partition."""
         opened = self._segments.get(partition)
         if opened is None:  # of two threads that open it at once, one gets the other's
             opened = self._segments.setdefault(partition, self.backend.open(self.id, partition))
@@ -94,13 +94,13 @@ class OpenTable(Generic[K, V]):
         await segment.apply_until_settled(self.id, opened, changes, token, horizon=horizon, retried=retried)
 
     async def close(self) -> None:
-        """Release what the running event loop uses, or the threads without one."""
+        """Release what the running event loop uses; without one, what all such threads of the process share."""
         for opened in list(self._segments.values()):
             await opened.close()
 
 
 def _names_family(operation: Callable[P, Awaitable[T]]) -> Callable[P, Coroutine[Any, Any, T]]:
-    """Make errors of an operation name the family that it was called with."""
+    """Set the `family` field of errors that an operation raises to the family that it was called with."""
 
     @wraps(operation)
     async def named(*args: P.args, **given: P.kwargs) -> T:
@@ -313,7 +313,7 @@ class KeyValueTable(Generic[K, V]):
         return entry
 
     async def _get_from_partitions(self, prefixes: Iterable[bytes], keys: Sequence[bytes]) -> list[StoredEntry | None]:
-        """Return the entries of table keys, whose families have these prefixes, in their order."""
+        """Return the entries of table keys, in their order; `prefixes` are those of their families, b"" without one."""
         places: dict[int, list[int]] = {}
         for place, (prefix, key) in enumerate(zip(prefixes, keys, strict=False)):
             places.setdefault(self._coder.partition(prefix, key), []).append(place)
@@ -363,7 +363,7 @@ class KeyValueTable(Generic[K, V]):
 def _blocking(
     operation: Callable[Concatenate[KeyValueTable[K, V], P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[BlockingKeyValueTable[K, V], P], T]:
-    """Return a method that returns the result of a table's operation."""
+    """Return the method of `BlockingKeyValueTable` that runs this operation and returns its result."""
 
     @wraps(operation)
     def run(self: BlockingKeyValueTable[K, V], /, *args: P.args, **given: P.kwargs) -> T:
@@ -375,7 +375,7 @@ def _blocking(
 def _blocking_pages(
     pages: Callable[Concatenate[KeyValueTable[K, V], P], TablePages[T]],
 ) -> Callable[Concatenate[BlockingKeyValueTable[K, V], P], Iterator[IteratorPage[T]]]:
-    """Return a method that iterates over a table's pages."""
+    """Return the method of `BlockingKeyValueTable` that iterates over these pages."""
 
     @wraps(pages)
     def iterate(self: BlockingKeyValueTable[K, V], /, *args: P.args, **given: P.kwargs) -> Iterator[IteratorPage[T]]:
@@ -387,7 +387,7 @@ def _blocking_pages(
 
 @validated
 class BlockingKeyValueTable(Generic[K, V]):
-    """The operations of a `KeyValueTable`, each of which returns when it is done, with the same arguments and errors.
+    """The operations of a `KeyValueTable` as methods that block, with the same arguments and errors.
 
     Callable from any thread, in which operations run; several partitions are read in threads of this process. Use it in
     a `with` block, or `close()` it.
@@ -425,5 +425,5 @@ class BlockingKeyValueTable(Generic[K, V]):
     all_entries = _blocking_pages(KeyValueTable.all_entries)
 
     def close(self) -> None:
-        """Release what the threads without an event loop use; a later operation opens it again."""
+        """Release what all threads of this process without an event loop share; a later operation opens it again."""
         segment.run_without_loop(self.table.close())

@@ -1,1 +1,1 @@
-"""The stores that key-value tables lie in: SQLite, PostgreSQL, DynamoDB, and a lake's objects."""
+"""The backends of key-value tables: SQLite, PostgreSQL, DynamoDB, and the objects of a lake."""

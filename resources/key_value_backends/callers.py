@@ -1,4 +1,7 @@
-"""What callers share to reach a store: those in an event loop with each other, and all threads without one."""
+"""`PerCaller`: what callers share to reach a store, such as connections.
+
+Callers in one event loop share one object; so do all threads of the process that have no event loop.
+"""
 
 from __future__ import annotations
 
@@ -11,23 +14,23 @@ from dagster_adjunct.resources.key_value.segment import is_blocking
 from dagster_adjunct.resources.tables.operation import PerLoop
 
 T = TypeVar("T")
-_of_parents: list[Any] = []  # kept, because collecting one would close what the parent process uses
+_of_parents: list[Any] = []  # after a fork; collecting one would close what the parent process uses
 
 
 class PerCaller(Generic[T]):
-    """Holds one object per event loop, and one for the threads of a process without one; creates it on first use.
+    """Holds one object, which `make` creates on first use, per event loop, and one for all threads without a loop.
 
-    `drop` releases the object of a closed loop. A forked child uses none of its parent's, and leaves them open.
+    `drop` releases the object of a closed loop. A forked child makes its own objects, and leaves its parent's open.
     """
 
     def __init__(self, make: Callable[[], T], drop: Callable[[T], object]) -> None:
         self._make = make
         self._loops: PerLoop[T] = PerLoop(make, drop)
-        self._threads: tuple[int, T] | None = None  # with the process
+        self._threads: tuple[int, T] | None = None  # with the id of the process that made it
         self._lock = threading.Lock()
 
     def here(self) -> T:
-        """Return the object of the running event loop, or that of the threads without one."""
+        """Return the object of the running event loop; without a loop, the one of such threads."""
         if not is_blocking():
             return self._loops.here()
         mine = self._threads
@@ -40,7 +43,7 @@ class PerCaller(Generic[T]):
         return mine[1]
 
     def take(self) -> T | None:
-        """Remove and return the same object; None if there is none."""
+        """Remove and return the object that `here` would return; None if it has not been made."""
         if not is_blocking():
             return self._loops.take()
         with self._lock:

@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from mypy_boto3_dynamodb import DynamoDBClient
 
 KEYS_AT_ONCE = 100
-_PATIENCE = 10.0  # seconds in which what DynamoDB did not give of a batch is asked for again
+_PATIENCE = 10.0  # seconds in which keys that DynamoDB has left out of a batch are requested again
 _FAMILIES_AT_ONCE = 16
 _FAMILIES_LISTED = 200
 _LARGEST_LIMIT = 1_000_000
@@ -65,9 +65,10 @@ _LARGEST_LIMIT = 1_000_000
 
 # Requests of writes and the meaning of their rejections, without I/O.
 #
-# A write is one transaction. It checks a gate, which is closed in a sealed table and raised when families may have been
-# removed since this process listed them (`dynamodb_layout.py`), and makes every change under its condition. All tries
-# of a write are identical except for that term and the number in their client request token.
+# A write is one transaction. It makes every change under its condition, and checks an item called a gate: that the
+# table is not sealed, and that no newer term has begun since this process listed the families of the keys, because they
+# may have been removed from the list in it (`dynamodb_layout.py`). All tries of a write are identical except for this
+# term and the number in their client request token.
 
 
 _CONDITION_FAILED = "ConditionalCheckFailed"
@@ -79,9 +80,10 @@ _THROTTLED = {"ThrottlingError", "ProvisionedThroughputExceeded"}
 class Cancelled:
     """A transaction without effect, and why.
 
-    `term` is the gate's, if it is newer than the request's: no request of an older term passes it any more. `current`
-    has the versions of the keys whose conditions fail, by the index of the change. `conflict`: others wrote, so not
-    everything was checked. `refused` is DynamoDB's message about a permanent error.
+    `term` is that of the gate if it is newer than the request's: the gate rejects all requests of older terms.
+    `current` has the versions of the keys whose conditions fail, by the index of the change. `conflict`: another
+    transaction was changing one of the items, so not everything was checked. `refused` is DynamoDB's message about a
+    permanent error.
     """
 
     sealed: bool = False
@@ -93,7 +95,7 @@ class Cancelled:
 
     @property
     def may_pass(self) -> bool:
-        """Whether the same request may be applied, or tell more, in a moment."""
+        """Whether the same request, sent again, may be applied or be cancelled for a more certain reason."""
         return (self.conflict or self.throttled) and self.refused is None
 
 
@@ -102,7 +104,7 @@ def parse_cancellation(response: Mapping[str, Any]) -> Cancelled:
     reasons: Sequence[Mapping[str, Any]] = response.get("CancellationReasons") or ()
     codes = [str(reason.get("Code", "None")) for reason in reasons]
     if not codes:
-        # Some servers give reasons in the message only: nothing was applied, and the next try tells more.
+        # Some servers give reasons only in the message. Nothing was applied; the next try may tell more.
         return Cancelled(conflict=True)
     current = {
         place: reason["Item"]["v"]["B"] if reason.get("Item") else None
@@ -113,7 +115,7 @@ def parse_cancellation(response: Mapping[str, Any]) -> Cancelled:
     refused = [
         f"{code}: {reason.get('Message')}" for code, reason in zip(codes, reasons, strict=True) if code not in known
     ]
-    # That the gate was busy does not matter if a condition failed.
+    # If a condition has failed, a conflict at the gate does not matter.
     looked_at = codes[1:] if current else codes
     shut = codes[0] == _CONDITION_FAILED
     term = term_of(reasons[0].get("Item") or {}) if shut else None
@@ -129,10 +131,10 @@ def parse_cancellation(response: Mapping[str, Any]) -> Cancelled:
 
 # Writes: one transaction each, tried until its outcome is known.
 #
-# Each try has a client request token of its own. For ten minutes, DynamoDB answers a repeated try that was applied with
-# the same success, whatever others have written since. So a try whose reply was lost is sent once more. If that is
-# cancelled, the first copy may still be in flight: its token is invalidated, and only then is the try known never to be
-# applied. That is also known once gates have a newer term than the try.
+# Each try has a client request token of its own. For ten minutes after a try was applied, DynamoDB answers a copy of it
+# with success and does not apply it again, whatever others have written since. So a try whose reply was lost is sent
+# once more. If this copy is cancelled, the first one may still arrive: it is certain never to be applied once its token
+# has been used up by another request (invalidated), or once the gates have a newer term.
 
 
 HORIZON = 540.0  # seconds; DynamoDB forgets a token ten minutes after its request has ended
@@ -150,7 +152,10 @@ class TransactionAnswer(Enum):
 
 @dataclass(frozen=True, slots=True)
 class LastTry:
-    """The last try of a write whose reply was lost. `over`: it is known never to be applied."""
+    """The last try of a write whose reply was lost, and `when` that was noticed (monotonic seconds).
+
+    `number` counts the tries from 0; the families were listed at `term`. `over`: it is certain never to be applied.
+    """
 
     number: int
     term: int
@@ -161,8 +166,8 @@ class LastTry:
 class DynamoDbSegment:
     """A partition of a key-value table, in the DynamoDB table that all its partitions share.
 
-    Several keys are read at different moments. The segments of a table share `calls`: closing one closes them all for
-    the running event loop, or for the threads without one.
+    Several keys are read at different moments. The segments of a table share `calls`: closing one segment closes the
+    client of all of them for the running event loop or, without one, for all such threads.
     """
 
     def __init__(self, calls: TableCalls, layout: SegmentLayout) -> None:
@@ -219,7 +224,7 @@ class DynamoDbSegment:
 
     @contextmanager
     def _report_foreign_items(self) -> Iterator[None]:
-        """Name the table in errors for items with missing or other attributes, which were not written here."""
+        """Raise TableError for items that lack attributes, because something else wrote them."""
         try:
             yield
         except KeyError as error:
@@ -230,14 +235,16 @@ class DynamoDbSegment:
             ) from error
 
     async def _read_batch(self, keys: Sequence[bytes], values: bool, into: dict[bytes, StoredEntry]) -> None:
-        """Add the entries of up to 100 keys to `into`. Keys that DynamoDB leaves out for lack of capacity are requested
-        again, with growing pauses."""
+        """Add the entries of up to 100 keys to `into`.
+
+        Keys that DynamoDB leaves out for lack of capacity are requested again, with growing pauses.
+        """
         calls, patience = self._calls, Patience(_PATIENCE)
         left: Any = list(map(self._layout.entry, keys))
         attributes = "s, v, d" if values else "s, v"
         by_sort_key: dict[bytes, bytes] | None = None
         if len({item["h"]["B"] for item in left}) == 1:
-            # boto3 spends time on every attribute, and this one is known.
+            # All items have the same hash key, so it is not requested: boto3 spends time on every attribute.
             by_sort_key = {item["s"]["B"]: key for item, key in zip(left, keys, strict=True)}
         else:
             attributes = f"h, {attributes}"
@@ -256,9 +263,9 @@ class DynamoDbSegment:
                 raise error
 
     async def _stretches(self, within: KeyRange) -> AsyncIterator[Sequence[KeyStretch]]:
-        """Yield the places of a range's entries, in order, grouped as they are best read.
+        """Yield the stretches of items that have a range's entries, in key order, in groups to read at once.
 
-        The more families a page has had, the smaller they are, and the more of them are read at a time.
+        The groups grow: if a page has needed several families already, its families are small.
         """
         layout = self._layout
         before = layout.before_families(within)
@@ -266,7 +273,7 @@ class DynamoDbSegment:
             yield (before,)
         begun = family_prefix_at(within.start)
         if begun is not None:
-            # Most pages continue in a family that has enough entries for them, so the list is not needed.
+            # Most pages begin in a family with enough entries for the page, so the list of families is not read.
             yield (layout.in_family(begun, within),)
         listed = layout.families(within if begun is None else KeyRange(key_after_family(begun), within.end))
         together, after = 1, None
@@ -287,9 +294,9 @@ class DynamoDbSegment:
     async def _read_stretch(
         self, stretch: KeyStretch, within: KeyRange, limit: int, values: bool
     ) -> tuple[list[StoredEntry], bool]:
-        """Return the first entries of a stretch, and whether that is all of them.
+        """Return up to `limit` entries of a stretch that are in the range, and whether these are all.
 
-        DynamoDB ends a page after 1 MiB, which then ends this page too, unless it has nothing in the range.
+        DynamoDB ends a page of its own after 1 MiB. Then this returns too, unless that page has no entry in the range.
         """
         entries: list[StoredEntry] = []
         after: Item | None = None
@@ -310,7 +317,10 @@ class DynamoDbSegment:
                 return entries, False
 
     async def _try(self, changes: Sequence[SegmentChange], token: bytes, number: int) -> None:
-        """Apply the changes; no try from `number` on was sent yet, or all that were sent are over."""
+        """Apply the changes, in tries that are numbered from `number` on.
+
+        No try with one of these numbers was sent before, and earlier ones are certain never to be applied.
+        """
         patience = Patience(PATIENCE)
         term = await self._families.ensure_listed(changes)
         while True:
@@ -330,12 +340,16 @@ class DynamoDbSegment:
                     raise ReplyLostError(problem, "Whether it took effect is looked up.")
                 raise self._contended()
             if answer is not TransactionAnswer.IN_PROGRESS:
-                # This try is over. A server that remembers cancelled ones would cancel it for ever.
+                # The next try gets a new number: a server that remembers cancelled tries would cancel this one for
+                # ever.
                 number += 1
                 term = await self._families.ensure_listed(changes)
 
     async def _settle(self, changes: Sequence[SegmentChange], token: bytes) -> bool:
-        """Return whether a write whose reply was lost was applied; after False its last try never will be."""
+        """Return whether a write whose reply was lost was applied.
+
+        After False it is certain that its last try will not be applied any more.
+        """
         last = self._lost.get(token)
         if last is not None and last.over:
             return False
@@ -346,7 +360,7 @@ class DynamoDbSegment:
             else:
                 applied = await self._was_applied(changes, token, last.number, last.term, sent_here=True)
         except TableUnavailableError as error:
-            # This call had no effect; the outcome of the previous one is still unknown.
+            # This call has done nothing; the outcome of the earlier one is still unknown.
             raise ReplyLostError(error.problem, error.next_step) from error
         if applied:
             self._forget(token)
@@ -355,10 +369,10 @@ class DynamoDbSegment:
     async def _was_applied(
         self, changes: Sequence[SegmentChange], token: bytes, number: int, term: int, *, sent_here: bool
     ) -> bool:
-        """Return whether a try whose reply was lost was applied; after False it never will be.
+        """Return whether a try whose reply was lost was applied; after False it is certain never to be applied.
 
-        Raises `ConditionsFailed` and the like if it never will be and a new try would not help, `ReplyLostError` or
-        TableUnavailableError if its outcome could not be determined.
+        Raises `ConditionsFailed` and the like if it is certain never to be applied and a new try would fail as well,
+        and `ReplyLostError` or TableUnavailableError if its outcome could not be determined.
         """
         patience = Patience(PATIENCE)
         taken = False
@@ -375,15 +389,15 @@ class DynamoDbSegment:
             elif answer.sealed:
                 raise sealed_table_error(self._calls.table, self._calls.label)
             elif answer.term is not None:
-                # No gate lets a copy of it pass any more.
+                # The gates reject all copies of the try from now on.
                 self._families.learn(answer.term)
                 if not sent_here:
                     raise self._sent_elsewhere()
                 self._remember(token, number, term, over=True)
                 return False
             elif not answer.may_pass:
-                # A harmless request with the try's token. DynamoDB applies one of the two, and once it has applied this
-                # one, it rejects a late copy of the try, because the token is of another request.
+                # Use up the token by a harmless request. DynamoDB applies only one of the requests with a token: once
+                # it has applied this one, it rejects late copies of the try.
                 item = {**self._layout.invalidated(_gate_number(token)), "t": {"B": token}}
                 put = {"Put": {"TableName": self._calls.name, "Item": item}}
                 invalidated = await self._send(token, number, term, put)
@@ -392,14 +406,14 @@ class DynamoDbSegment:
                     self._check(answer)
                     return False
                 if invalidated is TransactionAnswer.TOKEN_TAKEN:
-                    # The first copy arrived meanwhile. DynamoDB's answer to another copy tells its outcome.
+                    # The try has used its token meanwhile. DynamoDB's answer to another copy tells its outcome.
                     taken = True
                     continue
             if not await patience.wait():
                 raise self._contended()
 
     async def _send(self, token: bytes, number: int, term: int, *actions: Item) -> TransactionAnswer | Cancelled:
-        """Send the `number`th try, from 0, of a write whose families are listed at `term`."""
+        """Send try `number`, from 0, of a write; its families were listed at `term`."""
         check = {
             "TableName": self._calls.name,
             "Key": self._layout.gate(_gate_number(token)),
@@ -439,7 +453,7 @@ class DynamoDbSegment:
             self._lost.pop(token, None)
 
     def _check(self, cancelled: Cancelled) -> None:
-        """Raise the error of a cancelled transaction, unless it may be applied if it is tried again at once."""
+        """Raise the error of a cancelled transaction, unless the next try may succeed at once."""
         if cancelled.sealed:
             raise sealed_table_error(self._calls.table, self._calls.label)
         label = self._calls.label
@@ -488,7 +502,7 @@ def _entry(key: bytes, item: Item, values: bool) -> StoredEntry:
 
 
 def _gate_number(token: bytes) -> int:
-    """Return the gate that a request checks; any will do, because sealing closes all."""
+    """Return the number of the gate that the request with this token checks, chosen to spread the load."""
     return token[0] % GATES
 
 
@@ -565,7 +579,10 @@ class DynamoDbSegments:
             _retrying(_CREATING_SECONDS)(create, client)
 
     def seal(self, table: TableId, partitions: int) -> None:
-        """Close all gates. A gate that a write is passing is closed after it, and no write passes it then."""
+        """Close all gates, so that no later write passes one.
+
+        A gate that a write is just passing is closed right after that write.
+        """
         name = self._name(table)
         gates = [SegmentLayout(at).gate(number) for at in range(partitions) for number in range(GATES)]
         with self._client(table) as client, ThreadPoolExecutor(self.threads) as threads:
@@ -619,13 +636,16 @@ class DynamoDbSegments:
             client.close()
 
     def _connect(self, label: str) -> DynamoDBClient:
-        """Return a client for all threads, which its user closes."""
+        """Return a new client, which any thread may use and the caller closes; `label` is for errors."""
         with self._connecting:
             self.connection = self.connection.with_session(label)
             return self.connection.client(label, self.threads)
 
     def _name(self, table: TableId) -> str:
-        """Return the name of a table in DynamoDB: unique by its incarnation; the rest is for people, and truncated."""
+        """Return the name of a table in DynamoDB.
+
+        Its incarnation makes the name unique; scope and table name, truncated, are for people.
+        """
         room = _LONGEST_NAME - len(self.prefix) - len(table.incarnation) - 2
         scope = table.scope[: max(room // 2, room - len(table.name))]
         return f"{self.prefix}{scope}-{table.name[: room - len(scope)]}-{table.incarnation}"
@@ -641,7 +661,7 @@ def _retrying(seconds: float, longest_pause: float = 0.5) -> Retrying:
 
 
 def _may_pass(error: BaseException) -> bool:
-    """Whether a reachable server may answer otherwise in a moment."""
+    """Whether the server was reached, and may answer the same request otherwise in a moment."""
     from botocore.exceptions import ConnectTimeoutError, EndpointConnectionError
 
     unreached = isinstance(error.__cause__, EndpointConnectionError | ConnectTimeoutError)

@@ -60,10 +60,11 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.005, 0.3
 
 
 class TableCalls:
-    """Calls for all segments of one table in this process.
+    """Sends the requests of all segments of one table in this process.
 
-    Each event loop has a client, and threads that calls run in. The threads without a loop share a client and block.
-    `name` is the table's name in DynamoDB, and `connect` returns a client for a label.
+    Each event loop has a client, and up to `threads` threads in which its requests run. The threads without a loop
+    share a client, and block. `name` is the table's name in DynamoDB; `connect` returns a new client, given a label for
+    errors.
     """
 
     def __init__(self, table: TableId, name: str, connect: Callable[[str], DynamoDBClient], threads: int) -> None:
@@ -73,21 +74,25 @@ class TableCalls:
         )
 
     async def call(self, do: Callable[[DynamoDBClient], T]) -> T:
-        """Return what `do` returns for a client. Errors are boto3's."""
+        """Return what `do` returns for the client; an event loop calls it in a thread. Raises boto3's errors."""
         mine = self._open.here()
         return await segment.in_thread(lambda: mine.threads, partial(mine.run, do))
 
     async def at_once(self, asked: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-        """Return the results of coroutines that run concurrently, in their order."""
+        """Return the results of concurrent coroutines, in their order."""
         return await segment.at_once(lambda: self._open.here().threads, asked)
 
     async def read(self, do: Callable[[DynamoDBClient], T]) -> T:
-        """Call what has no visible effect, or the same effect again, so that it may always be repeated."""
+        """Do the same as `call`, but raise the errors of tables.
+
+        For requests that can be repeated without harm: reads, and changes that have no visible effect or the same one
+        again.
+        """
         with dynamodb_errors(self.table, sent=False):
             return await self.call(do)
 
     async def query(self, stretch: KeyStretch, attributes: str, limit: int, after: Item | None = None) -> Any:
-        """Return DynamoDB's answer with at most `limit` items of a stretch, with these attributes."""
+        """Return DynamoDB's answer with at most `limit` items of a stretch, after the item with the key `after`."""
         bounds = {":h": stretch.hash_key, ":a": stretch.lowest, ":z": stretch.highest}
         request: dict[str, Any] = {
             "TableName": self.name,
@@ -110,7 +115,7 @@ class TableCalls:
 
 @contextmanager
 def dynamodb_errors(table: TableId, *, sent: bool) -> Iterator[None]:
-    """A context in which errors of boto3 become those of a table; see `translate_dynamodb_error`."""
+    """Raise errors of boto3 in this context as those of a table; see `translate_dynamodb_error`."""
     try:
         yield
     except AdjunctError:
@@ -120,7 +125,10 @@ def dynamodb_errors(table: TableId, *, sent: bool) -> Iterator[None]:
 
 
 def translate_dynamodb_error(error: Exception, table: TableId, *, sent: bool) -> Exception:
-    """Return the meaning of a boto3 error; `sent` says that a request without an answer may have had an effect."""
+    """Return the table's error for one of boto3.
+
+    `sent` means that a request without an answer may have had an effect, and so becomes a `ReplyLostError`.
+    """
     if error_code(error) == "ResourceNotFoundException":
         return table.error(
             KeyValueTableNotFoundError,
@@ -149,7 +157,7 @@ class Patience:
     async def wait(self) -> bool:
         """Pause before the next attempt; return False, at once, if the time is up."""
         now = time.monotonic()
-        if self._until is None:  # the first attempt may have had to connect, and to list families
+        if self._until is None:  # not before: the first attempt may have had to connect, and to list families
             self._until = now + self._seconds
         if now >= self._until:
             return False
@@ -159,11 +167,12 @@ class Patience:
 
 
 class _ClientThreads:
-    """The client and threads of an event loop, or of a process without one."""
+    """The client, and the threads for its requests, of one event loop or of all threads without one."""
 
     def __init__(self, connect: Callable[[], DynamoDBClient], threads: int) -> None:
         self.threads = ThreadPoolExecutor(threads, thread_name_prefix="dynamodb-key-values")
-        self._places = threading.BoundedSemaphore(threads)  # as many calls as threads, also of threads without a loop
+        # Limits concurrent requests also for callers without a loop, which send them in their own threads.
+        self._places = threading.BoundedSemaphore(threads)
         self._connect = connect
         self._opening = threading.Lock()
         self._client: DynamoDBClient | None = None
@@ -183,7 +192,7 @@ class _ClientThreads:
             client.close()
 
 
-GATES = 64  # of a partition: two writes at a time that check the same one may hinder each other
+GATES = 64  # of a partition: concurrent writes that check the same one may conflict
 KEY_SCHEMA = {"h": "B", "s": "B"}
 _LONGEST_SORT_KEY = 1024
 _LONGEST_KEY = _LONGEST_SORT_KEY - 2  # without a family the sort key has two bytes of length
@@ -210,9 +219,9 @@ Item = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class KeyStretch:
-    """Items of one hash key by sort key, from `lowest` to `highest`, both included.
+    """Consecutive items with one hash key: those with sort keys from `lowest` to `highest`, both included.
 
-    A table key is `prefix` followed by the sort key without its first `cut` bytes.
+    The table key of an item is `prefix` and its sort key without the first `cut` bytes.
     """
 
     hash_key: bytes
@@ -227,12 +236,12 @@ class KeyStretch:
 
 @dataclass(frozen=True, slots=True)
 class SegmentLayout:
-    """The items of one partition."""
+    """The keys of the items of one partition."""
 
     partition: int
 
     def entry(self, table_key: bytes) -> Item:
-        """Return the key of the item of an entry."""
+        """Return the key of the item that holds an entry."""
         length = int.from_bytes(table_key[:2], "big", signed=True)
         if length <= 0:
             return _item_key(self._hash(b"k"), table_key)
@@ -243,7 +252,7 @@ class SegmentLayout:
         return _item_key(self._hash(b"d"), prefix)
 
     def progress(self) -> Item:
-        """Return the key of the item with the progress of purging."""
+        """Return the key of the item that records how far the list of families has been purged."""
         return _item_key(self._hash(b"d"), b"\0")
 
     def gate(self, number: int) -> Item:
@@ -253,7 +262,7 @@ class SegmentLayout:
         return _item_key(self._gate_hash(number), b"\1")
 
     def in_family(self, prefix: bytes, within: KeyRange) -> KeyStretch:
-        """Return the items of a family in a range that has one of its keys."""
+        """Return the stretch of a family's entries that are in a range; it has at least one possible key of them."""
         lowest = within.start[len(prefix) :] if within.start.startswith(prefix) else b""
         end = within.end
         highest = end[len(prefix) :] if end is not None and end.startswith(prefix) else _ABOVE_ALL
@@ -261,20 +270,20 @@ class SegmentLayout:
         return KeyStretch(hash_key, _sort_key(b"\1" + lowest), _sort_key(b"\1" + highest), prefix, 1)
 
     def before_families(self, within: KeyRange) -> KeyStretch | None:
-        """Return the place of the empty key without a family, which precedes all families, if the range has it."""
+        """Return the stretch of the empty key without a family, the smallest table key; None if the range lacks it."""
         if within.start > _EMPTY_KEY or (within.end is not None and within.end <= _EMPTY_KEY):
             return None
         return KeyStretch(self._hash(b"k"), _EMPTY_KEY, _EMPTY_KEY)
 
     def families(self, within: KeyRange) -> KeyStretch | None:
-        """Return the part of the list with the families that may have keys in a range."""
+        """Return the stretch of the list with the families that may have keys in a range; None if there can be none."""
         first = family_prefix_at(within.start) or within.start
         lowest = max(first, _FIRST_FAMILY)
         highest = _AFTER_FAMILIES if within.end is None else min(within.end, _AFTER_FAMILIES)
         return KeyStretch(self._hash(b"d"), _sort_key(lowest), _sort_key(highest)) if lowest < highest else None
 
     def after_families(self, within: KeyRange) -> KeyStretch | None:
-        """Return the items without a family in a range, except for the empty key."""
+        """Return the stretch of all other entries without a family in a range; None if there can be none."""
         lowest = max(within.start, _AFTER_FAMILIES)
         highest = _ABOVE_ALL if within.end is None else within.end
         return KeyStretch(self._hash(b"k"), _sort_key(lowest), _sort_key(highest)) if lowest < highest else None
@@ -287,7 +296,7 @@ class SegmentLayout:
 
 
 def table_key_of(item: Item) -> bytes:
-    """Return the table key of an item."""
+    """Return the table key of the entry in an item."""
     hash_key: bytes = item["h"]["B"]
     sort_key: bytes = item["s"]["B"]
     if hash_key[:1] == b"k":
@@ -297,20 +306,23 @@ def table_key_of(item: Item) -> bytes:
 
 
 def key_after_family(prefix: bytes) -> bytes:
-    """Return the first possible table key after those of a family."""
+    """Return the smallest table key that is greater than all of a family."""
     end = segment.family_range(prefix).end
-    assert end is not None  # no length begins with 0xff
+    assert end is not None  # the length of a family never begins with 0xff
     return end
 
 
 def family_prefix_at(start: bytes) -> bytes | None:
-    """Return the prefix of the family of a key or bound, None if it has none."""
+    """Return the prefix of the family of a table key, which may be a bound of a range; None without a family."""
     length = int.from_bytes(start[:2], "big", signed=True)
     return start[: 2 + length] if length > 0 and len(start) >= 2 + length else None
 
 
 def _sort_key(bound: bytes) -> bytes:
-    """Return a bound for a query. A truncated one includes a neighbor, which the reader drops."""
+    """Return the bound of a range as one for a query, truncated to the longest sort key.
+
+    A truncated bound may include an item that is not in the range; the reader drops it.
+    """
     return bound[:_LONGEST_SORT_KEY]
 
 
@@ -318,32 +330,32 @@ def _item_key(hash_key: bytes, sort_key: bytes) -> Item:
     return {"h": {"B": hash_key}, "s": {"B": sort_key}}
 
 
-# The list of a segment's families: added to before a family gets a key, purged of those without entries. Processes that
-# add families purge it, one part of the list after the other: for every `PURGE_AFTER` new families they look at four
-# times as many. So at most half of the list, or some hundred families, have no entries.
+# The list of a segment's families. A family is added before it gets its first key; families without entries are purged.
+# Processes that add families also purge, one part of the list after the other: for every `PURGE_AFTER` new families
+# they check four times as many. So at most half of the list, or some hundred families, have no entries.
 
 
-PURGE_AFTER = 64  # families that a process has added to the list, after which it looks for some to remove
-SETTLING_SECONDS = 60  # by DynamoDB's clock, after which no transaction is left that passed a gate before it was raised
+PURGE_AFTER = 64  # so many families added by a process, after which it checks a part of the list
+SETTLING_SECONDS = 60  # by DynamoDB's clock: by then, transactions that passed a gate before it was raised have ended
 FAMILIES_PER_PURGE = 4 * PURGE_AFTER
-MIN_EMPTY_FAMILIES = PURGE_AFTER // 2  # families without entries for which all gates are raised
+MIN_EMPTY_FAMILIES = PURGE_AFTER // 2  # without entries, but listed too recently to be removed: so many raise the gates
 _FAMILIES_KNOWN = 100_000
-_PURGE_PATIENCE = 5.0  # seconds for which a gate that writes are passing is retried
+_PURGE_PATIENCE = 5.0  # seconds for which raising a gate is retried while writes pass it
 _log = logging.getLogger("adjunct.key_value")
 
 
 class FamilyList:
-    """The list of a segment's families, and which of them this process knows to be listed, at one term."""
+    """The list of a segment's families in DynamoDB, and what this process knows of it: families listed at one term."""
 
     def __init__(self, calls: TableCalls, layout: SegmentLayout) -> None:
         self._calls, self._layout = calls, layout
         self._known: tuple[int, set[bytes]] = (0, set())
-        # Many processes that list a few purge as often as one that lists many.
+        # Starts at random, so that many processes that add a few each purge as often as one that adds many.
         self._new = random.randrange(PURGE_AFTER)
 
     async def ensure_listed(self, changes: Sequence[SegmentChange]) -> int:
-        """List families before they get a key; return the term at which they are listed."""
-        term, known = self._known  # another thread may learn a newer term meanwhile: this listing is of this one
+        """List the families to which these changes may add a key; return the term at which they are listed."""
+        term, known = self._known  # used to the end, even if another thread learns a newer term meanwhile
         missing = {
             family
             for change in changes
@@ -364,7 +376,7 @@ class FamilyList:
         return term
 
     def learn(self, term: int) -> None:
-        """Note that a gate has this term."""
+        """Remember that a gate has this term. If it is newer, forget which families are listed."""
         if term > self._known[0]:
             self._known = (term, set())
 
@@ -382,13 +394,17 @@ class FamilyList:
             _log.warning("%s: families without entries stay in its list for now: %s", self._calls.label, error)
 
     async def purge(self) -> None:
-        """Remove families without entries from the next part of the list, or raise all gates, which allows it later."""
+        """Remove families without entries from the next part of the list.
+
+        If many of them were listed at the present term or a newer one, so that they can't be removed yet, raise all
+        gates to a newer term: then a later purge removes them.
+        """
         calls, layout = self._calls, self._layout
         answer: Any = await calls.read(
             lambda client: client.get_item(TableName=calls.name, Key=layout.progress(), ConsistentRead=True)
         )
         item = answer.get("Item")
-        # All gates had this term at this time, by DynamoDB's clock; the families from `place` on are next.
+        # All gates had at least this term at the time `at`, by DynamoDB's clock. The next part begins at `place`.
         term, at, place = (int(item["n"]["N"]), int(item["a"]["N"]), item["p"]["B"]) if item else (0, 0, b"")
         if _time_of(answer) < at + SETTLING_SECONDS:
             return
@@ -400,7 +416,7 @@ class FamilyList:
         found = await calls.at_once(calls.query(layout.in_family(family, KeyRange()), "s", 1) for family in terms)
         empty = [family for family, entries in zip(terms, found, strict=True) if not entries["Items"]]
         await calls.at_once(
-            # Unless another process has listed it at this term or a newer one.
+            # Does nothing if another process has listed the family at this term or a newer one.
             calls.read(partial(self._change_item, "delete_item", term, Key=layout.family(family)))
             for family in empty
             if terms[family] < term
@@ -414,7 +430,10 @@ class FamilyList:
         await calls.read(lambda client: client.put_item(TableName=calls.name, Item=progress))
 
     async def _raise_gate(self, number: int, term: int) -> int:
-        """Make a gate reject older terms, as one of a newer term, or of a sealed table, does; return when."""
+        """Make a gate reject writes of terms before `term`; return the time, in seconds, by DynamoDB's clock.
+
+        Does not change a gate that has a newer term, or is closed because the table is sealed.
+        """
         patience = Patience(_PURGE_PATIENCE)
 
         def put(client: DynamoDBClient) -> int:
@@ -439,7 +458,10 @@ class FamilyList:
                     raise
 
     def _change_item(self, request: str, term: int, client: DynamoDBClient, **arguments: Any) -> Any:
-        """Put or delete the item of a family; return the answer, None if it is listed at this term or a newer one."""
+        """Put or delete the item of a family (`request` names the client's method); return the answer.
+
+        None if the family is listed at `term` or a newer one, so that nothing was changed.
+        """
         try:
             return getattr(client, request)(
                 TableName=self._calls.name,
@@ -454,10 +476,10 @@ class FamilyList:
 
 
 def term_of(item: Item) -> int | None:
-    """Return the term of a gate or of a listed family, None if it has none."""
+    """Return the term in the item of a gate or of a listed family; None for a closed gate."""
     return int(item["n"]["N"]) if "n" in item else None
 
 
 def _time_of(answer: Mapping[str, Any]) -> int:
-    """Return the time of DynamoDB's answer in seconds, by its own clock."""
+    """Return the time of DynamoDB's answer by its own clock, in seconds since 1970."""
     return int(parsedate_to_datetime(answer["ResponseMetadata"]["HTTPHeaders"]["date"]).timestamp())

@@ -123,9 +123,9 @@ class PostgresSegments:
             raise self._errors(table).not_found()
 
     def _seal(self, table: TableId, connection: psycopg.Connection[Any]) -> bool:
-        """Reject all writes from now on; return whether the table exists.
+        """Create the trigger that rejects all writes from now on; return whether the table exists.
 
-        The lock for making a trigger allows reads, and waits for writes that started without the trigger.
+        The lock that this takes allows reads, and waits for writes that began before.
         """
         from dagster_adjunct.resources.key_value_backends.postgres_segment import SEALED
 
@@ -148,7 +148,7 @@ class PostgresSegments:
         self._change(table, partial(self._drop, table))
 
     def _drop(self, table: TableId, connection: psycopg.Connection[Any]) -> None:
-        """Remove the table once current requests have ended."""
+        """Drop the table, once the requests that are using it have ended."""
         entries, tokens, function = self._names(table)
         connection.execute(f"DROP TABLE IF EXISTS {entries}, {tokens}")
         connection.execute(f"DROP FUNCTION IF EXISTS {function}()")
@@ -164,7 +164,7 @@ class PostgresSegments:
         from dagster_adjunct.resources.key_value_backends.postgres_segment import PostgresSegment, PostgresStatements
 
         statements = PostgresStatements(self.schema, table)
-        kept = 2 * self.horizon  # the last attempt may start at the horizon, and an earlier one arrive late
+        kept = 2 * self.horizon  # the last attempt may begin at the horizon, and earlier ones may arrive late
         return PostgresSegment(self._pools.here, statements, partition, self._errors(table), kept)
 
     def location(self, table: TableId, partition: int) -> str:
@@ -172,7 +172,7 @@ class PostgresSegments:
         return f"postgresql://{place}, table {self.schema}.{sql_table_name(table)}, partition {partition}"
 
     def _names(self, table: TableId) -> list[str]:
-        """Return the quoted names of the entries, of the tokens, and of the function that rejects writes."""
+        """Return the quoted names: of the entries' table, of the tokens' table, of the function that rejects writes."""
         schema, name = self.schema.replace('"', '""'), sql_table_name(table)
         return [f'"{schema}"."{name}{suffix}"' for suffix in ("", "_tokens", "_sealed")]
 
@@ -181,10 +181,10 @@ class PostgresSegments:
         return bool(exists)
 
     def _change(self, table: TableId, change: Callable[[psycopg.Connection[Any]], T], *, dry_run: bool = False) -> T:
-        """Change the schema in one transaction, over a connection of its own, alone with the table.
+        """Run `change` in a transaction, over a connection of its own; return its result.
 
-        A `dry_run` is rolled back: the server reports by its own rules what it has against the change (a missing right,
-        a read-only session, a dependent view), and nothing has changed.
+        A lock keeps out other changes of this table's schema. A `dry_run` is rolled back: it changes nothing, but the
+        server raises all its objections (a missing right, a read-only session, a dependent view).
         """
         label = _label(table)
         require_driver(label)
@@ -197,7 +197,8 @@ class PostgresSegments:
                 connection.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", (name,))
                 return change(connection)
 
-        # Writers lock the two tables in another order, and the server chooses whom to end.
+        # Writers lock the two tables in another order. The server resolves a deadlock by an error for one side: repeat
+        # it.
         attempts = tenacity.Retrying(
             retry=tenacity.retry_if_exception_type(psycopg.errors.DeadlockDetected),
             stop=tenacity.stop_after_attempt(10),
@@ -225,7 +226,7 @@ class PostgresSegments:
         label = f"key-value tables of schema {self.schema}"
         settings = self._settings(label)
         connection = connect_sync(label, settings) if segment.is_blocking() else await connect_async(label, settings)
-        # A write without an answer is given up while there is time to look for it.
+        # Wait at most half of the horizon, so that there is time to find out whether the write was applied.
         wire = PostgresWire(connection, min(self.request_timeout, self.horizon / 2))
         try:
             await wire.tell(SESSION)

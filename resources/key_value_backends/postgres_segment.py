@@ -43,21 +43,21 @@ ENTRY_WITHOUT_VALUE = "substr(address, 5), version, NULL::bytea"
 PAGE_BYTES = 16 << 20
 """Bytes of values after which a page of entries of unknown size ends."""
 PRUNED_BLOCKS = 64
-"""Blocks of the tokens' table that are pruned at a time: about 8,000 requests, after each thousand."""
+"""Blocks of the tokens' table that are pruned at a time: about 8,000 tokens, once in WRITES_BETWEEN_PRUNING writes."""
 
 
 class PostgresStatements:
-    """The statements over the two tables of a key-value table.
+    """The SQL statements for the two tables of a key-value table.
 
-    `kvt_<incarnation>` has the entries of all partitions. An address is the partition in four bytes and the table key.
-    With two columns, a plan could search for the partition alone and look at all of its keys.
-    `kvt_<incarnation>_tokens` has a row for each recent request, written in its transaction. `applied` is true if it
-    was applied, and false if a repeat found that its condition does not hold, which keeps a late first attempt from
-    being applied.
+    `kvt_<incarnation>` has the entries of all partitions. An address is the partition in four bytes and the table key:
+    with two columns, a plan could search for the partition alone and look at all of its keys.
+    `kvt_<incarnation>_tokens` has a row for each recent request, written in the transaction of the request. `applied`
+    is true if the request was applied. It is false if a repeat found that a condition does not hold; this row keeps a
+    late first attempt from being applied.
 
     $1 is the address, or all of them. Result rows are the table key, version and value. A change of one key is one
-    statement, which writes the request's token too. `put` and `remove` always happen and write it first, so a repeat
-    waits there. The others write it, and report one row, only if they happen.
+    statement, which writes the request's token too. `put` and `remove` have no condition: they write the token first,
+    so that a repeat waits for them there. The others write it, and report one row, only if their condition holds.
 
     Every statement sees what was committed before it began (READ COMMITTED), and waits for whoever has locked the rows
     that it would change.
@@ -88,7 +88,7 @@ class PostgresStatements:
             f"WITH done AS (UPDATE {rows} SET version = $3, value = $4 WHERE address = $1 AND version = $5 "
             f"RETURNING 1) {then}"
         )
-        # A key inserted after the statement began stays: then the removal was before it.
+        # Does not remove a key inserted after the statement began, as if the removal had come first.
         self.remove = f"{first} DELETE FROM {rows} USING token WHERE address = $1"
         self.remove_version = (
             f"WITH done AS (DELETE FROM {rows} WHERE address = $1 AND version = $3 RETURNING 1) {then}"
@@ -97,14 +97,15 @@ class PostgresStatements:
         self.batch_again = _batch(
             rows, f"UPDATE {tokens} SET applied = true WHERE token = $5::bytea AND EXISTS (SELECT FROM fine)"
         )
-        # In the order of a batch: existing keys in their order, then the others in theirs.
+        # Locks in the order in which batches lock: first the existing keys, sorted, then the missing ones, sorted.
         self.lock = (
             f"WITH locked AS MATERIALIZED (SELECT address FROM {rows} WHERE address = ANY ($1) ORDER BY address "
             f"FOR UPDATE) INSERT INTO {rows} AS t {columns} SELECT wanted, ''::bytea, ''::bytea "
             "FROM unnest($1::bytea[]) AS wanted WHERE wanted NOT IN (SELECT address FROM locked) ORDER BY wanted "
             "ON CONFLICT (address) DO UPDATE SET version = t.version"
         )
-        # Waits for an attempt that has written its token; one that has not can't write it any more.
+        # Waits for an earlier attempt that has written the token. One that has not will fail, because the token is
+        # taken.
         self.claim = (
             f"INSERT INTO {tokens} AS t (token, applied) VALUES ($1, false) "
             "ON CONFLICT (token) DO UPDATE SET applied = t.applied RETURNING applied"
@@ -112,9 +113,9 @@ class PostgresStatements:
         self.prune = _prune(tokens)
 
     def page(self, values: bool, guarded: bool) -> str:
-        """Return the query for the first $3 entries from the address $1 on and before $2.
+        """Return the query for the first $3 entries from address $1 up to but not including $2.
 
-        If it is `guarded`, no further entry is read after PAGE_BYTES of values.
+        If it is `guarded`, it ends with the entry at which the values reach PAGE_BYTES.
         """
         range_ = f"FROM {self.rows} WHERE address >= $1 AND address < $2 ORDER BY address LIMIT $3::int"
         if not guarded:
@@ -128,12 +129,12 @@ class PostgresStatements:
 
 
 def _prune(tokens: str) -> str:
-    """Return the statement that deletes requests older than a number of seconds from random blocks of the table.
+    """Return the statement that deletes old tokens in random blocks of their table; `{}` in it is the age in seconds.
 
-    An index of times would find all that are old, and cost each write a tenth more.
+    An index of times would find all old tokens, but add a tenth to the cost of each write.
     """
     blocks = f"(pg_relation_size({sql.Literal(tokens).as_string(None)}) / current_setting('block_size')::int)"
-    # From before the first block on, so that those at both ends have the same chance as all others.
+    # The range may begin before the first block, so that blocks at both ends are as likely as all others.
     first = f"random() * ({blocks} + {PRUNED_BLOCKS}) - {PRUNED_BLOCKS}"
     return (
         f"DELETE FROM {tokens} WHERE ctid = ANY (ARRAY(WITH part AS MATERIALIZED (SELECT "
@@ -148,13 +149,14 @@ def _batch(rows: str, token: str) -> str:
     """Return the statement that applies changes of several keys, or none, and returns the places of failed conditions.
 
     $1 to $4 are addresses, values, versions and expected versions; '' expects no such key. A change with the version ''
-    is a guard: its key is locked and stays as it is.
+    is a guard: its key is locked and stays as it is. Places count from 1.
 
-    Existing keys are locked in their order, so that concurrent batches wait instead of deadlocking. Locked rows are
-    current, and stay so until the commit. A key inserted after the statement began makes the insertion fail, and with
-    it the statement, which is then sent again. Nothing would detect it for keys to be removed that did not exist, while
-    others are changed: then nothing is applied, and their places are returned negative. All keys are then created
-    and locked first, by `lock`, with an empty version.
+    Existing keys are locked in sorted order, so that concurrent batches wait instead of deadlocking. Locked rows are
+    current, and stay so until the commit. If another writer inserts a key after the statement began, the statement's
+    own insertion fails, and it is sent again. But if a key to be removed or guarded does not exist, nothing would
+    detect its insertion. If such a key occurs together with other changes, nothing is applied, and its place is
+    returned as a negative number. The caller then creates and locks all keys by `lock`, with an empty version, and
+    repeats the statement.
     """
     one = f"{rows}.address = ANY ($1) AND {rows}.address = seen.address AND EXISTS (SELECT FROM fine)"
     return f"""
@@ -188,17 +190,17 @@ UNION ALL SELECT - place FROM loose WHERE NOT EXISTS (SELECT FROM refused)"""
 
 
 AHEAD_BYTES = 256 << 10
-"""The size of a page, judging by the previous one, up to which the next is requested ahead: a server that has to wait
-for somebody to read it would hold its lock on the table meanwhile."""
-_SAMPLED = 32  # the size of one entry of so many is measured
+"""The most bytes, estimated from the previous page, of a page that is requested ahead: while the server waits until a
+larger one is read, it would hold its lock on the table."""
+_SAMPLED = 32  # one of so many entries is measured, to estimate the size of all
 _ROW_BYTES = 50  # bytes of a row on the wire besides its key and value
 
 
 class PostgresPages:
-    """Reads pages of one partition. The server prepares one while the previous one is used.
+    """Reads pages of one partition. The server prepares a page while the previous one is used.
 
-    A page that was requested ahead occupies no connection of the pool: its answer stays in the wire for whoever uses it
-    next. So an iteration may be abandoned at any time, and others never wait for its end.
+    The answer to a page that was requested ahead does not occupy a connection of the pool: whoever uses the connection
+    next reads it from there first. So an iteration may be abandoned at any time, and others never wait for it to end.
     """
 
     def __init__(self, segment: PostgresSegment) -> None:
@@ -207,7 +209,10 @@ class PostgresPages:
         self._ahead: tuple[tuple[KeyRange, int, bool], UnreadAnswer] | None = None
 
     async def page(self, within: KeyRange, limit: int, *, values: bool) -> StoredPage:
-        """Return a page as `TableSegment.page` does; request the next one, if this is not the first."""
+        """Return a page as `TableSegment.page` does.
+
+        Also request the next one ahead, if this page is full and not the first, and entries are small (AHEAD_BYTES).
+        """
         ahead, self._ahead = self._ahead, None
         unread = ahead[1] if ahead is not None and ahead[0] == (within, limit, values) else None
         pool = self._segment._pool()
@@ -219,7 +224,7 @@ class PostgresPages:
             # The next page is requested before the rows of this one are decoded.
             if self._entry_bytes and self._entry_bytes * limit <= AHEAD_BYTES and answer.ntuples >= limit:
                 following = within.after(answer.get_value(limit - 1, 0) or b"")
-                with suppress(psycopg.Error):  # which the next page gets too
+                with suppress(psycopg.Error):  # the request of the next page will raise it again
                     unread = await wire.ask_ahead(*self._segment.page_query(following, limit, values))
                     self._ahead = ((following, limit, values), unread)
             rows = wire.rows(answer, tuple)
@@ -248,14 +253,14 @@ _DUPLICATE = "23505"
 
 @dataclass(frozen=True, slots=True)
 class PostgresSegmentErrors:
-    """Makes errors about one table; `label` names it and `place` returns its server."""
+    """Converts errors of psycopg to those of one table; `label` names the table and `place` returns its server."""
 
     table: TableId
     label: str
     place: Callable[[], str]
 
     async def translate(self, error: psycopg.Error, wire: PostgresWire) -> AdjunctError:
-        """Return the meaning of a request's error; an unusable connection is closed."""
+        """Return the table's error for one of a request over `wire`, which is closed if it can't be used any more."""
         state, words = error.sqlstate, " ".join(str(error).split())
         cut = state is None or error.diag.severity_nonlocalized in ("FATAL", "PANIC")
         if cut or state == READ_ONLY:  # a session keeps the setting that it started with
@@ -264,7 +269,7 @@ class PostgresSegmentErrors:
             return sealed_table_error(self.table, self.label)
         if state in _NOT_THERE:
             return self.not_found()
-        # The only other duplicate may be the token, if a repeat of this very request has claimed it.
+        # Duplicate entries are handled before. So this is a duplicate token: a repeat of this request has claimed it.
         if (cut and wire.may_be_applied) or state == _DUPLICATE:
             step = "It is checked whether it was applied. If that continues, check the server and the network."
             return ReplyLostError(f"{self.label} at {self.place()}: the answer to a write was lost ({words}).", step)
@@ -275,7 +280,7 @@ class PostgresSegmentErrors:
         return self.of_schema(error)
 
     def of_schema(self, error: psycopg.Error) -> AdjunctError:
-        """Return the meaning of an error of a request that had no effect."""
+        """Return the table's error for a change of the schema, or another request that had no effect."""
         return translate_error(error, self.label, self.place())
 
     def not_found(self) -> KeyValueTableNotFoundError:
@@ -284,7 +289,7 @@ class PostgresSegmentErrors:
 
 
 _ROUNDS = 50  # of conflicts with others, before the request counts as failed
-_PAUSE = 0.005  # seconds at most between them
+_PAUSE = 0.005  # seconds, at most, between two rounds
 _KEYS_AT_ONCE = 50_000
 WRITES_BETWEEN_PRUNING = 1000
 """The average number of writes, over all processes, after which old tokens are pruned."""
@@ -296,8 +301,10 @@ _entry: Callable[[Sequence[Any]], StoredEntry] = partial(tuple.__new__, StoredEn
 
 
 class PostgresSegment:
-    """Requests to one partition, over connections that all segments of the backend share: those of an event loop, or
-    those of all threads without one."""
+    """Sends the requests to one partition.
+
+    All segments of the backend share connections: those of an event loop, or those of all threads without one.
+    """
 
     def __init__(
         self,
@@ -313,7 +320,7 @@ class PostgresSegment:
         self.value_bytes: float | None = None  # average of the last page
 
     async def apply(self, changes: Sequence[SegmentChange], token: bytes, *, repeated: bool = False) -> None:
-        write = self._again if repeated else self._one if len(changes) == 1 else self._batch
+        write = self._repeat if repeated else self._apply_one if len(changes) == 1 else self._apply_batch
         for _ in range(_ROUNDS):
             refused = await self._attempt(write, changes, token)
             if refused:
@@ -344,19 +351,19 @@ class PostgresSegment:
         return PostgresPages(self)
 
     async def close(self) -> None:
-        """Close these connections, for all tables of the same backend."""
+        """Close the connections of this event loop, or of all threads without one, for all tables of the backend."""
         await self._pool().close()
 
     def page_query(self, within: KeyRange, limit: int, values: bool) -> tuple[str, list[bytes]]:
         """Return the query of a page and its parameters."""
-        # Sizes of values that were small in the last page are not summed, which takes as long as the rest.
+        # If values were small in the last page, the query does not add up their sizes, which takes as long as the rest.
         guarded = values and (self.value_bytes is None or self.value_bytes * limit > PAGE_BYTES)
         end = self._end if within.end is None else self._prefix + within.end
         parameters = [self._prefix + within.start, end, min(limit, 2**31 - 1).to_bytes(4, "big")]
         return self._statements.page(values, guarded), parameters
 
     async def _read(self, query: str, asked: Sequence[list[bytes]], make: Callable[[Sequence[Any]], R]) -> list[R]:
-        """Return the rows of a query for each of these parameters, all of one moment."""
+        """Return the rows of a query, sent once with each of these lists of parameters; all see the same moment."""
         pool = self._pool()
         wire = await pool.take()
         try:
@@ -378,7 +385,7 @@ class PostgresSegment:
         changes: Sequence[SegmentChange],
         token: bytes,
     ) -> Failing | None:
-        """Return the failed conditions, empty if the changes are applied; None after a conflict with others."""
+        """Return the failed conditions; {} if the changes are applied, None after a conflict with others."""
         pool = self._pool()
         wire = await pool.take()
         try:
@@ -393,12 +400,12 @@ class PostgresSegment:
         finally:
             pool.give(wire)
 
-    async def _one(self, wire: PostgresWire, changes: Sequence[SegmentChange], token: bytes) -> Failing | None:
-        """Apply a change of one key in one statement."""
+    async def _apply_one(self, wire: PostgresWire, changes: Sequence[SegmentChange], token: bytes) -> Failing | None:
+        """Apply a change of one key in one statement. Returns what `_attempt` does."""
         sql, (change,) = self._statements, changes
         key, value, version, expected, is_guard = change
         if value is None and (is_guard or expected is ABSENT):
-            return await self._batch(wire, changes, token)
+            return await self._apply_batch(wire, changes, token)
         parameters = [self._prefix + key, token]
         if value is None:
             statement = sql.remove if expected is ANYTHING else sql.remove_version
@@ -412,22 +419,22 @@ class PostgresSegment:
             return {}
         rows = wire.rows(await wire.ask(sql.get_version, parameters[:1]), _entry)
         current = rows[0].version if rows else None
-        # If the condition holds by now, it did not a moment ago, but there is no version to report.
+        # The condition did not hold a moment ago. If it holds now, there is no version to report: try again.
         return None if current == (None if expected is ABSENT else expected) else {0: current}
 
-    async def _batch(self, wire: PostgresWire, changes: Sequence[SegmentChange], token: bytes) -> Failing | None:
-        """Apply changes of several keys in one statement; in a transaction if keys have to be locked first."""
+    async def _apply_batch(self, wire: PostgresWire, changes: Sequence[SegmentChange], token: bytes) -> Failing | None:
+        """Apply changes of several keys: in one statement, or in a transaction if keys have to be locked first."""
         parameters = self._arrays(changes, token)
         answer = await wire.ask(self._statements.batch, parameters, commits=True)
         if not answer.ntuples:
             return {}
         _, loose = _outcome(wire.rows(answer, tuple))
         if not loose:
-            return await self._refused(wire, changes)
+            return await self._failing_now(wire, changes)
         return await self._in_transaction(wire, changes, self._statements.batch, parameters, lock=True)
 
-    async def _again(self, wire: PostgresWire, changes: Sequence[SegmentChange], token: bytes) -> Failing | None:
-        """Apply changes unless their earlier attempt was applied; from here on it can't be any more."""
+    async def _repeat(self, wire: PostgresWire, changes: Sequence[SegmentChange], token: bytes) -> Failing | None:
+        """Apply changes unless an earlier attempt was applied; after this, no earlier one can be applied any more."""
         parameters = self._arrays(changes, token)
         return await self._in_transaction(wire, changes, self._statements.batch_again, parameters, claim=token)
 
@@ -441,7 +448,10 @@ class PostgresSegment:
         lock: bool = False,
         claim: bytes | None = None,
     ) -> Failing | None:
-        """Apply changes, unless the claimed token was applied; `lock` all keys first if necessary."""
+        """Apply changes in a transaction; `lock` all keys first, also if the statement asks for it.
+
+        If `claim` is given, it is the token of a repeated request: nothing is done if it was applied.
+        """
         await wire.tell(b"BEGIN")
         try:
             if claim is not None:
@@ -458,7 +468,7 @@ class PostgresSegment:
             if refused and claim is None:
                 await wire.rollback()
             else:
-                if refused:  # locks are released and the claim stays: a late attempt is not applied
+                if refused:  # release the locks but keep the claim, so that no late attempt is applied
                     await wire.tell(b"ROLLBACK TO claimed")
                 await wire.tell(b"COMMIT", commits=not refused)
         except BaseException:
@@ -466,12 +476,12 @@ class PostgresSegment:
             await wire.rollback()
             wire.may_be_applied = may_be_applied
             raise
-        return await self._refused(wire, changes) if refused else {}
+        return await self._failing_now(wire, changes) if refused else {}
 
-    async def _refused(self, wire: PostgresWire, changes: Sequence[SegmentChange]) -> Failing | None:
-        """Return the failing conditions of changes that were not applied; None if all hold by now.
+    async def _failing_now(self, wire: PostgresWire, changes: Sequence[SegmentChange]) -> Failing | None:
+        """Return the conditions that fail now, of changes that were not applied; None if all hold.
 
-        The batch itself can't tell: a key inserted while it waited for another one counted as missing.
+        The statement of a batch can't report them: for it, a key inserted while it waited for another one is missing.
         """
         keys = self._addresses([change.key for change in changes])
         rows = wire.rows(await wire.ask(self._statements.get_many_versions, [keys]), _entry)
@@ -492,5 +502,5 @@ class PostgresSegment:
 
 
 def _outcome(rows: list[tuple[Any, ...]]) -> tuple[bool, bool]:
-    """Return whether conditions of a batch failed, and whether keys have to be locked first."""
+    """Return whether conditions failed, and whether all keys have to be locked first, by the rows of a batch."""
     return any(place > 0 for (place,) in rows), any(place < 0 for (place,) in rows)

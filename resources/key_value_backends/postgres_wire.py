@@ -3,8 +3,9 @@
 For one key, the driver's cursors take as long in the client as the server does. Here parameters and columns are binary,
 and no types are looked up.
 
-A nearby server answers before the event loop has started to watch its socket, which costs more than the answer. So
-if the last answer came within NEAR seconds, the next is waited for as long without the loop.
+A nearby server answers before the event loop has started to watch its socket, which costs more than the answer. So if
+the last answer came within NEAR seconds, the thread first waits up to NEAR seconds for the next one, and only then uses
+the event loop.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ from dagster_adjunct.resources.key_value.segment import is_blocking
 
 R = TypeVar("R")
 NEAR = 0.0003
-_SELECTABLE = 1024  # sockets whose number is below can be waited for by themselves
-_LAST_WORD = 1.0  # seconds that a server has for the end of a request that was given up
+_SELECTABLE = 1024  # select() accepts sockets with smaller file descriptors only
+_LAST_WORD = 1.0  # seconds in which the server may end a request that was given up
 _PREPARED = 512  # statements that a connection keeps: about a dozen for each table that is in use
 _EITHER = select.POLLIN | select.POLLOUT
 _BYTEA = 17
@@ -40,8 +41,10 @@ _length = struct.Struct(">i").pack
 
 
 class UnreadAnswer:
-    """The answer to a query that was sent ahead. Whoever uses the wire next reads it first; until then, and after
-    an error, `answer` is None."""
+    """The answer to a query that was sent ahead.
+
+    Whoever uses the wire next reads it first. Until then, and if the query failed, `answer` is None.
+    """
 
     def __init__(self, wire: PostgresWire) -> None:
         self.wire = wire
@@ -49,11 +52,11 @@ class UnreadAnswer:
 
 
 class PostgresWire:
-    """Requests over one connection in autocommit mode, which has one user at a time.
+    """Sends requests over one connection in autocommit mode, for one user at a time.
 
-    They wait in the running event loop if the connection is asynchronous, or else in the calling thread. One that takes
-    longer than `patience` seconds, or is cancelled, is given up with its connection. After an error, `may_be_applied`
-    tells whether the changes of the last request may have been committed.
+    They wait in the running event loop if the connection is asynchronous, or else in the calling thread. If one takes
+    longer than `patience` seconds, or is cancelled, the connection is closed. After an error, `may_be_applied` says
+    whether the changes of the last request may have been committed.
     """
 
     def __init__(self, connection: AsyncConnection[Any] | Connection[Any], patience: float) -> None:
@@ -72,13 +75,13 @@ class PostgresWire:
         return self._pg.status != ConnStatus.OK
 
     def close(self) -> None:
-        """Close the connection, which ends what is open in it."""
+        """Close the connection, which ends an open transaction."""
         self._pg.finish()
 
     async def ask(self, statement: str, parameters: Sequence[bytes | None], *, commits: bool = False) -> PGresult:
         """Return the answer to a statement, which is prepared on first use. Raises psycopg.Error.
 
-        `commits` says that it changes something, outside of an open transaction.
+        `commits` says that it is a transaction of its own that changes something.
         """
         await self._send(statement, parameters, commits)
         return await self._answer()
@@ -86,7 +89,8 @@ class PostgresWire:
     async def ask_ahead(self, statement: str, parameters: Sequence[bytes | None]) -> UnreadAnswer:
         """Send a query, which is prepared on first use, and return at once. Raises psycopg.Error.
 
-        `read` its answer later. It should be small, because until then the server may wait, with its locks.
+        `read` its answer later. The answer should be small: the server may have to wait, with its locks, until it is
+        read.
         """
         await self._send(statement, parameters, False)
         await self._flush()
@@ -107,7 +111,7 @@ class PostgresWire:
         await self._answer()
 
     async def rollback(self) -> None:
-        """Roll back the open transaction; if that fails, the connection is closed, which ends it."""
+        """Roll back the open transaction; if that fails, close the connection, which ends the transaction, too."""
         with suppress(psycopg.Error):
             if not self.closed:
                 await self.tell(b"ROLLBACK")
@@ -150,7 +154,7 @@ class PostgresWire:
     async def _flush(self) -> None:
         try:
             while self._pg.flush():
-                await self._turn(writing=True)
+                await self._wait_and_read(writing=True)
         except BaseException:  # also where the caller is cancelled: it may be in the middle of anything
             await self._give_up()
             raise
@@ -162,7 +166,7 @@ class PostgresWire:
         try:
             while True:
                 while pg.is_busy():
-                    await self._turn()
+                    await self._wait_and_read()
                 answer = pg.get_result()
                 if answer is None:
                     break
@@ -180,22 +184,22 @@ class PostgresWire:
     async def _give_up(self) -> None:
         try:
             with suppress(psycopg.Error):
-                # So that it holds no locks any longer.
+                # Cancel the request, so that the server does not hold its locks any longer.
                 cancelling: Awaitable[None] | None = self._connection.cancel_safe(timeout=_LAST_WORD)
-                if cancelling is not None:  # asynchronous
+                if cancelling is not None:  # the connection is asynchronous
                     await cancelling
         finally:
             self.close()
 
-    async def _turn(self, writing: bool = False) -> None:
-        """Wait until the server has sent something or, if `writing`, accepts more; read what there is.
+    async def _wait_and_read(self, writing: bool = False) -> None:
+        """Wait until the server has sent something or, if `writing`, can receive more; read what it has sent.
 
         Raises psycopg.OperationalError after `patience` seconds.
         """
         if self._in_loop:
             in_time = (not writing and self._comes_at_once()) or await self._watch(writing)
         else:
-            # Each time, because a closed connection's socket may be reused.
+            # Register it each time: the number of a closed connection's socket may be reused.
             self._poll.register(self._pg.socket, _EITHER if writing else select.POLLIN)
             in_time = bool(self._poll.poll(self._patience * 1000))
         if not in_time:
@@ -209,7 +213,7 @@ class PostgresWire:
         return self._near
 
     async def _watch(self, writing: bool) -> bool:
-        """Wait in the event loop; return whether something came in time."""
+        """Wait in the event loop until the socket is ready; return False if it is not within `patience` seconds."""
         loop = asyncio.get_running_loop()
         began = loop.time()
         ready: asyncio.Future[bool] = loop.create_future()
@@ -236,10 +240,10 @@ def _set(ready: asyncio.Future[bool], in_time: bool) -> None:
 
 
 def encode_bytea_array(values: Sequence[bytes | None], before: bytes = b"") -> bytes:
-    """Return an array of bytea in binary format, each with the same bytes `before` it; None is null."""
+    """Return an array of bytea in binary format; `before` is prepended to each value, and None is null."""
     if not values:
         return struct.pack(">iii", 0, 1, _BYTEA)
-    # Lengths and bytes alternate in one list, which is filled without a loop.
+    # Lengths and values alternate in one list, which slices fill faster than a loop.
     parts = [b""] * (2 * len(values))
     if None in values:
         parts[::2] = [_NONE if value is None else _length(len(before) + len(value)) + before for value in values]
@@ -253,7 +257,7 @@ def encode_bytea_array(values: Sequence[bytes | None], before: bytes = b"") -> b
 
 
 class WirePool:
-    """At most `size` connections, created by `connect` if none is idle, of an event loop or of the threads without one.
+    """At most `size` connections of one event loop, or of the threads without one. `connect` makes one if none is idle.
 
     A caller waits while all are in use.
     """
@@ -266,7 +270,7 @@ class WirePool:
         self._idle: list[PostgresWire] = []
 
     def __del__(self) -> None:
-        if self._process == os.getpid():  # a child leaves open what its parent uses
+        if self._process == os.getpid():  # a forked child does not close the connections of its parent
             self.drop()
 
     async def take(self) -> PostgresWire:
@@ -279,7 +283,7 @@ class WirePool:
             raise
 
     async def take_again(self, wire: PostgresWire) -> bool:
-        """Take a connection that was given back, if it is idle; return whether it was."""
+        """Take this connection, which was given back, unless another caller has it; return whether it was taken."""
         if not await self._enter(wait=False):
             return False
         try:
@@ -290,7 +294,10 @@ class WirePool:
         return True
 
     def give(self, wire: PostgresWire) -> None:
-        """Take back a connection, outside of any transaction, or closed: then the others may be lost, too."""
+        """Take back a connection, which has no open transaction.
+
+        If it is closed, close the idle ones, too: the server may be lost.
+        """
         try:
             if wire.closed:
                 self.drop()
@@ -300,9 +307,12 @@ class WirePool:
             self._places.release()
 
     async def close(self) -> None:
-        """Close the connections: those of an event loop after their requests, those of threads if they are idle."""
+        """Close all connections of an event loop, each once its request has ended.
+
+        Of threads, only idle connections are closed.
+        """
         held = 0
-        async with self._closing:  # two concurrent calls would each hold places that the other waits for
+        async with self._closing:  # else two concurrent calls might each hold places that the other waits for
             try:
                 while self._in_loop and held < self._size:
                     held += await self._enter()

@@ -40,7 +40,7 @@ _INCARNATION = re.compile(r"[0-9a-f]{16}")
 
 
 def sql_table_name(table: TableId) -> str:
-    """Return the name of the table with the entries. Raises ConfigurationError for an invalid incarnation."""
+    """Return the SQL name of the table with the entries. Raises ConfigurationError for an invalid incarnation."""
     if not _INCARNATION.fullmatch(table.incarnation):
         problem = f"key-value table {table} has the incarnation {table.incarnation!r}: expected 16 hexadecimal digits."
         raise errors.ConfigurationError(problem, "Open it through its manager.", table=str(table))
@@ -60,19 +60,19 @@ _STATEMENTS = 256  # that a connection keeps compiled: nine for each table in us
 
 
 class FileConnection(sqlite3.Connection):
-    """A connection that knows which file it has open (device and inode), because the path may get another one."""
+    """A connection that knows which file it has open (device and inode): another file may have its path by now."""
 
     file: tuple[int, int] | None = None
 
 
 class SqliteConnections:
-    """Connections to a file, in autocommit and write-ahead mode: as many as are used at once, kept for the next use.
+    """Connections to a file, in autocommit and write-ahead mode; idle ones are kept for the next use.
 
-    None may be open while the process forks: SQLite records locks per process, so a child would take its parent's for
-    its own. A fork waits for connections in use, and closes all.
+    None may be open while the process forks: SQLite records locks per process, so a child would take its parent's locks
+    for its own. A fork waits for connections in use, and closes all.
 
-    A file that is removed, or replaced by a copy, lives on for those who have it open, and their writes would be lost.
-    So each use checks that the path still has the file.
+    If the file is removed, or replaced by a copy, open connections still have the old one, and their writes would be
+    lost. So each use checks that the path still leads to the same file.
     """
 
     def __init__(self, path: str, busy_timeout: float) -> None:
@@ -84,7 +84,7 @@ class SqliteConnections:
             _all.add(self)
 
     def __del__(self) -> None:
-        self.close()  # each is part of a cycle, and would stay open until the garbage collector finds it
+        self.close()  # connections are parts of cycles, and would stay open until the garbage collector finds them
 
     def take(self) -> FileConnection:
         """Return a connection for the caller alone. `give` it back, or `drop` it. Raises sqlite3.Error."""
@@ -98,7 +98,7 @@ class SqliteConnections:
             self.drop(connection)
 
     def begin(self, connection: sqlite3.Connection) -> None:
-        """Begin a write transaction, once nobody else has one. Raises sqlite3.Error."""
+        """Begin a write transaction; wait up to `busy_timeout` for that of another connection. Raises sqlite3.Error."""
         try:
             connection.execute("BEGIN IMMEDIATE")
         except sqlite3.OperationalError as error:
@@ -107,7 +107,7 @@ class SqliteConnections:
             self._execute_patiently(connection, "BEGIN IMMEDIATE")
 
     def give(self, connection: FileConnection) -> None:
-        """Keep a connection for the next use, without an open transaction, or close it if it can't be rolled back."""
+        """Roll back an open transaction and keep the connection for the next use; if rolling back fails, close it."""
         try:
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
@@ -139,7 +139,10 @@ class SqliteConnections:
             self.drop(connection)
 
     def close_for_fork(self) -> None:
-        """Return once no connection is open and the lock is free, which would stay locked in the child."""
+        """Close all connections, waiting for those in use; return once `_lock` is free.
+
+        Otherwise it would stay locked in the child.
+        """
         while True:
             self.close()
             with self._lock:
@@ -163,7 +166,7 @@ class SqliteConnections:
             )
             connection.file = file_identity(self.path)
             if connection.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
-                # SQLite does not wait here for another connection that does the same.
+                # SQLite itself does not wait if another connection is changing the mode, too.
                 self._execute_patiently(connection, "PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = FULL")  # a finished write survives a power failure
             connection.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
@@ -204,7 +207,7 @@ def is_busy(error: BaseException) -> bool:
 
 
 def translate_sqlite_error(error: sqlite3.Error, label: str) -> errors.AdjunctError:
-    """Return the meaning of an SQLite error of a request that changed nothing; `label` says what was used."""
+    """Return the table's error for one of SQLite, of a request that changed nothing; `label` names file and table."""
     if is_busy(error):
         step = "It is retried. If that continues, find the long transaction, or raise busy_timeout."
         return errors.TableUnavailableError(f"{label} is locked by another process ({error}).", step, table=label)
@@ -215,8 +218,8 @@ def translate_sqlite_error(error: sqlite3.Error, label: str) -> errors.AdjunctEr
 
 
 # A key-value table is two tables of the file. `kvt_<incarnation>` has the entries of all partitions, ordered by table
-# key; `kvt_<incarnation>_tokens` the recent requests, oldest first. A write records its request before anything else,
-# so a trigger that rejects these records seals the table.
+# key; `kvt_<incarnation>_tokens` has the tokens of recent requests, oldest first. A write first inserts its token, so a
+# trigger that rejects these insertions seals the table.
 
 
 SEALED = "adjunct: the table is sealed"
@@ -224,7 +227,10 @@ _PRUNED_AT_ONCE = 1024
 
 
 class SqliteStatements:
-    """The statements over one table. Reads return key, version and value; parameters are in the order of columns."""
+    """The SQL statements for one key-value table.
+
+    Reads return key, version and value. Parameters are in the order of the columns, those of conditions last.
+    """
 
     def __init__(self, table: TableId) -> None:
         self.name = name = sql_table_name(table)
@@ -242,9 +248,10 @@ class SqliteStatements:
         self.prune = f"DELETE FROM {name}_tokens WHERE id IN ({oldest}) AND at < ?"
 
     def get_many(self, values: bool, length: int) -> str:
-        """Return the query for as many keys; the partition is its last parameter.
+        """Return the query for `length` keys; the partition is its last parameter.
 
-        Keys are looked up in their order. `IN` sorts them into a table of its own first, which takes a sixth longer.
+        Keys are looked up in their order. `IN` would first sort them into a table of its own, which takes a sixth
+        longer.
         """
         places = ", ".join(["(?)"] * length)
         return (
@@ -253,7 +260,7 @@ class SqliteStatements:
         )
 
     def page(self, values: bool, ends: bool) -> str:
-        """Return the query for the first entries from a key on and, if it `ends`, before another."""
+        """Return the query for the first entries from a key on and, if it `ends`, up to but not including another."""
         until = " AND key < ?" if ends else ""
         return (
             f"SELECT key, version, {'value' if values else 'NULL'} FROM {self.name} "
@@ -272,7 +279,7 @@ _TOKENS_KEPT = 2 * HORIZON  # seconds: the last attempt of a request may start a
 _WRITES_BETWEEN_PRUNING = 256
 _KEYS_AT_ONCE = 1024
 _PAGE_BYTES = 16 << 20  # of values, after which a page ends
-_ROWS_ALL_MEASURED = 64  # rows fetched at a time, above which only some values are measured
+_ROWS_ALL_MEASURED = 64  # if more rows are fetched at a time, only some values are measured
 _SAMPLED = 8  # one of so many values is measured then
 _LARGEST_LIMIT = 2**63 - 1  # of an integer in SQLite
 _KEY = itemgetter(0)
@@ -282,9 +289,10 @@ _Execute = Callable[..., sqlite3.Cursor]
 
 
 class SqliteSegment:
-    """Requests to one partition, in the calling thread. A write is one transaction, which records its token first.
+    """Sends the requests to one partition, in the calling thread.
 
-    That record is what a seal rejects, and by which a repeated request is recognized.
+    A write is one transaction, which inserts its token first: a sealed table rejects that, and a repeated request finds
+    it.
     """
 
     def __init__(self, connections: SqliteConnections, table: TableId, partition: int, label: str) -> None:
@@ -324,7 +332,7 @@ class SqliteSegment:
         self._connections.close()
 
     def _write(self, execute: _Execute, changes: Sequence[SegmentChange], token: bytes) -> Failing | None:
-        """Write all changes and return None, or return what fails."""
+        """Write all changes in the open transaction and return None, or return the failing conditions."""
         now = int(time.time())
         execute(self._sql.remember, (token, now))
         if self._writes % _WRITES_BETWEEN_PRUNING == 0:
@@ -337,13 +345,14 @@ class SqliteSegment:
         return None
 
     def _repeat(self, execute: _Execute, changes: Sequence[SegmentChange], token: bytes) -> Failing | None:
-        """Do the same for a request whose commit may have happened; an empty result says that it has."""
+        """Return {} if an earlier attempt of the request was committed, or else do the same as `_write`."""
         if execute(self._sql.remembered, (token,)).fetchone() is not None:
             return {}
         failing = self._failing(execute, changes, 0)
         if not failing:
             return self._write(execute, changes, token)
-        # A recovery could still find the lost commit at the end of the log: overwrite it.
+        # If the lost commit is at the end of the log, a recovery by SQLite could still apply it: overwrite it there by
+        # another commit.
         execute(self._sql.remember, (b"", int(time.time())))
         self._commit(execute)
         return failing
@@ -368,7 +377,7 @@ class SqliteSegment:
         return execute(sql.replace, (change.version, change.value, *where, expected)).rowcount == 1
 
     def _failing(self, execute: _Execute, changes: Sequence[SegmentChange], start: int) -> Failing:
-        """Return the changes, from `start` on, whose conditions do not hold."""
+        """Return the indexes, from `start` on, of changes whose conditions do not hold, with the versions found."""
         current: dict[bytes, bytes] = {}
         for change in changes[start:]:
             if change.expected is not segment.ANYTHING:
@@ -381,7 +390,8 @@ class SqliteSegment:
             execute("COMMIT")
         except sqlite3.Error as error:
             code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-            # Others have the lock, or the disk had no space for all of it: then its end is missing in the log.
+            # Certainly not committed: another connection has the lock, or the disk is full, so the commit is incomplete
+            # in the log.
             if is_busy(error) or code == sqlite3.SQLITE_FULL:
                 raise
             problem = f"{self._label}: the commit of a write failed ({error}), and whether it was stored is unknown."
@@ -395,8 +405,8 @@ class SqliteSegment:
         if several:
             execute("BEGIN")
         for start in range(0, len(keys), _KEYS_AT_ONCE):
-            part = sorted(keys[start : start + _KEYS_AT_ONCE])  # neighbors are in the same page of the file
-            # Only a few lengths, so that the statements stay compiled.
+            part = sorted(keys[start : start + _KEYS_AT_ONCE])  # adjacent keys are in the same page of the file
+            # Use few lengths (powers of two), so that the compiled statements are reused.
             length = min(1 << (len(part) - 1).bit_length(), _KEYS_AT_ONCE)
             again = repeat(part[-1], length - len(part))
             rows = execute(self._sql.get_many(values, length), (*part, *again, self._partition))
@@ -407,8 +417,10 @@ class SqliteSegment:
         return by_key
 
     def _lend(self, ask: Callable[[FileConnection], T]) -> T:
-        """Return what `ask` returns for a connection, which is given back, also after an error. What is not committed
-        is rolled back."""
+        """Return what `ask` returns for a connection, which is given back at the end.
+
+        Then whatever is not committed is rolled back. Raises the table's errors instead of SQLite's.
+        """
         try:
             connection = self._connections.take()
         except sqlite3.Error as error:
@@ -430,18 +442,18 @@ class SqliteSegment:
 
 
 def _page(rows: Iterator[Any], limit: int, values: bool) -> StoredPage:
-    """Return the page of at most `limit` rows, which ends early once its values have many bytes."""
+    """Return a page of at most `limit` rows; it ends early once its values have _PAGE_BYTES."""
     flat: list[Any] = []
     size, count = 0.0, 1 if values else _ROWS_ALL_MEASURED
-    # No row is kept, because Python's garbage collector would scan each of them.
+    # Items of rows are kept in one list: Python's garbage collector would scan each row.
     while size < _PAGE_BYTES and (part := list(chain.from_iterable(islice(rows, count)))):
         flat += part
         if values:
-            # Measuring each of many values would take as long as making its entry.
+            # Only some of many values are measured: measuring a value takes as long as making its entry.
             some = part[2 :: 3 * (1 if count < _ROWS_ALL_MEASURED else _SAMPLED)]
             size += sum(map(len, some)) * (len(part) / 3 / len(some))
             count *= 2
-            if size:  # rows like those so far fill the page, and a value has up to 512 MiB
+            if size:  # fetch no more than will fill the page if rows are as large as so far: a value may have 512 MiB
                 count = min(count, 1 + int((_PAGE_BYTES - size) / size * (len(flat) / 3)))
     keys = flat[::3]
     return StoredPage(keys, flat[1::3], flat[2::3], is_last=size < _PAGE_BYTES and len(keys) < limit)
@@ -512,7 +524,10 @@ class SqliteSegments:
             self._change(table, f"DROP TABLE IF EXISTS {name}", f"DROP TABLE IF EXISTS {name}_tokens")
 
     def check_may_seal(self, table: TableId, partitions: int) -> None:
-        """Whoever may write the file may do everything. A read-only file rejects a new table, but nothing earlier."""
+        """Check that the file can be written: SQLite knows no other rights.
+
+        It creates a table and rolls back, because a read-only file rejects nothing before that.
+        """
         self._change(table, f"CREATE TABLE {sql_table_name(table)}_dry_run (one)", commit=False)
 
     def check_may_delete(self, table: TableId, partitions: int) -> None:

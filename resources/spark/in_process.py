@@ -1,4 +1,4 @@
-"""The session that users pass: a Spark session, a function that starts one when it is needed, or IN_PROCESS."""
+"""What users pass as the session: a Spark session, a function that starts one when it is needed, or IN_PROCESS."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
 
 @final
 class InProcess:
-    """Passed in place of a session: there is none, and rows are processed in this process, in memory.
+    """The class of IN_PROCESS, which is passed instead of a session: rows are processed in this process, in memory.
 
-    That is for small datasets. Code that needs Spark calls it like any function that starts a session, which raises
-    ConfigurationError.
+    It is meant for small datasets. Code that needs Spark calls it, as it would call a function that starts a session,
+    and gets a ConfigurationError.
     """
 
     __slots__ = ()
 
     def __call__(self) -> SparkSession:
-        """Raise ConfigurationError: this needs a session."""
+        """Raise ConfigurationError, because the caller needs a session."""
         problem = "this needs a Spark session, but IN_PROCESS, or the master none, was given."
         step = "Pass a session, or open one with session_scope() and another master than none. Small batches of an "
         step += 'application with engine="auto" need none.'
@@ -38,7 +38,7 @@ class InProcess:
 
 
 IN_PROCESS: Final = InProcess()
-# The master that means IN_PROCESS, in ADJUNCT_SPARK_MASTER, in commands and in SparkResource.
+# This master means IN_PROCESS: in ADJUNCT_SPARK_MASTER, in commands and in SparkResource.
 _NO_MASTER = "none"
 _REQUIRED = {
     "spark.sql.session.timeZone": (
@@ -49,7 +49,7 @@ _REQUIRED = {
 
 
 def is_in_process(master: str | None) -> bool:
-    """Whether this master, or if it is None that of the environment, means that there is no session."""
+    """Whether this master, or if it is None that in ADJUNCT_SPARK_MASTER, is "none": no session is to be started."""
     return (master or os.environ.get("ADJUNCT_SPARK_MASTER")) == _NO_MASTER
 
 
@@ -67,13 +67,19 @@ def is_remote(used: SparkSession | DataFrame) -> bool:
 
 
 def identify_session(session: SparkSession) -> str:
-    """Return an id of the session, or of its application where that has the tables of all its sessions."""
+    """Return an id of what shares the tables that the session creates.
+
+    That is the session itself with Spark Connect, where it has a database of its own, or else the whole application.
+    """
     used: Any = session
     return str(used.session_id if is_remote(session) else used.sparkContext.applicationId)
 
 
 def resolve_session(spark: SparkSession | Callable[[], SparkSession]) -> SparkSession:
-    """Return the session, started if a function that starts it is given, with the settings that it needs."""
+    """Return the session that was passed, or that the passed function returns, once its settings are checked.
+
+    Raises ConfigurationError for anything else, and for a session without the settings (`require_settings`).
+    """
     session = spark() if callable(spark) else spark
     if not hasattr(session, "createDataFrame"):
         problem = f"spark is {session!r}: expected a SparkSession, or a function that returns one."
@@ -82,10 +88,10 @@ def resolve_session(spark: SparkSession | Callable[[], SparkSession]) -> SparkSe
 
 
 def require_settings(session: SparkSession) -> SparkSession:
-    """Return the session if its time zone is UTC and its SQL is ANSI's, or else raise ConfigurationError.
+    """Return the session if its time zone is UTC and ANSI mode is on; otherwise raise ConfigurationError.
 
-    Otherwise Spark would cast dates, timestamps and strings, and compare numbers, differently from the code that
-    computes without Spark, and sums that overflow would be null.
+    With other settings, Spark would cast dates, timestamps and strings, and compare numbers, differently from the code
+    that computes without Spark, and sums that overflow would be null.
     """
     for name, (wanted, accepted) in _REQUIRED.items():
         found = session.conf.get(name)

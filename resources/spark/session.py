@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 
 MINIMUM_JAVA = 17
 
-# S3A of the Hadoop that each Spark brings, without the 600 MB bundle of the AWS SDK: only what reading Parquet needs.
+# The version of Hadoop in each Spark release, and so of its S3A. Of the AWS SDK only the packages that reading Parquet
+# needs, instead of its bundle of 600 MB.
 _HADOOP = {"4.1": "3.4.2", "4.2": "3.5.0", "4.3": "3.5.0"}
 _S3A_PACKAGES = (
     "software.amazon.awssdk:s3:2.35.4",
@@ -55,12 +56,12 @@ _S3A_EXCLUDES = (
 )
 
 _CATALOG = "spark.sql.catalogImplementation"
-# Settings of a whole application, which a client of Spark Connect can't change.
+# Settings of a Spark application, not of a session, which a client of Spark Connect can't change.
 _OF_THE_SERVER = frozenset({_CATALOG, "spark.ui.showConsoleProgress", "spark.python.daemon.module"})
 _OF_THE_SERVER |= {"spark.python.sql.dataFrameDebugging.enabled"}
 _RPC_DETAILS = re.compile(r'details = "(.+)"')
 _SECONDS_TO_CONNECT = 10.0
-_RETRIES = 5  # the last one after some 20 seconds
+_RETRIES = 5  # of requests to a Spark Connect server, the last one after some 20 seconds
 _LOGGING = Path(__file__).resolve().parent / "log4j2.properties"
 _PLANS = {
     # Bucketed scans keep one partition per bucket even where no join needs it: the writers rely on it.
@@ -74,10 +75,10 @@ _PLANS = {
     # Partition counts are proven before the run; re-planning after every stage costs more than it finds.
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.session.timeZone": "UTC",
-    # Otherwise numbers, dates and texts have other common types than where they are computed without Spark, and sums
-    # that overflow are null. It is Spark's default, which a cluster's own settings may change.
+    # Without it, Spark would cast operands of different types otherwise than the code that computes without Spark, and
+    # sums that overflow would be null. It is Spark's default, but a cluster's own settings may change it.
     "spark.sql.ansi.enabled": "true",
-    # A missing or damaged object is an error, never fewer rows.
+    # A missing or damaged object raises an error, instead of being skipped.
     "spark.sql.files.ignoreMissingFiles": "false",
     "spark.sql.files.ignoreCorruptFiles": "false",
     # Without it, a flipped bit in a page may be decoded to another value.
@@ -87,13 +88,14 @@ _PLANS = {
     "spark.ui.showConsoleProgress": "false",
     # Python workers are forked from a process that has done their imports (resources/spark/worker_daemon.py).
     "spark.python.daemon.module": "dagster_adjunct.resources.spark.worker_daemon",
-    # Else Spark looks up the Python line of every column expression: most of the driver's work in a small batch.
+    # Otherwise Spark looks up the Python line of every column expression, which is most of the driver's work in a small
+    # batch.
     "spark.python.sql.dataFrameDebugging.enabled": "false",
 }
 
 
 _CONNECT = "sc://"
-_GATEWAY = "PYSPARK_GATEWAY_PORT"  # where spark-submit tells the process that it starts how to reach the JVM
+_GATEWAY = "PYSPARK_GATEWAY_PORT"  # spark-submit sets it for the process that it starts: the port of the JVM
 _HOST = r"(\[[^]]+\]|[^\s:/,]+):\d+"
 _MASTER = re.compile(
     rf"local(\[(0*[1-9]\d*|\*)(\s*,\s*\d+)?\])?|local-cluster\[(\s*\d+\s*,){{2}}\s*\d+\s*\]"
@@ -103,7 +105,10 @@ _MASTER_STEP = "Give a master such as local[*], spark://HOST:PORT or sc://HOST:P
 
 
 def check_java() -> str:
-    """Return the path of a Java that Spark can use. Raises ConfigurationError, saying what to install or unset."""
+    """Return the path of a `java` that Spark can use.
+
+    Raises ConfigurationError, which says what to install or unset.
+    """
     home, on_path = os.environ.get("JAVA_HOME"), shutil.which("java")
     java = str(Path(home) / "bin" / "java") if home else on_path
     version = _java_version(java)
@@ -122,7 +127,7 @@ def check_java() -> str:
 
 
 def _java_version(java: str | None) -> int | None:
-    """Return the feature release of this Java, None where it can't be run or determined."""
+    """Return the feature release of this Java (17, 21), None if it can't be run or determined."""
     if java is None:
         return None
     try:
@@ -133,13 +138,13 @@ def _java_version(java: str | None) -> int | None:
     return int(match[1]) if match else None
 
 
-# The syntax of expressions and queries, by Spark's own parser, without a session.
+# Checking the syntax of expressions and queries by Spark's own parser, without a session.
 
 _STATE = re.compile(r"^\[[\w.]+\] |\.?\s*SQLSTATE: \w+")
 
 
 def syntax_errors(texts: Sequence[tuple[str, bool]]) -> list[str]:
-    """Return for each (text, whether it is a query) the error of Spark's parser, or "".
+    """Return for each (text, is_query) the message of Spark's parser, or "" if there is no error.
 
     Starts a JVM, which takes a second or two, unless the process has one. Raises ConfigurationError without Java.
     """
@@ -157,7 +162,10 @@ def _error(parse: Any, text: str) -> str:
 
 
 def _java_exception(error: BaseException) -> Any:
-    """Return the JVM's exception. Once a process has had a session, PySpark wraps those of all its JVMs."""
+    """Return the exception of the JVM in an error of py4j or PySpark.
+
+    Once a process has had a session, PySpark wraps the exceptions of all its JVMs.
+    """
     cause: BaseException | None = error
     while cause is not None:
         if (java := getattr(cause, "java_exception", None)) is not None:
@@ -201,13 +209,13 @@ def session_config(
     keep_classes: bool = False,
     is_elsewhere: bool = False,
 ) -> dict[str, str]:
-    """Return the Spark configuration: the settings that Adjunct and the lake need, overridden by the user's.
+    """Return the Spark configuration: the settings that Adjunct and the lake need, overridden by the user's `config`.
 
     `quick` (default: ADJUNCT_SPARK_QUICK) chooses a JVM that starts quickly, for short runs and small batches. With
-    `keep_classes`, the first one archives its classes for later ones, when `stop_jvm` ends it.
+    `keep_classes`, the first such JVM archives its loaded classes for later ones, when `stop_jvm` ends it.
 
-    `lake_url` adds S3A for `s3://` lakes; a platform may bring its own jars by setting `spark.jars.packages` to "".
-    For a driver that `is_elsewhere`, settings with paths and addresses of this machine are left out.
+    `lake_url` adds S3A for `s3://` lakes; a platform may bring its own jars by setting `spark.jars.packages` to "". If
+    the driver `is_elsewhere`, on another machine, settings with paths and addresses of this machine are left out.
     Raises ConfigurationError for a lake that the master's executors can't reach.
     """
     user = {key: str(value) for key, value in (config or {}).items()}
@@ -225,8 +233,8 @@ def session_config(
 
 
 def _local_settings(settings: Mapping[str, str], quick: bool | None, keep_classes: bool) -> dict[str, str]:
-    """Return further settings of a driver on this machine."""
-    # Else Spark creates this folder, which stays empty, in the working directory.
+    """Return the settings that a driver on this machine needs in addition to these."""
+    # Otherwise Spark would create this folder, which stays empty, in the working directory.
     ours = {"spark.sql.warehouse.dir": str(Path(gettempdir()) / "adjunct-spark-warehouse")}
     options = [settings["spark.driver.extraJavaOptions"], f"-Dlog4j2.configurationFile={_LOGGING.as_uri()}"]
     if tuning.is_quick(quick):
@@ -235,7 +243,8 @@ def _local_settings(settings: Mapping[str, str], quick: bool | None, keep_classe
     master = settings["spark.master"]
     if master.startswith("local") or "127.0.0.1" in master:
         ours |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
-        # Without its UI nobody reads the formatted plan that Spark makes of each query, at 5% of a small batch.
+        # Without the UI nobody reads the formatted plan that Spark makes of each query, which takes 5% of the time of a
+        # small batch.
         ours |= {"spark.ui.enabled": "false", "spark.sql.ui.explainMode": "simple"}
     if "spark.jars.packages" in settings:
         cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dagster-adjunct" / "ivy"
@@ -249,7 +258,7 @@ def _local_settings(settings: Mapping[str, str], quick: bool | None, keep_classe
 
 
 def submitted_settings() -> dict[str, str]:
-    """Return the settings of the application that spark-submit has started this process for; {} if it has not."""
+    """Return the Spark settings of the application, if spark-submit has started this process, or else {}."""
     if _GATEWAY not in os.environ:
         return {}
     from pyspark import SparkConf, SparkContext
@@ -266,7 +275,7 @@ def new_session(
     quick: bool | None = None,
     keep_classes: bool = False,
 ) -> SparkSession:
-    """Start a session, or return the running one. Takes 6-10 s in a fresh process."""
+    """Return the running session, or start one, which takes 6-10 s in a fresh process."""
     url = master or (config or {}).get("spark.master") or os.environ.get("ADJUNCT_SPARK_MASTER") or ""
     if is_connect(url):
         return _connect(url, config or {}, lake_url)
@@ -276,7 +285,7 @@ def new_session(
     from pyspark.logger import PySparkLogger
     from pyspark.sql import SparkSession
 
-    # It logs the whole traceback of every error, even of those that are caught.
+    # This logger logs the whole traceback of every error, even of those that are caught.
     PySparkLogger.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
     settings = session_config(config, master=master, lake_url=lake_url, quick=quick, keep_classes=keep_classes)
     builder = SparkSession.builder
@@ -295,13 +304,13 @@ def new_session(
 
 
 def prepare_session(session: SparkSession) -> None:
-    """Check that a new session has the release of this PySpark, and cache the JVM functions that it looks up often."""
+    """Check that a new session has the release of this PySpark, and make its calls of JVM functions faster."""
     _check_release(session, session.sparkContext.master)
     tuning.cache_jvm_functions(session)
 
 
 def spark_release() -> str:
-    """Return the release of this PySpark. Raises ConfigurationError for one that is not supported."""
+    """Return the release of this PySpark, such as "4.1". Raises ConfigurationError for one that is not supported."""
     from pyspark import __version__ as version
 
     release = ".".join(version.split(".")[:2])
@@ -312,7 +321,10 @@ def spark_release() -> str:
 
 
 def _check_release(session: SparkSession, master: str | None) -> None:
-    """Check that the session has the release of this PySpark: SPARK_HOME or a server may bring another one."""
+    """Raise ConfigurationError unless the session has the release of this PySpark.
+
+    SPARK_HOME or a server may bring another one.
+    """
     if not session.version.startswith(f"{spark_release()}."):
         problem = f"Spark at {master} is {session.version}: expected {spark_release()}, as PySpark is here."
         step = "Install the same release on both sides, or use another Spark: unset SPARK_HOME, or correct the master."
@@ -320,15 +332,16 @@ def _check_release(session: SparkSession, master: str | None) -> None:
 
 
 def is_connect(master: str | None) -> bool:
-    """Return whether this master, or if it is None that of the environment, is the URL of a Spark Connect server."""
+    """Return whether this master, or if None that in ADJUNCT_SPARK_MASTER, is the URL of a Spark Connect server."""
     return (master or os.environ.get("ADJUNCT_SPARK_MASTER") or "").startswith(_CONNECT)
 
 
 def _connect(url: str, config: Mapping[str, str], lake_url: str | None) -> SparkSession:
-    """Return a session of a Spark Connect server, with a database of its own for its scans.
+    """Return a session of a Spark Connect server, with a database of its own for the tables that Adjunct's scans need.
 
-    Sessions of a server share its catalog. Raises TransientError for a server that does not answer, ConfigurationError
-    for one that refuses this client or keeps its tables in a metastore, and for settings that a session can't change.
+    All sessions of a server share its catalog. Raises TransientError for a server that does not answer, and
+    ConfigurationError for one that rejects this client or keeps its tables in a metastore, and for settings that a
+    session can't change.
     """
     _check_master(url)
     _check_reach(url, lake_url or os.environ.get("ADJUNCT_LAKE"))
@@ -337,7 +350,7 @@ def _connect(url: str, config: Mapping[str, str], lake_url: str | None) -> Spark
     from pyspark.errors import PySparkException
 
     try:
-        socket.create_connection(where, _SECONDS_TO_CONNECT).close()  # a client would try for minutes
+        socket.create_connection(where, _SECONDS_TO_CONNECT).close()  # Spark's client would try for minutes
         from pyspark.sql import SparkSession
 
         session = SparkSession.builder.remote(url).getOrCreate()
@@ -360,7 +373,7 @@ def _connect(url: str, config: Mapping[str, str], lake_url: str | None) -> Spark
     if catalog != _PLANS[_CATALOG]:
         problem = f"the Spark Connect server at {where[0]}:{where[1]} has {_CATALOG}={catalog}: expected in-memory."
         raise ConfigurationError(problem, "Start a server with this setting.", setting=_CATALOG)
-    # What begins with spark.hadoop is a setting of a whole application; of one session it is named without that.
+    # For an application, settings of Hadoop begin with spark.hadoop; for one session, they are named without that.
     ours = {name.removeprefix("spark.hadoop."): value for name, value in _PLANS.items() if name not in _OF_THE_SERVER}
     for name, value in {**ours, **{name: str(value) for name, value in config.items()}}.items():
         if name == "spark.master":
@@ -381,11 +394,11 @@ def _database(session: SparkSession) -> str:
 
 
 def stop_session(session: SparkSession) -> None:
-    """Stop a session, and end its JVM if that is to archive its classes."""
+    """Stop a session. If its JVM was started to archive its classes, also end that."""
     if is_remote(session):
         client: Any = session.client
         client.set_retry_policies([])  # each request to a dead server would be repeated for 20 seconds
-        with contextlib.suppress(Exception):  # the server may be gone, with the database
+        with contextlib.suppress(Exception):  # the server may have ended, and the database with it
             session.sql("USE default")
             session.sql(f"DROP DATABASE IF EXISTS {_database(session)} CASCADE")
         session.stop()
@@ -406,13 +419,13 @@ def session_scope(
     quick: bool | None = None,
     on_start: Callable[[str], None] = lambda text: None,
 ) -> Iterator[Callable[[], SparkSession]]:
-    """Yield a function that returns the session; what never calls it never waits for Spark.
+    """Yield a function that returns the session; code that never calls it never waits for Spark.
 
-    For the master "none" (also in ADJUNCT_SPARK_MASTER) it yields IN_PROCESS: nothing is ever started.
-    `quick` (default: as ADJUNCT_SPARK_QUICK says, else not) is for short runs and small batches: the JVM compiles less,
-    and maps the classes that an earlier one has loaded. The first one of a machine keeps them, some seconds at its end.
-    A session that runs already is used, and not stopped at the end. `on_start` is called with a line of text before a
-    session is started, which takes 6-10 s.
+    For the master "none" (also in ADJUNCT_SPARK_MASTER) it yields IN_PROCESS: nothing is ever started. `quick`
+    (default: as ADJUNCT_SPARK_QUICK says, else not) is for short runs and small batches: the JVM compiles less, and
+    loads classes from an archive. The first such JVM of a machine writes the archive when it ends, which takes some
+    seconds. A session that is already running is used, and not stopped at the end. `on_start` is called with a line of
+    text before a session is started, which takes 6-10 s.
     """
     if is_in_process(master):
         yield IN_PROCESS
@@ -440,10 +453,10 @@ def prepare_environment() -> None:
     check_java()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-    # Else Spark's launcher resolves its host name, which may fail on a laptop or in a container.
+    # Otherwise Spark's launcher resolves the name of this host, which may fail on a laptop or in a container.
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     os.environ.setdefault("SPARK_LOCAL_HOSTNAME", "localhost")
-    # For the small JVM that only assembles the command line of Spark's.
+    # Options of the small JVM that only assembles the command line of Spark's JVM.
     os.environ.setdefault("SPARK_LAUNCHER_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
 
@@ -465,7 +478,7 @@ def _check_master(master: str, *, is_elsewhere: bool = False) -> None:
 
 
 def _check_reach(master: str, lake_url: str | None) -> None:
-    """Raise ConfigurationError for a lake in a local folder with remote executors, unless all machines share it."""
+    """Raise ConfigurationError if executors may run on machines that can't access the folder in which the lake is."""
     url = lake_url or DEFAULT_LAKE
     if master.startswith("local") or url.startswith(("s3://", "s3a://")) or LakeSettings().shared:
         return
@@ -483,7 +496,7 @@ def _s3a() -> dict[str, str]:
         "spark.jars.excludes": ",".join(_S3A_EXCLUDES),
         "spark.hadoop.fs.s3a.path.style.access": "true" if lake.path_style else "false",
         "spark.hadoop.fs.s3a.connection.ssl.enabled": "true",
-        # The input stream that requests the rest when a reply is cut off; the newer default fails.
+        # This input stream requests the rest if a reply is cut off; the default of newer releases fails.
         "spark.hadoop.fs.s3a.input.stream.type": "classic",
     }
     endpoint = lake.endpoint or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""

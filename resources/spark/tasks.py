@@ -1,4 +1,4 @@
-"""Code in Spark's tasks: functions over Arrow data, and errors of Adjunct, which are carried to the driver.
+"""Code in Spark's tasks: functions over Arrow data, and errors of Adjunct on their way to the driver.
 
 Spark wraps an exception of a task into exceptions of its own that contain its text. So an error is encoded as text, and
 `translate_spark_errors` decodes it in the driver. Spark's errors about damaged files and lost workers become errors of
@@ -47,7 +47,7 @@ _ENCODED_PATTERN = re.compile(
 _RAISED = re.compile(rf"^{re.escape(errors.__name__)}\.(?P<name>\w+): (?P<message>.*)", re.MULTILINE | re.DOTALL)
 # How Spark names a file that it can't read.
 _UNREAD = re.compile(r"\[FAILED_READ_FILE\.\w+\] Encountered error while reading file (?P<file>\S+?)\.\s")
-# Network and server failures of a request to the store, within the errors of S3A.
+# Messages in errors of S3A about requests that failed because of the network or the server.
 _CUT_OFF = re.compile(
     r"^(?:Caused by: |: )(?:java\.net\.\w+Exception|javax\.net\.ssl\.\w+Exception|java\.io\.InterruptedIOException"
     r"|org\.apache\.http\.[\w.]*(?:ConnectionClosed|NoHttpResponse|ConnectTimeout|TruncatedChunk|HttpHostConnect|"
@@ -60,7 +60,7 @@ _CUT_OFF = re.compile(
 )
 # The JVM's message where a task's Python process has closed its connection.
 _WORKER_LOST = "Python worker exited unexpectedly"
-# A Spark Connect server that ended, and one that was started in its place.
+# The message if a Spark Connect server has ended, or another one was started in its place.
 _SERVER_LOST = re.compile(r"\[RETRIES_EXCEEDED\]|\[INVALID_HANDLE\.SESSION_\w+\]|StatusCode\.UNAVAILABLE")
 # The JVM's message where a plan is nested too deeply.
 _TOO_DEEP = re.compile(r"^(?:Caused by: |: )java\.lang\.StackOverflowError", re.MULTILINE)
@@ -77,7 +77,7 @@ _DAMAGED = re.compile(
 
 
 def encode_task_errors(items: Iterator[T]) -> Iterator[T]:
-    """Yield the items in a Spark task, and encode an error of Adjunct for `translate_spark_errors`."""
+    """Yield these items; raise an error of Adjunct encoded as text, for `translate_spark_errors` in the driver."""
     try:
         yield from items
     except AdjunctError as error:
@@ -88,7 +88,7 @@ def encode_task_errors(items: Iterator[T]) -> Iterator[T]:
 def error_to_json(error: AdjunctError) -> dict[str, Any]:
     """Return the error as plain values for `error_from_json`, for tasks that return errors instead of failing.
 
-    They include the facts that JSON can hold: the keys of a record may have any type.
+    Only fields that JSON can hold are included: the keys of a record, for example, may have any type.
     """
     kind = error_class_name(error)
     facts = {name: value for name, value in error.facts.items() if _is_plain(value)}
@@ -96,7 +96,7 @@ def error_to_json(error: AdjunctError) -> dict[str, Any]:
 
 
 def error_from_json(document: Mapping[str, Any]) -> AdjunctError:
-    """Return the error that `error_to_json` described, with the facts that its class has."""
+    """Return the error that `error_to_json` has described, with the fields that its class has."""
     kind = _error_class(document["error"]) or AdjunctError
     known = {field.name for field in fields(kind)}
     facts = {name: _frozen(value) for name, value in document["facts"].items() if name in known}
@@ -123,7 +123,7 @@ def _error_class(name: str) -> type[AdjunctError] | None:
 
 
 def raise_error_column(kind: type[AdjunctError], problem: Column, next_step: str, **facts: str) -> Column:
-    """Return a column whose evaluation raises this error, for rows that must not exist."""
+    """Return a column that raises this error when it is evaluated: use it for rows that must not exist."""
     text = _ENCODED.format(error=kind.__name__, problem="\0", next_step=next_step, facts=json.dumps(facts))
     before, after = text.split("\0")
     return F.raise_error(F.concat(F.lit(before), problem, F.lit(after)))
@@ -131,9 +131,9 @@ def raise_error_column(kind: type[AdjunctError], problem: Column, next_step: str
 
 @contextlib.contextmanager
 def translate_spark_errors() -> Iterator[None]:
-    """Raise the error of Adjunct that made a Spark job fail instead of Spark's; other errors pass unchanged.
+    """Raise errors of Adjunct instead of Spark's errors that contain or correspond to them; others pass unchanged.
 
-    Also used as a decorator of public functions.
+    A context, also used as a decorator of public functions.
     """
     try:
         yield
@@ -145,7 +145,7 @@ def translate_spark_errors() -> Iterator[None]:
 
 
 def find_adjunct_error(error: BaseException) -> AdjunctError | None:
-    """Return the error of Adjunct that this error is, contains or corresponds to, or None."""
+    """Return the error of Adjunct that this error is, contains, or corresponds to; None for other errors."""
     if isinstance(error, AdjunctError):
         return error
     if isinstance(error, OSError) and error.errno in (*DISK_FULL_ERRNOS, errno.EROFS):
@@ -158,7 +158,7 @@ def find_adjunct_error(error: BaseException) -> AdjunctError | None:
 
 
 def lost_process_error(problem: str) -> TransientError:
-    """Return the error of a batch of which a process of Spark has ended early."""
+    """Return the error for a batch that failed because one of Spark's processes has ended."""
     return TransientError(
         problem,
         "Run it again: the batch is repeated as planned. If it keeps happening, check the memory limits of the "
@@ -167,7 +167,7 @@ def lost_process_error(problem: str) -> TransientError:
 
 
 def _corresponding_error(text: str) -> AdjunctError | None:
-    """Return the error that corresponds to one of Spark, of the JVM or of a Python worker, given its text."""
+    """Return the error for a known message of Spark, of the JVM or of a Python worker, found in this text, or None."""
     if _WORKER_LOST in text:
         return lost_process_error(
             "a Python worker of Spark ended in the middle of its task: it was killed, ran out of memory, or crashed."
@@ -179,7 +179,7 @@ def _corresponding_error(text: str) -> AdjunctError | None:
         )
     cut_off, unread, damaged = _CUT_OFF.search(text), _UNREAD.search(text), _DAMAGED.search(text)
     file = unread["file"] if unread else None
-    if cut_off:  # which says nothing about the object
+    if cut_off:  # the object itself may be intact
         what = f"Spark's read of {file}" if file else "Spark's request to the store"
         problem = f"{what} was interrupted: {cut_off['cause'].rstrip('.')}."
         return StoreUnavailableError(problem, "Run it again.", url=file)
@@ -199,10 +199,10 @@ def _corresponding_error(text: str) -> AdjunctError | None:
         )
     raised, full = _RAISED.search(text), _NO_ROOM.search(text)
     if raised and (kind := _error_class(raised["name"])):
-        # The stack of the JVM follows the message.
+        # The JVM's stack trace follows the message.
         message = re.split(r"\n\s*(?:\n|at |JVM stacktrace|SQLSTATE)", raised["message"], maxsplit=1)[0]
         return kind(message.strip())
-    if full:  # for Spark's shuffles and sorts
+    if full:  # the disk for temporary files of shuffles and sorts
         cause = full["cause"].rstrip(".")
         return StoreUnavailableError(
             f"Spark could not write a file: {cause}.",
@@ -214,18 +214,18 @@ def _corresponding_error(text: str) -> AdjunctError | None:
 
 
 def first_message_line(error: Exception) -> str:
-    """Return the first line of an error of Spark that says something, without py4j's description of the call."""
+    """Return the first line of a Spark error that is a message, and not py4j's description of the call."""
     lines = (line.strip().removeprefix(": ") for line in str(error).splitlines())
     useful = (line for line in lines if line and not line.startswith("An error occurred while calling "))
     return next(useful, type(error).__name__)
 
 
 def decode_error(text: str) -> AdjunctError | None:
-    """Return the error that is encoded in the text of another one, or None."""
+    """Return the error that is encoded in the text of another error, or None."""
     if match := _ENCODED_PATTERN.search(text):
         try:
             facts = json.loads(match["facts"] or "{}")
-        except ValueError:  # Spark quotes a plan that contains `raise_error_column`, and no row was rejected
+        except ValueError:  # not an error of a row: Spark quotes a plan that contains a `raise_error_column`
             facts = {}
         return error_from_json({**match.groupdict(), "facts": facts})
     return None
@@ -233,14 +233,14 @@ def decode_error(text: str) -> AdjunctError | None:
 
 # Functions over Arrow data, for frames whose columns may have any name.
 #
-# Spark's own `mapInArrow` and `applyInArrow` look up columns by name, and read a dot in a name as a path into a struct,
-# and the name `*` as all columns.
+# Spark's own `mapInArrow` and `applyInArrow` look up columns by name: they take a dot in a name for a path into a
+# struct, and the name `*` for all columns.
 
 
 def map_in_arrow(
     frame: DataFrame, task: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]], schema: StructType | str
 ) -> DataFrame:
-    """Return the result of `task` on the batches of each partition."""
+    """Return the frame of what `task` yields for the batches of each partition; like Spark's `mapInArrow`."""
     names = frame.columns
     if not _needs_other_names(names):
         return frame.mapInArrow(task, schema)
@@ -254,7 +254,7 @@ def map_in_arrow(
 def apply_in_arrow(
     frame: DataFrame, key: Sequence[str], task: Callable[[Any], Any], schema: StructType | str
 ) -> DataFrame:
-    """Return the result of `task` on the table of all rows of each key."""
+    """Return the frame of what `task` returns for the rows of each key, as a table; like Spark's `applyInArrow`."""
     names = frame.columns
     if not _needs_other_names(names):
         return frame.groupBy(*[F.col(name) for name in key]).applyInArrow(task, schema)
@@ -268,19 +268,22 @@ def apply_in_arrow(
 
 def read_in_tasks(
     spark: SparkSession,
-    tasks: Sequence[T],
+    parts: Sequence[T],
     read: Callable[[T], Iterator[pa.RecordBatch]],
     columns: Sequence[tuple[str, str]],
 ) -> DataFrame:
-    """Return the batches that `read` yields for each of `tasks`, by a Spark task each; `columns` are (name, type)."""
+    """Return a frame of the batches that `read` yields for each of `parts`, in a Spark task for each part.
+
+    `columns` are the (name, type) of the batches' columns.
+    """
     names = _by_position(columns)
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for number in [number for batch in batches for number in batch.column(0).to_pylist()]:
-            for batch in read(tasks[number]):
+            for batch in read(parts[number]):
                 yield batch.rename_columns(names)
 
-    return convert_in_tasks(spark.range(0, len(tasks), 1, max(1, len(tasks))), run, columns)
+    return convert_in_tasks(spark.range(0, len(parts), 1, max(1, len(parts))), run, columns)
 
 
 def convert_in_tasks(
@@ -288,9 +291,9 @@ def convert_in_tasks(
     convert: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]],
     columns: Sequence[tuple[str, str]],
 ) -> DataFrame:
-    """Return what `convert` makes of the batches of each partition; `columns` are the (name, type) of its results.
+    """Return the frame of what `convert` yields for the batches of each partition, with these (name, type) as columns.
 
-    In these batches, columns are known by their positions: their names are c0, c1, ….
+    The columns of these batches, and of those that it yields, are identified by position: they are named c0, c1, ….
     """
     ddl = ", ".join(f"c{index} {kind}" for index, (_, kind) in enumerate(columns))
     plain = frame.toDF(*_by_position(frame.columns))
@@ -306,16 +309,16 @@ def _by_position(names: Sequence[object]) -> list[str]:
     return [f"c{index}" for index in range(len(names))]
 
 
-# Few rows, between this process and Spark.
+# Moving few rows between this process and Spark.
 
 
 def small_frame(session: SparkSession, rows: pa.Table) -> DataFrame:
-    """Return few rows that are in memory as a frame of one partition."""
+    """Return a frame of one partition with the rows of an Arrow table that has few of them."""
     from pyspark.sql.pandas.types import from_arrow_schema
 
     if rows.num_rows:
         return session.createDataFrame(rows).coalesce(1)
-    return session.createDataFrame([], from_arrow_schema(rows.schema)).coalesce(1)  # Connect takes no empty table
+    return session.createDataFrame([], from_arrow_schema(rows.schema)).coalesce(1)  # Connect rejects empty tables
 
 
 _NOT_NULL = re.compile(r'(?<!\\)"(nullable|containsNull|valueContainsNull)":false')
@@ -324,10 +327,13 @@ _TEXTS = "__texts"
 
 @translate_spark_errors()
 def fetch_small(frame: DataFrame, largest: int) -> pa.Table | None:
-    """Return the rows of a frame of few, in memory; None if the values of a row have more than `largest` bytes."""
+    """Return the rows of a frame that has few of them, as an Arrow table.
+
+    None if the values of any row have more than `largest` bytes in total, nested and binary ones counted as text.
+    """
     from pyspark.sql.types import StructType
 
-    # `toArrow` fails where a member of a struct is never null, but the struct is.
+    # `toArrow` fails for a null struct with a member that is declared not null, so all members are declared nullable.
     loose = StructType.fromJson(json.loads(_NOT_NULL.sub(r'"\1":true', frame.schema.json())))
     changed = [field.name for field in frame.schema.fields if field.dataType != loose[field.name].dataType]
     if changed:
@@ -335,8 +341,8 @@ def fetch_small(frame: DataFrame, largest: int) -> pa.Table | None:
     texts = {field.name: text for field in loose.fields if (text := _text_of(field)) is not None}
     if not texts:
         return frame.toArrow()
-    # Spark's process would run out of memory before `toArrow` failed, so large rows leave without their values. These
-    # leave in one struct, which is null for a large row; `if(false, null, …)` lets its members be null, too.
+    # Spark's process would run out of memory before `toArrow` failed, so Spark leaves out the values of large rows: all
+    # values are in one struct, which is null for a large row. `if(false, null, …)` makes its members nullable, too.
     names, nullable = frame.columns, {field.name: field.nullable for field in frame.schema.fields}
     members = ", ".join(
         f"'c{number}', {quote_name(name) if nullable[name] else f'if(false, null, {quote_name(name)})'}"
@@ -353,7 +359,10 @@ def fetch_small(frame: DataFrame, largest: int) -> pa.Table | None:
 
 
 def _text_of(field: StructField) -> str | None:
-    """Return an expression as long as a column's values, as a string; None where all have few bytes."""
+    """Return an SQL expression for text that is about as long as a column's values.
+
+    None where all values have few bytes, and for hidden columns.
+    """
     kind, name = field.dataType.simpleString(), quote_name(field.name)
     if kind.startswith(("array<", "map<", "struct<", "variant")):
         return f"to_json(named_struct('value', {name}))"

@@ -1,4 +1,4 @@
-"""Makes small batches fast: prewarmed Python workers, interpreted plans, persisted frames, and a quick JVM."""
+"""Makes small batches fast: Python workers that are started early, interpreted plans, persisted frames, a quick JVM."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _prewarming: WeakKeyDictionary[SparkContext, Thread] = WeakKeyDictionary()
 
 
 def prewarm_workers(session: SparkSession) -> None:
-    """Start the daemon of Spark's Python workers in the background, once per session, with local masters only.
+    """Start the daemon of Spark's Python workers in the background, once for each session with a local master.
 
-    It takes seconds, and Spark would start it with the first task that needs it.
+    That takes seconds. Otherwise the first task that needs a worker would wait for it.
     """
     if is_remote(session):
         return
@@ -37,7 +37,7 @@ def prewarm_workers(session: SparkSession) -> None:
 
 
 def wait_for_workers(context: SparkContext) -> None:
-    """Wait until prewarming has ended; stopping the session before would log a lost task."""
+    """Wait until prewarming has ended: if the session were stopped before, Spark would log a lost task."""
     if context in _prewarming:
         _prewarming[context].join()
 
@@ -59,7 +59,7 @@ _INTERPRETED = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.fact
 
 @contextmanager
 def use_interpreted_plans(session: SparkSession) -> Iterator[None]:
-    """Let Spark interpret plans in this context, unless the session has other settings than Spark's defaults.
+    """Let Spark interpret plans in this context, unless the session's settings for this differ from Spark's defaults.
 
     Otherwise Spark generates and compiles classes for each new stage: in a session's first batch, and whenever a
     literal changes.
@@ -78,7 +78,10 @@ def use_interpreted_plans(session: SparkSession) -> Iterator[None]:
 
 
 def interpret_small_plans(spark: Callable[[], SparkSession], rows: int | None) -> AbstractContextManager[None]:
-    """Use interpreted plans for at most FEW_ROWS rows; otherwise `spark` is not called."""
+    """Let Spark interpret plans in this context if there are at most FEW_ROWS rows.
+
+    For more or an unknown number of rows (None), and for IN_PROCESS, it does nothing, and does not ask for the session.
+    """
     few = rows is not None and rows <= FEW_ROWS and spark is not IN_PROCESS
     return use_interpreted_plans(spark()) if few else nullcontext()
 
@@ -89,40 +92,41 @@ def _set(session: SparkSession, settings: dict[str, str]) -> None:
 
 
 def bigint_array(values: Iterable[int]) -> Column:
-    """Return an array of bigint as one string literal, which Spark folds, so that the plan stays small."""
+    """Return a column with this array of bigint. It is one string literal, cast, to keep the plan small."""
     return F.split(F.lit(",".join(map(str, values))), ",").cast("array<bigint>")
 
 
 class PersistedFrames:
-    """The frames that are persisted for a batch: Spark computes them when they are first read, and keeps their rows."""
+    """Keeps frames persisted during a batch: Spark computes each when it is first read, and keeps its rows."""
 
     def __init__(self) -> None:
         self._frames: list[DataFrame] = []
 
     def keep(self, frame: DataFrame) -> DataFrame:
-        """Return the frame, persisted."""
+        """Persist a frame until `release`, and return it."""
         self._frames.append(frame.persist())
         return self._frames[-1]
 
     def release(self) -> None:
         """Unpersist all frames, the newest first.
 
-        Otherwise Spark replans persisted frames that read an unpersisted one and have not been computed yet.
+        In another order, Spark would plan those frames again that have not been computed and read one that is
+        unpersisted.
         """
         while self._frames:
             self._frames.pop().unpersist()
 
 
 _SETTING = "ADJUNCT_SPARK_QUICK"
-# The JVM reserves only 48 MB for code of its first compiler, which Spark fills within some hundred batches. Then the
-# JVM would discard and recompile code over and over.
+# With its fast compiler only, the JVM reserves 48 MB for compiled code, which Spark fills within some hundred batches.
+# Then the JVM would discard and recompile code over and over.
 _SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ReservedCodeCacheSize=240m"
 _QUIETLY = "-Xshare:auto -Xlog:cds=off -Xlog:cds+dynamic=off"
 _SECONDS = 60.0
 
 
 def is_quick(chosen: bool | None = None) -> bool:
-    """Whether sessions should start quickly: as chosen, or if that is None by ADJUNCT_SPARK_QUICK."""
+    """Return `chosen`; if it is None, whether ADJUNCT_SPARK_QUICK asks for sessions that start quickly."""
     if chosen is not None:
         return chosen
     given = os.environ.get(_SETTING, "").lower()
@@ -135,8 +139,8 @@ def is_quick(chosen: bool | None = None) -> bool:
 def quick_jvm_options(java: str, *, keep_classes: bool = False) -> str:
     """Return the options of a JVM that starts quickly: for runs of some seconds and small batches, not for long work.
 
-    It uses the fast compiler and the serial garbage collector, and maps an archive of the classes that an earlier JVM
-    has loaded. With `keep_classes`, a JVM that finds no archive writes one when it ends. JVMs ignore archives of
+    It uses the fast compiler and the serial garbage collector, and loads classes from an archive that an earlier JVM
+    has written. With `keep_classes`, a JVM that finds no archive writes one when it ends. JVMs ignore archives of
     another Java or other jars.
     """
     archive = _archive(java)
@@ -148,13 +152,13 @@ def quick_jvm_options(java: str, *, keep_classes: bool = False) -> str:
 
 
 def stop_jvm(gateway: Any, options: str) -> None:
-    """End a JVM with these options if it is to write an archive of its classes, which takes some seconds, once."""
+    """End the JVM if by these options it archives its classes at its end, which takes some seconds, once."""
     option = re.search(r"-XX:ArchiveClassesAtExit=(\S+)", options)
     if option is None or not option[1].endswith(f".{os.getpid()}"):
         return
     written = Path(option[1])
     archive = written.with_suffix(".jsa")
-    with suppress(Exception):  # the run has succeeded; without an archive the next one starts as this one did
+    with suppress(Exception):  # the run itself has succeeded; without an archive the next JVM tries again
         gateway.shutdown()
         gateway.proc.stdin.close()
         gateway.proc.wait(_SECONDS)
@@ -182,7 +186,7 @@ _CLASSES = ("functions", "org.apache.spark.sql.functions", "PythonUtils")
 
 
 class JvmMethodCache:
-    """A class of the JVM whose static methods are looked up once each."""
+    """Stands for a class of the JVM, and looks up each of its static methods only once."""
 
     def __init__(self, jvm_class: Any) -> None:
         self._class = jvm_class
@@ -191,16 +195,16 @@ class JvmMethodCache:
         from py4j.java_gateway import JavaMember
 
         member = getattr(self._class, name)
-        if isinstance(member, JavaMember):  # it holds only its name, so any thread may call it
+        if isinstance(member, JavaMember):  # it has no state but its name, so all threads may share it
             setattr(self, name, member)
         return member
 
 
 def cache_jvm_functions(session: SparkSession) -> None:
-    """Cache the lookup of Spark's functions in the JVM of this session, also for later sessions.
+    """Let this session, and later ones of its JVM, look up each of Spark's functions in the JVM only once.
 
-    For each `F.col("a")`, py4j requests `functions` and then `col` before it calls that, and a small batch creates
-    about a thousand columns.
+    Otherwise py4j requests `functions` and then `col` before it calls `F.col("a")`, and a small batch creates about a
+    thousand columns.
     """
     jvm = session.sparkContext._jvm
     for name in _CLASSES:

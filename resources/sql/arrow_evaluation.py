@@ -1,9 +1,10 @@
 """Expressions evaluated by Arrow, without Spark, where the result is certain to be Spark's (ANSI mode, UTC).
 
-An expression is taken only if all of its functions and types are in the tables below. Where a result depends on the
+An expression is compiled only if all of its functions and types are in the tables below. Where a result depends on the
 values (an overflow, letters that are not ASCII), `evaluate` raises NeedsSpark: Spark computes the value or the error.
-All operands are evaluated, also those that Spark may skip, so that at worst Spark is asked needlessly; but the results
-of CASE and the like, which Spark computes for their own rows alone, fail for no others.
+All operands are evaluated, also those that Spark may skip; at worst, that asks Spark needlessly. But the branches of
+CASE and the like are evaluated for all rows only if that fails for none, or else for the rows that choose them, as in
+Spark.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from dagster_adjunct.resources.sql.types import (
 )
 
 _MOST_NEGATED = 34
-"""The digits of a decimal that Spark negates without rounding it."""
+"""The most digits of a decimal that Spark negates without rounding it."""
 _BITS = {"tinyint": 7, "smallint": 15, "int": 31, "bigint": 63}
 Function: TypeAlias = Callable[..., Any]
 """Takes and returns arrays, or scalars that stand for all rows."""
@@ -67,23 +68,23 @@ class ArrowExpression:
 
 
 def compile_expression(text: str, types: Mapping[str, str]) -> ArrowExpression | str:
-    """Return the expression over columns of these types, or the reason why it needs Spark, as a noun phrase."""
+    """Return the compiled expression over columns of these types, or a noun phrase that says why it needs Spark."""
     return _compile(text, tuple(types.items()))
 
 
-@lru_cache(maxsize=1024)  # a run asks the same for each batch
+@lru_cache(maxsize=1024)  # a run compiles the same expressions for each batch
 def _compile(text: str, types: tuple[tuple[str, str], ...]) -> ArrowExpression | str:
     expression = parse_expression(text)
     if expression.star:
         return "all columns (*)"
     if expression.unread:
         return "a subquery" if "subquery" in expression.unread else UNSURE
-    if unknown := unknown_functions(text):  # the parser also knows those of other engines
+    if unknown := unknown_functions(text):  # the parser also knows functions of other engines
         return f"function {unknown[0]}"
     compiler, tree = _Compiler(dict(types)), expression.tree
     try:
         value = compiler.column(str(expression.column)) if tree is None else compiler.value(tree)
-    except _Untaken as reason:
+    except _NotCompiled as reason:
         return str(reason)
     except RecursionError:
         return "an expression nested this deeply"
@@ -97,19 +98,19 @@ def _compile(text: str, types: tuple[tuple[str, str], ...]) -> ArrowExpression |
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """A table, and what was computed of it: a part that is used twice is computed once."""
+    """A table, with the results of compiled nodes for it: a node that is used twice is computed once."""
 
     table: pa.Table
     results: dict[Compute, Any] = field(default_factory=dict)
 
 
-class _Untaken(Exception):
-    """The reason why an expression is left to Spark."""
+class _NotCompiled(Exception):
+    """The reason why an expression is not compiled, but left to Spark."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Value:
-    """A compiled node. An untyped null is "void". `literal` is the value of a literal."""
+    """A compiled node: the Spark type ("void" for an untyped null), the computation, and the value of a literal."""
 
     type: str
     compute: Compute
@@ -117,7 +118,7 @@ class _Value:
 
 
 def _fails_in_filter(tree: exp.Expr) -> bool:
-    """Whether Spark may find an error in a condition without any record.
+    """Whether Spark may raise an error for a condition even if it would for no record.
 
     In `s = 'x' and cast(s as int) > 1`, its optimizer puts 'x' into the cast.
     """
@@ -144,10 +145,10 @@ class _Compiler:
     def column(self, name: str) -> _Value:
         found = [column for column in self._types if column.lower() == name.lower()]
         if len(found) != 1 or (found[0] != name and not name.isascii()):
-            raise _Untaken(f"the {'ambiguous' if found else 'unknown'} column {name}")
+            raise _NotCompiled(f"the {'ambiguous' if found else 'unknown'} column {name}")
         column, kind = found[0], self._types[found[0]].replace(" ", "")
         if not is_storable(kind):
-            raise _Untaken(f"a column of type {kind}")
+            raise _NotCompiled(f"a column of type {kind}")
         self.columns[column] = None
 
         def read(table: pa.Table) -> Any:
@@ -160,18 +161,18 @@ class _Compiler:
         return _Value(kind, lambda batch: read(batch.table))
 
     def value(self, node: exp.Expr) -> _Value:
-        """Return the compiled node. Raises _Untaken."""
+        """Return the compiled node. Raises _NotCompiled."""
         rule, *arguments = _RULES.get(type(node).__name__, (None,))
         given = {name for name, argument in node.args.items() if argument not in (None, [], False)}
         if rule is None or not given <= {"this", "expression", "expressions", *arguments}:
-            raise _Untaken(_describe(node))
+            raise _NotCompiled(_describe(node))
         return rule(self, node)  # type: ignore[no-any-return]
 
     def values(self, node: exp.Expr, *names: str) -> list[_Value]:
-        """Return the compiled arguments of these names."""
+        """Return the compiled arguments of a node that have these names."""
         parts = [part for name in names if (part := node.args.get(name)) is not None]
         if len(parts) < len(names):
-            raise _Untaken(f"{_describe(node)} with fewer arguments")
+            raise _NotCompiled(f"{_describe(node)} with fewer arguments")
         return [self.value(part) for part in parts]
 
     def sides(self, node: exp.Expr) -> list[_Value]:
@@ -180,7 +181,7 @@ class _Compiler:
     def condition(self, node: exp.Expr) -> _Value:
         value = self.value(node)
         if value.type != "boolean" and (value.type != "void" or type(node.parent).__name__ in ("If", "Case")):
-            raise _Untaken(f"a condition of type {value.type}")
+            raise _NotCompiled(f"a condition of type {value.type}")
         return _cast(value, "boolean")
 
 
@@ -208,7 +209,7 @@ def _constant(value: Any, kind: str) -> _Value:
     try:
         scalar = pa.scalar(value, arrow_type(kind))
     except (pa.ArrowInvalid, OverflowError):
-        raise _Untaken(f"a literal that does not fit {kind}") from None
+        raise _NotCompiled(f"a literal that does not fit {kind}") from None
     return _Value(kind, lambda batch: scalar, value)
 
 
@@ -219,7 +220,7 @@ def _literal(compiler: _Compiler, node: exp.Expr, sign: str = "") -> _Value:
     whole, _, places = text.lstrip("-").partition(".")
     digits = max(len(whole.lstrip("0")) + len(places), 1)
     if not re.fullmatch(r"-?\d+(\.\d+)?", text, re.ASCII) or digits > 38:
-        raise _Untaken(f"the number {text}")
+        raise _NotCompiled(f"the number {text}")
     if places:
         return _constant(Decimal(text), f"decimal({digits},{len(places)})")
     return _constant(int(text), "int" if -(2**31) <= int(text) < 2**31 else "bigint")
@@ -232,14 +233,14 @@ def _moment(text: str, kind: str) -> date | datetime:
             return date.fromisoformat(text) if kind == "date" else datetime.fromisoformat(text).replace(tzinfo=UTC)
     except ValueError:
         pass
-    raise _Untaken(f"the {kind} {text!r}")
+    raise _NotCompiled(f"the {kind} {text!r}")
 
 
 # Functions of Spark SQL over Arrow arrays. Each returns Spark's values or raises NeedsSpark.
 
 
 def kernel(name: str, *arguments: Any, **options: Any) -> Function:
-    """Return a function of Arrow by its name, with further arguments."""
+    """Return the Arrow function of this name, which gets these arguments after its arrays."""
     return lambda *arrays: getattr(pc, name)(*arrays, *arguments, **options)
 
 
@@ -250,11 +251,11 @@ def _check(flags: Any, what: str) -> None:
 
 
 def comparison(name: str) -> Function:
-    """Return "equal", "less", …; strings and binary values are compared by their bytes, as in Spark."""
+    """Return the comparison "equal", "less", …; strings and binary values are compared by their bytes, as in Spark."""
 
     def compare(one: Any, other: Any) -> Any:
         if pt.is_floating(one.type):
-            # In Spark, NaN = NaN; and -0.0 = 0.0, but in filters over Parquet files they are told apart.
+            # Left to Spark: there NaN = NaN, and -0.0 = 0.0, but filters over Parquet files distinguish the two zeros.
             for side in (one, other):
                 is_negative = pc.less(pc.divide(pa.scalar(1.0, side.type), side), pa.scalar(0.0, side.type))
                 is_zero = pc.equal(side, pa.scalar(0.0, side.type))
@@ -271,7 +272,10 @@ def equal_or_both_null(one: Any, other: Any) -> Any:
 
 
 def membership(chosen: pa.Array, *, or_null: bool) -> Function:
-    """Return IN over these values, and maybe null: then a value that is not among them is unknown."""
+    """Return the function for IN over the values `chosen`.
+
+    With `or_null`, null is one of the values in IN: then the result for a value that is not among them is null.
+    """
 
     def is_among(array: Any) -> Any:
         unknown = pa.scalar(None, pa.bool_())
@@ -288,7 +292,7 @@ def choose(condition: Any, result: Any, otherwise: Any) -> Any:
 def choose_by_row(
     condition: Any, table: pa.Table, result: Callable[[pa.Table], Any], otherwise: Callable[[pa.Table], Any]
 ) -> Any:
-    """Return what `choose` does; `result` and `otherwise` are given their own rows."""
+    """Return what `choose` does, but call `result` and `otherwise` with their own rows only."""
     condition = pc.fill_null(condition, False)
     if isinstance(condition, pa.Scalar):
         return (result if condition.as_py() else otherwise)(table)
@@ -307,7 +311,7 @@ def divide(one: Any, other: Any) -> Any:
 
 
 def remainder(one: Any, other: Any) -> Any:
-    """Return the remainder with the sign of the dividend."""
+    """Return the remainder, which has the sign of the dividend."""
     return pc.subtract_checked(one, pc.multiply_checked(pc.divide_checked(one, other), other))
 
 
@@ -316,7 +320,7 @@ def concatenate(*texts: Any) -> Any:
 
 
 def of_ascii(name: str) -> Function:
-    """Return a function of Arrow for strings of ASCII letters only."""
+    """Return the Arrow function of this name, for strings of ASCII letters only; for others it raises NeedsSpark."""
 
     def compute(array: Any) -> Any:
         _check(pc.string_is_ascii(array), "letters that are not ASCII")
@@ -329,7 +333,7 @@ def of_ascii(name: str) -> Function:
 
 
 def cast_function(kind: str, to: str) -> Function | None:
-    """Return the cast between two Spark types, None where it may differ from Spark's."""
+    """Return the function that casts one Spark type to another, None where its results may differ from Spark's."""
     arrow = arrow_type(to)
     if kind in INTEGERS and to.startswith("decimal("):
         return lambda array: pc.cast(pc.cast(array, pa.decimal256(76, arrow.scale)), arrow)
@@ -346,7 +350,7 @@ def cast_function(kind: str, to: str) -> Function | None:
 
 
 _TEXTS = {"int": r"\A-?[0-9]{1,9}\z", "bigint": r"\A-?[0-9]{1,18}\z", "date": r"\A[0-9]{4}-[0-9]{2}-[0-9]{2}\z"}
-"""Texts that are cast alike. Spark takes others too, such as those with spaces around them."""
+"""Texts that Arrow and Spark cast alike. Spark also casts others, such as those with spaces around them."""
 
 
 def _cast_matching(array: Any, pattern: str, arrow: pa.DataType) -> Any:
@@ -364,7 +368,10 @@ def _cast_dates(array: Any) -> Any:
 
 
 def _common_type(values: Sequence[_Value], what: str) -> str:
-    """Return the type to which Spark casts values that are compared, computed with or returned alike."""
+    """Return the type to which Spark casts values that are compared, computed with, or alternative results.
+
+    `what` names the operation in the reason of a _NotCompiled.
+    """
     kinds = list(dict.fromkeys(value.type for value in values if value.type != "void"))
     if len(kinds) == 1:
         return kinds[0]
@@ -380,7 +387,7 @@ def _common_type(values: Sequence[_Value], what: str) -> str:
         return "double"
     decimal = widest_decimal(kinds)
     if decimal is None:
-        raise _Untaken(f"{what} of {' and '.join(kinds) or 'nulls'}")
+        raise _NotCompiled(f"{what} of {' and '.join(kinds) or 'nulls'}")
     return decimal
 
 
@@ -397,7 +404,7 @@ def _cast(value: _Value, kind: str) -> _Value:
         return _constant(float(value.literal) if kind == "double" else Decimal(value.literal), kind)
     function = cast_function(value.type, kind)
     if function is None:
-        raise _Untaken(f"a cast of {value.type} to {kind}")
+        raise _NotCompiled(f"a cast of {value.type} to {kind}")
     return _call(function, kind, value)
 
 
@@ -413,9 +420,9 @@ def _cast_node(compiler: _Compiler, node: exp.Expr) -> _Value:
         sizes = [item.name for item in to.expressions]
         name = f"decimal({','.join(sizes + ['10', '0'][len(sizes) :])})"
     if not is_storable(name):
-        raise _Untaken(f"a cast to {name}")
+        raise _NotCompiled(f"a cast to {name}")
     value = _cast(compiler.value(node.this), name)
-    return _Value(value.type, value.compute)  # no literal any more
+    return _Value(value.type, value.compute)  # without `literal`: a cast is not one
 
 
 # Rules, by the parser's nodes
@@ -443,7 +450,7 @@ def _is(compiler: _Compiler, node: exp.Expr) -> _Value:
     if type(node.expression).__name__ == "Null":
         return _call(kernel("is_null"), "boolean", compiler.value(node.this))
     if type(node.expression).__name__ != "Boolean":
-        raise _Untaken(_describe(node))
+        raise _NotCompiled(_describe(node))
     return _compared(equal_or_both_null, compiler.condition(node.this), compiler.value(node.expression))
 
 
@@ -451,10 +458,10 @@ def _in(compiler: _Compiler, node: exp.Expr) -> _Value:
     value, *choices = map(compiler.value, (node.this, *node.expressions))
     known = [choice for choice in choices if choice.type != "void"]
     if not choices or value.type == "void" or any(choice.literal is None for choice in known):
-        raise _Untaken("IN with values that are not literals")
+        raise _NotCompiled("IN with values that are not literals")
     kind, (value, *known) = _cast_together([value, *known], "a comparison")
     if kind in ("float", "double"):
-        raise _Untaken(f"IN of {kind}")
+        raise _NotCompiled(f"IN of {kind}")
     chosen = pa.array([choice.literal for choice in known], arrow_type(kind))
     return _call(membership(chosen, or_null=len(known) < len(choices)), "boolean", value)
 
@@ -473,7 +480,7 @@ def _first_true(conditions: Sequence[_Value], results: Sequence[_Value], otherwi
 
 
 def _choice(condition: Compute, result: Compute, otherwise: Compute) -> Compute:
-    """Compute both results for all rows, which is the fastest; if that fails, each of them for its own rows."""
+    """Return a computation of both results for all rows, which is fastest; if one fails, of each for its own rows."""
 
     def compute(batch: _Batch) -> Any:
         if compute not in batch.results:
@@ -515,7 +522,7 @@ def _nvl2(compiler: _Compiler, node: exp.Expr) -> _Value:
 def _nullif(compiler: _Compiler, node: exp.Expr) -> _Value:
     value, other = compiler.sides(node)
     if value.type == "void":
-        raise _Untaken("an untyped null")
+        raise _NotCompiled("an untyped null")
     return _first_true([_compared(comparison("equal"), value, other)], [_NULL], value)
 
 
@@ -531,12 +538,12 @@ def _negation(compiler: _Compiler, node: exp.Expr) -> _Value:
     value = compiler.value(node.this)
     digits, _ = digits_as_decimal(value.type) or (_MOST_NEGATED + 1, 0)
     if value.type not in NUMBERS and digits > _MOST_NEGATED:
-        raise _Untaken(f"minus before {value.type}")
+        raise _NotCompiled(f"minus before {value.type}")
     return _call(kernel("negate_checked"), value.type, value)
 
 
 def _arithmetic(function: Function, kind: str | None = None) -> Rule:
-    """Return the rule of an operator whose result has the type of its operands, or else this type."""
+    """Return the rule of an arithmetic operator. Its result has the type `kind`, or that of the operands."""
 
     def compiled(compiler: _Compiler, node: exp.Expr) -> _Value:
         values = compiler.sides(node)
@@ -544,18 +551,18 @@ def _arithmetic(function: Function, kind: str | None = None) -> Rule:
         if any(value.type.startswith("decimal(") for value in values) and common not in NUMBERS:
             return _decimal_arithmetic(function, node, values)
         if common not in NUMBERS or (type(node).__name__ in ("Mod", "IntDiv") and common not in INTEGERS):
-            raise _Untaken(f"arithmetic of {common}")
+            raise _NotCompiled(f"arithmetic of {common}")
         if common in INTEGERS and _product_of_constants(node) >= 2 ** _BITS[common]:
-            raise _Untaken("arithmetic with several large constants")
+            raise _NotCompiled("arithmetic with several large constants")
         return _call(function, kind or common, *[_cast(value, kind or common) for value in values])
 
     return compiled
 
 
 def _product_of_constants(node: exp.Expr) -> int:
-    """Return a bound of what Spark may compute first: it reads `a + 1 + 2` as `a + (1 + 2)`, which may overflow.
+    """Return a bound of what Spark may compute from the constants alone; 1 if there are fewer than two.
 
-    It is 1 for up to one constant, which can't be combined.
+    Spark reads `a + 1 + 2` as `a + (1 + 2)`, and the sum or product of the constants may overflow.
     """
     found = [part for part in node.find_all(exp.Literal, exp.Boolean) if not part.find_ancestor(exp.DataType)]
     sizes = [int(part.name) if part.name.isdecimal() else max(len(part.name), 2) for part in found]
@@ -567,9 +574,9 @@ def _decimal_arithmetic(function: Function, node: exp.Expr, values: Sequence[_Va
     kind = None
     if name in ("Add", "Sub", "Mul") and one is not None and other is not None:
         kind = arithmetic_type(name, one, other)
-    # 1L, with one digit, and cast(1 as bigint), with 20, are the same to the parser.
+    # The parser does not distinguish 1L, a decimal of one digit, from cast(1 as bigint), a decimal of 20 digits.
     if kind is None or any(map(_is_cast_literal, node.iter_expressions())):
-        raise _Untaken(f"arithmetic of {' and '.join(value.type for value in values)}")
+        raise _NotCompiled(f"arithmetic of {' and '.join(value.type for value in values)}")
     sides = zip(values, (one, other), strict=True)
     return _call(function, kind, *[_cast(value, f"decimal({size[0]},{size[1]})") for value, size in sides if size])
 
@@ -587,7 +594,7 @@ def _is_cast_literal(node: exp.Expr) -> bool:
 
 def _text_call(function: Function, kind: str, *values: _Value) -> _Value:
     if others := [value.type for value in values if value.type != "string"]:
-        raise _Untaken(f"a function of strings for {others[0]}")
+        raise _NotCompiled(f"a function of strings for {others[0]}")
     return _call(function, kind, *values)
 
 
@@ -603,7 +610,7 @@ def _concat(compiler: _Compiler, node: exp.Expr) -> _Value:
 def _trim(compiler: _Compiler, node: exp.Expr) -> _Value:
     name = {"LEADING": "utf8_ltrim", "TRAILING": "utf8_rtrim"}.get(node.args.get("position", ""), "utf8_trim")
     if node.args.get("expression") is not None:
-        raise _Untaken("a trim of other characters")
+        raise _NotCompiled("a trim of other characters")
     return _text_call(kernel(name, characters=" "), "string", compiler.value(node.this))
 
 
@@ -612,7 +619,7 @@ def _substring(*names: str) -> Rule:
         required = [name for name in names if name != "length" or node.args.get(name) is not None]
         numbers = [value.literal for value in compiler.values(node, *required)]
         if not all(type(number) is int and 0 <= number < 2**31 for number in numbers):
-            raise _Untaken("a substring without literal positions")
+            raise _NotCompiled("a substring without literal positions")
         start, *length = numbers if "start" in names else [1, *numbers]
         bounds = [max(start, 1) - 1, *[max(start, 1) - 1 + number for number in length]]
         return _text_call(kernel("utf8_slice_codeunits", *bounds), "string", compiler.value(node.this))
@@ -624,7 +631,7 @@ def _search(name: str) -> Rule:
     def compiled(compiler: _Compiler, node: exp.Expr) -> _Value:
         text, pattern = compiler.sides(node)
         if not isinstance(pattern.literal, str):
-            raise _Untaken("a search for a value that is not a literal")
+            raise _NotCompiled("a search for a value that is not a literal")
         return _text_call(kernel(name, pattern.literal), "boolean", text)
 
     return compiled
@@ -635,7 +642,7 @@ def _like(compiler: _Compiler, node: exp.Expr) -> _Value:
     pattern = value.literal if isinstance(value.literal, str) else "_"
     part, first, last = pattern.strip("%"), pattern.startswith("%"), pattern.endswith("%")
     if "_" in part or "%" in part:
-        raise _Untaken("LIKE with a pattern that is no prefix, suffix or part")
+        raise _NotCompiled("LIKE with a pattern that is no prefix, suffix or part")
     name = "match_substring" if first and last else "ends_with" if first else "starts_with" if last else "equal"
     matched = _text_call(kernel(name, part), "boolean", text)
     return _call(kernel("invert"), "boolean", matched) if node.args.get("negate") else matched
@@ -644,13 +651,13 @@ def _like(compiler: _Compiler, node: exp.Expr) -> _Value:
 def _by_name(compiler: _Compiler, node: exp.Expr) -> _Value:
     name = {"isnull": "is_null", "isnotnull": "is_valid"}.get(node.name.lower())
     if name is None or len(node.expressions) != 1:
-        raise _Untaken(_describe(node))
+        raise _NotCompiled(_describe(node))
     return _call(kernel(name), "boolean", compiler.value(node.expressions[0]))
 
 
 def _column(compiler: _Compiler, node: exp.Expr) -> _Value:
     if type(node.this).__name__ != "Identifier":
-        raise _Untaken(_describe(node))
+        raise _NotCompiled(_describe(node))
     return compiler.column(node.name)
 
 
@@ -658,7 +665,7 @@ def _inner(compiler: _Compiler, node: exp.Expr) -> _Value:
     return compiler.value(node.this)
 
 
-# Each with the arguments that it takes besides this, expression and expressions.
+# For each class of nodes, the function and the arguments that it reads, besides this, expression and expressions.
 _RULES: dict[str, tuple[Any, ...]] = {
     "Column": (_column,), "Literal": (_literal, "is_string"), "Null": (lambda compiler, node: _NULL,),
     "Boolean": (lambda compiler, node: _constant(node.this, "boolean"),), "Paren": (_inner,),

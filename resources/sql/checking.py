@@ -55,7 +55,7 @@ _TEXT = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|`(?:[^`]|``)*`")
 
 
 def nondeterministic_parts(text: str, types: Mapping[str, str | None]) -> list[str]:
-    """Return the nondeterministic parts of an expression for messages, each once: "rand()", "'now' as a time"."""
+    """Return the nondeterministic parts of an expression, for messages, each once: "rand()", "'now' as a time"."""
     named = [match[2].lower() for match in _SPECIAL.finditer(text)]
     special = [f"'{name}' as a time" for name in dict.fromkeys((*named, *relative_datetime_literals(text, types)))]
     if not _NONDETERMINISTIC_NAME.search(text):  # the usual case, without parsing
@@ -85,9 +85,9 @@ def check_expression(
     """Return the type of an expression over these columns, as Spark's simple name, or None where it is uncertain.
 
     `columns` is None where they are unknown; then only errors that are certain without them are raised. `aliases` are
-    the aliases before it in the same list of expressions, with their types, which Spark lets it reference. Raises
-    PlanningError, with operator and column, for a missing column, a field of a column that has none, a hidden column,
-    and a syntax error.
+    those of earlier expressions in the same list, with their types: Spark lets this one use them. Raises PlanningError,
+    with operator and column, for a missing column, a field of a column that has none, a hidden column, and a syntax
+    error.
     """
     expression, scope = parse_expression(text), _Scope(operator, columns, types or {}, side, next_step, aliases or {})
     if expression.mistake:
@@ -100,7 +100,7 @@ def check_expression(
 
 @dataclass(frozen=True, slots=True)
 class _Scope:
-    """The names that an expression can reference, and what errors say; see `check_expression`."""
+    """The names that an expression can reference, and texts for errors; see `check_expression`."""
 
     operator: str
     columns: Sequence[str] | None
@@ -113,7 +113,7 @@ class _Scope:
         return PlanningError(f"{self.operator}: {problem}", next_step, operator=self.operator, column=column)
 
     def check(self, expression: Expression) -> str | None:
-        """Return the type of an expression."""
+        """Return the type of an expression. Raises PlanningError as `check_expression` does."""
         text, types = expression.text, self.types
         for name in expression.columns:
             self.check_reference(expression, name)
@@ -151,7 +151,7 @@ class _Scope:
             raise self.error(f"{problem} and has no fields.", step, column)
 
     def _find_column(self, name: str) -> str | None:
-        """Return the column of this name, ignoring case. An exact match is found faster."""
+        """Return the column of this name, ignoring case; None if there is none."""
         columns, lower = self.columns or (), name.lower()
         return name if name in columns else next((column for column in columns if column.lower() == lower), None)
 
@@ -166,7 +166,10 @@ class _Scope:
 def _find_operand_problems(
     expression: Expression, named: tuple[tuple[str, str | None], ...]
 ) -> tuple[tuple[str, str] | None, str | None]:
-    """Return what both checks find, cached because an operator's expressions are checked several times."""
+    """Return what `find_non_boolean_operand` and `find_operand_problem` return; `named` has the types of the columns.
+
+    Cached, because an operator's expressions are checked several times.
+    """
     types = dict(named)
     return find_non_boolean_operand(expression, types), find_operand_problem(expression, types)
 
@@ -204,7 +207,7 @@ def check_condition(
 
 
 def resolve_niladic_name(expression: Expression, columns: Iterable[str] | None) -> Expression:
-    """Return the expression with a name such as "current_date" read as a call, unless a column has the name."""
+    """Return the expression; if it is a name such as "current_date", and no column has the name, as a function call."""
     if expression.column is None or expression.column.lower() not in NILADIC:
         return expression
     if columns is not None and expression.column.lower() in {column.lower() for column in columns}:
@@ -213,7 +216,7 @@ def resolve_niladic_name(expression: Expression, columns: Iterable[str] | None) 
 
 
 def _has_no_fields(kind: str | None) -> bool:
-    if kind is not None and kind.startswith("array<"):  # a field of an array of structs is an array
+    if kind is not None and kind.startswith("array<"):  # an array of structs has fields, too: arrays
         return _has_no_fields(kind[6:-1])
     return kind is not None and (kind in TYPES or kind.startswith("decimal("))
 
@@ -221,10 +224,10 @@ def _has_no_fields(kind: str | None) -> bool:
 def check_select(
     operator: str, text: str, table: str, types: Mapping[str, str | None], *, side: str, next_step: str
 ) -> None:
-    """Raise PlanningError for a SELECT with a missing column of `table`, or with an error that Spark is certain to
-    raise; `types` are those of the table's columns.
+    """Raise PlanningError for a SELECT with a missing column of `table`, or an error that Spark is certain to raise.
 
-    Where other tables are joined, only names that are qualified with the table's own, `v.city`, are checked.
+    `types` has the type of each column. If other tables are joined, only names that are qualified with that of this
+    table (`v.city`) are checked.
     """
     select = parse_select(text, table)
     if select is None or _names_hidden(select.expressions):
@@ -242,7 +245,7 @@ def check_select(
     kind = None if select.where is None else scope.check(select.where)
     if kind not in (None, "boolean", "void"):
         raise scope.error(f"the where clause of {text!r} is {kind}: expected a condition.", next_step)
-    # After the items a name may mean a column or an item, depending on the clause, so the type of both is unknown.
+    # In later clauses, a name of a column and an item may mean either, depending on the clause, so its type is unknown.
     given = {alias.lower() for alias in before}
     known = {name: None if name.lower() in given else kind for name, kind in types.items()}
     for expression in select.later:
@@ -250,7 +253,7 @@ def check_select(
 
 
 def needs_spark_analysis(text: str, table: str) -> bool:
-    """Whether some part of a SELECT can only be checked by Spark, even where all columns of `table` are known."""
+    """Whether a part of a SELECT can only be checked by Spark, even where all columns of `table` are known."""
     select = parse_select(text, table)
     if select is None or not select.expressions or select.groups or _names_hidden(select.expressions):
         return True
@@ -264,7 +267,7 @@ def _names_hidden(expressions: tuple[Expression, ...]) -> bool:
 def check_expressions(
     operator: str, texts: Sequence[str], columns: Sequence[str] | None, types: Mapping[str, str | None] | None = None
 ) -> list[tuple[Expression, str | None]]:
-    """Return a list of expressions with their types over these columns, None where uncertain; see `check_expression`.
+    """Return the parsed expressions of a list, each with its type or None, and raise the errors of `check_expression`.
 
     Spark lets an expression use aliases before it in the list, unless a column has the name.
     """
@@ -279,10 +282,12 @@ def check_expressions(
     return items
 
 
-# Operands of types that Spark compares, calculates with or casts in no mode.
+# Operands with types that Spark never accepts in a comparison, calculation or cast, neither in ANSI mode nor without
+# it.
 #
-# Types are compared by group. Within a group, and where a string is cast to the other's type, nothing is rejected.
-# `test_spark_agrees.py` checks over all pairs of types that Spark rejects whatever is rejected here.
+# Only groups of types are considered: nothing is rejected if operands are of one group, or one of them is a string that
+# is cast to the other's type. `test_spark_agrees.py` checks over all pairs of types that Spark rejects whatever is
+# rejected here.
 
 Rule: TypeAlias = Callable[["Operands", "exp.Expr"], str | None]
 
@@ -308,14 +313,17 @@ _NO_DDL = re.compile(r"[!?;@#%^&*+=/~|$]")
 
 
 def find_operand_problem(expression: Expression, types: Mapping[str, str | None]) -> str | None:
-    """Return the first operand type that Spark is certain to reject ("compares 'n', which is int, with …"), or None."""
+    """Return a phrase about the first operand whose type Spark is certain to reject, or None.
+
+    For example "compares 'n', which is int, with …".
+    """
     if expression.tree is None or expression.unread:
         return None
     operands = Operands(types)
     for node in expression.tree.walk():
         rule = None if _binds_differently_in_spark(node) else _RULES.get(type(node).__name__)
         problem = None if rule is None else rule(operands, node)
-        if problem is not None and node.find_ancestor(exp.Lambda) is None:  # where a name may be a variable's
+        if problem is not None and node.find_ancestor(exp.Lambda) is None:  # in a lambda, a name may be a variable
             return problem
     return None
 
@@ -337,15 +345,15 @@ def _is_predicate(node: exp.Expr | None) -> bool:
 
 
 class Operands(KnownTypes):
-    """The operands of an expression over columns of these types."""
+    """Describes operands of an expression over columns of these types."""
 
     def kind(self, node: exp.Expr | None) -> str | None:
-        """Return the type of an operand, None if it is unknown or null, which fits everywhere."""
+        """Return the type of an operand; None if it is unknown, or is null, which fits every type."""
         type_ = self.type(node)
         return None if type_ == "void" else type_
 
     def group(self, node: exp.Expr | None) -> str | None:
-        """Return the group of an operand's type, None where the type is unknown."""
+        """Return the group of an operand's type ("number", "time", …), None where the type is unknown."""
         kind = self.kind(node)
         word = None if kind is None else _WORD.match(kind)
         return None if word is None else _GROUP_OF.get(word[0])
@@ -491,7 +499,7 @@ _OF_TIMES = """AddMonths DateAdd DateDiff DateSub Day DayOfMonth DayOfWeek DayOf
 def relative_datetime_literals(text: str, types: Mapping[str, str | None]) -> tuple[str, ...]:
     """Return the string literals ("now", "today", …) that Spark casts to the current date or time, in lower case.
 
-    A literal that is compared with an operand of unknown type counts, because that may be a date or time.
+    They include literals that are compared with an operand of unknown type, which may be a date or time.
     """
     if not _QUOTED_TIME.search(text):
         return ()

@@ -1,4 +1,4 @@
-"""Parsed Spark SQL expressions, the functions of Spark, and what the text of an expression tells without parsing it."""
+"""Parsed Spark SQL expressions, Spark's functions, and what the text of an expression reveals without parsing."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SPARK_FUNCTIONS = frozenset(_FUNCTIONS)
 AGGREGATE_FUNCTIONS = frozenset(name for name, rest in _FUNCTIONS.items() if "aggregate" in rest)
 """Functions that combine several records: aggregates, and window functions, which need `over (…)`."""
 GENERATOR_FUNCTIONS = frozenset(name for name, rest in _FUNCTIONS.items() if "generator" in rest) | {
-    "variant_explode", "variant_explode_outer",  # which Spark has as table functions only
+    "variant_explode", "variant_explode_outer",  # in Spark these are table functions only
 }  # fmt: skip
 """Functions that return several records for one."""
 
@@ -57,16 +57,20 @@ class ColumnName:
 
 @dataclass(frozen=True, slots=True)
 class WindowClause:
-    """The clause of a window function: of `over (partition by id, upper(s))` the plain columns, (id,), and the text."""
+    """The clause `over (partition by …)` of a window function.
+
+    `partition_by` is the text after these words. `columns` are the plain columns in it, ("id",) in `id, upper(s)`.
+    """
 
     columns: tuple[str, ...]
     partition_by: str
 
 
 class Call(NamedTuple):
-    """A call of a function by its plain name, in lower case. `arguments` is None if one of them is "*".
+    """A call of a function by its plain name, in lower case.
 
-    `is_word`: the name is not a keyword. `is_compared`: it follows "like". `is_over`: `over (…)` follows it.
+    `arguments` is their number, None if one of them is "*". `is_word`: the name is not a keyword. `is_compared`: it
+    follows "like". `is_over`: `over (…)` follows the call.
     """
 
     name: str
@@ -76,8 +80,8 @@ class Call(NamedTuple):
     is_over: bool
 
     @property
-    def reads_several(self) -> bool:
-        """Whether it is an aggregate or a generator, for several records or of them."""
+    def is_multi_record(self) -> bool:
+        """Whether it is an aggregate or window function (of several records), or a generator (returns several)."""
         return self.name in GENERATOR_FUNCTIONS or (self.name in AGGREGATE_FUNCTIONS and not self.is_compared)
 
 
@@ -87,12 +91,12 @@ class Expression:
 
     `alias` is the name after "as". `name` is that of the resulting column, None where only Spark knows it or where
     there are several. `column` is a column that is passed on unchanged ("dest as faa" passes on dest). `columns` are
-    the columns that it references, without the variables of lambdas. `star` says that it is "*", without those in
+    the columns that it references, without the variables of lambdas. `star` says that it is "*", without the columns in
     `excepted`.
 
-    `unread` says why it could not be parsed, in which case only Spark can check it. `mistake` is an error that Spark
-    is certain to raise, whatever columns there are. `number` tells apart the expressions of one SELECT, whose `text`
-    is the whole SELECT.
+    `unread` says why it could not be parsed, in which case only Spark can check it. `mistake` is an error that Spark is
+    certain to raise, whatever columns there are. `number` distinguishes the expressions of one SELECT, whose `text` is
+    the whole SELECT.
     """
 
     text: str
@@ -109,7 +113,7 @@ class Expression:
     """The syntax tree without the alias. It is shared: don't change it."""
 
     def expand_star(self, columns: Iterable[str]) -> tuple[str, ...]:
-        """Return those of the columns that "*" or "* except (…)" selects."""
+        """Return those of these columns that the expression "*" or "* except (…)" selects."""
         excepted = {name.lower() for name in self.excepted}
         return tuple(name for name in columns if name.lower() not in excepted)
 
@@ -128,7 +132,7 @@ _LONE = re.compile(r"(?:^|[(\[,])\s*(,)|(,)\s*(?:[)\]]|$)|^\s*([/%<>=|&^]+)|([-+
 
 
 def find_syntax_error(text: str) -> str:
-    """Return what is unbalanced or lacks an operand, "" where nothing is certainly wrong."""
+    """Return, for messages, what is unbalanced or lacks an operand; "" where nothing is certainly wrong."""
     if not text.strip():
         return "it is empty"
     opened: list[str] = []
@@ -156,8 +160,8 @@ def find_syntax_error(text: str) -> str:
     return f"an operand is missing next to {symbol!r}" if symbol and not ends_in_type else ""
 
 
-# Whether the parser certainly reads an expression as Spark does. It accepts more: it drops a plus sign, and has other
-# rules of precedence for `a = b < c`.
+# Whether the parser certainly reads an expression as Spark does. It accepts more than Spark, drops a unary plus, and
+# has other rules of precedence for `a = b < c`.
 
 UNSURE = "an expression that only Spark can parse"
 _QUOTED = re.compile(r"(['\"`])(?:(?!\1).)*\1", re.DOTALL)
@@ -190,10 +194,10 @@ _ARITHMETIC = {"Add", "Sub", "Mul", "Div", "IntDiv", "Mod", "Neg"}
 
 
 def doubt_about_syntax(text: str, tree: exp.Expr | None, alias: str | None) -> str:
-    """Return what Spark may read otherwise than the tree says, as a noun phrase, or ""."""
-    if "\\" in text or "${" in text:  # Spark replaces ${…} also within texts
+    """Return a noun phrase for a part that Spark may read otherwise than the parser did in `tree`, or ""."""
+    if "\\" in text or "${" in text:  # Spark replaces ${…} in string literals, too
         return "an escape in a text"
-    plain = _QUOTED.sub(lambda match: match[1], text)  # one quote for each quoted part
+    plain = _QUOTED.sub(lambda match: match[1], text)  # each quoted part becomes one quotation mark
     for what, pattern in _DOUBTS.items():
         if pattern.search(plain):
             return what
@@ -215,7 +219,7 @@ def doubt_about_syntax(text: str, tree: exp.Expr | None, alias: str | None) -> s
 
 
 def _has_unsure_operand(node: exp.Expr) -> bool:
-    """Whether an operand without parentheses is one to which Spark gives another precedence."""
+    """Whether an operand of this node is an operator without parentheses that may have another precedence in Spark."""
     operands = {type(operand).__name__ for operand in node.iter_expressions()}
     if type(node).__name__ == "DPipe":
         return bool(operands & (_COMPARED | _ARITHMETIC | {"And", "Or", "Not"}))
@@ -224,7 +228,7 @@ def _has_unsure_operand(node: exp.Expr) -> bool:
 
 
 def nearest_names(name: str, there: Iterable[str], most: int = 3) -> tuple[str, ...]:
-    """Return the available names that are most similar to a missing one, the nearest first, ignoring case."""
+    """Return up to `most` of the names in `there` that are most similar to `name`, the nearest first, ignoring case."""
     by_lower: dict[str, str] = {}
     for known in there:
         by_lower.setdefault(known.lower(), known)
@@ -247,7 +251,7 @@ _VALUES = frozenset({"true", "false", "null"})
 
 @lru_cache(maxsize=65_536)
 def parse_expression(text: str) -> Expression:
-    """Return the parsed expression. It never fails: see `Expression.unread` and `Expression.mistake`."""
+    """Return the parsed expression. Never fails: see `Expression.unread` and `Expression.mistake`."""
     plain = _PLAIN.fullmatch(text)
     if plain is not None and plain["column"].lower() not in _VALUES:
         name, alias = _unquote(plain["column"]), _unquote(plain["alias"])
@@ -263,7 +267,7 @@ def parse_expression(text: str) -> Expression:
 
 @lru_cache(maxsize=4_096)
 def parse_select(text: str, table: str) -> SelectParts | None:
-    """Return the parts of a SELECT from `table`, None where it reads anything else or can't be parsed."""
+    """Return the parts of a SELECT from `table`, None if it reads from anything else or can't be parsed."""
     return grammar.read_select(text, table)
 
 
@@ -284,17 +288,17 @@ def struct_fields(expression: Expression) -> tuple[tuple[str, Expression], ...]:
 
 @lru_cache(maxsize=65_536)
 def calls(text: str) -> tuple[Call, ...]:
-    """Return the functions that are called with parentheses. It works also where the expression can't be parsed."""
+    """Return the calls of functions, with parentheses, in a text. Works even if the text can't be parsed."""
     return grammar.find_calls(text) if "(" in text else ()
 
 
 def unknown_functions(text: str) -> tuple[str, ...]:
-    """Return the called functions that are not built into Spark: mistyped, or registered by the user."""
+    """Return the names of called functions that Spark does not have: mistyped, or registered by the user."""
     return tuple(dict.fromkeys(call.name for call in calls(text) if call.is_word and call.name not in SPARK_FUNCTIONS))
 
 
 def argument_count_problem(function: str, given: int | None) -> str:
-    """Return "upper() takes 1 argument, and gets 2", or "" where the count is allowed or unknown."""
+    """Return "upper() takes 1 argument, and gets 2"; "" if this number is allowed or can't be checked."""
     allowed = _FUNCTIONS.get(function, ["?"])[0]
     if given is None or allowed == "?":
         return ""
@@ -316,7 +320,7 @@ def multi_record_functions(text: str) -> tuple[tuple[str, bool], ...]:
 
     The result is empty where the expression can't be parsed, because a subquery reads records of its own.
     """
-    found = tuple((call.name, call.is_over) for call in calls(text) if call.reads_several)
+    found = tuple((call.name, call.is_over) for call in calls(text) if call.is_multi_record)
     return () if found and parse_expression(text).unread else found
 
 
@@ -330,11 +334,11 @@ def window_clauses(text: str) -> tuple[WindowClause, ...]:
 
 
 def other_records_construct(text: str) -> str:
-    """Return the construct that reads other records (a function, "over", "a subquery"), or "".
+    """Return the construct that makes an expression read other records (a function, "over", "a subquery"), or "".
 
-    It works on tokens, and so also where the expression can't be parsed.
+    It reads tokens only, and so works even if the expression can't be parsed.
     """
-    several = [call.name for call in calls(text) if call.reads_several]
+    several = [call.name for call in calls(text) if call.is_multi_record]
     return f"{several[0]}()" if several else grammar.find_clause_of_other_records(text) if "(" in text else ""
 
 
@@ -347,7 +351,7 @@ def implies_true(text: str, column: str) -> bool:
 
 
 def _tree_implies_true(tree: exp.Expr, column: str) -> bool:
-    """Whether a condition is the column, compares it with true, or is a conjunction with one of these."""
+    """Whether a condition is the column, compares it with true, or is an "and" of which one side is that."""
     if isinstance(tree, exp.Paren):
         return _tree_implies_true(tree.this, column)
     if isinstance(tree, exp.And):
@@ -360,7 +364,7 @@ def _tree_implies_true(tree: exp.Expr, column: str) -> bool:
 
 
 def has_star_argument(expression: Expression) -> bool:
-    """Whether a function takes all columns as "*", as in `struct(*)`, but not `count(*)`."""
+    """Whether a function gets all columns as "*", as in `struct(*)`; not for `count(*)`."""
     if expression.tree is None or expression.star or "*" not in expression.text:
         return False
     stars = (star for star in expression.tree.find_all(exp.Star) if isinstance(star.parent, exp.Func))

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 else:
     SparkParser = Spark.Parser
 
-# Nodes in which a name is a column. In any other node it may be something else.
+# A name in these nodes is a column. In any other node it may be something else.
 _UNDERSTOOD = (
     exp.Func, exp.Binary, exp.Unary, exp.Condition, exp.Alias, exp.Aliases, exp.Lambda, exp.Tuple, exp.Star,
     exp.PropertyEQ, exp.Window, exp.WindowSpec, exp.Order, exp.Ordered, exp.Distinct, exp.Filter, exp.Where,
@@ -38,7 +38,7 @@ _TAKES_UNIT = re.compile(r"(?:timestamp_?add|timestamp_?diff|date_?add|date_?dif
 
 
 class _Parser(SparkParser):
-    """The parser of Spark SQL, which also marks the nodes of function calls."""
+    """The parser of Spark SQL, which also marks nodes that were written as function calls."""
 
     def validate_expression(self, expression: Any, args: list[Any] | None = None) -> Any:
         if args is not None:
@@ -47,7 +47,7 @@ class _Parser(SparkParser):
 
 
 def read_expression(text: str) -> Expression:
-    """Return the parsed expression, for a text that is not just a name."""
+    """Return the parsed expression; the text is more than a name."""
     mistake = find_wrong_call(text)
     if mistake:
         return Expression(text, unread=mistake, mistake=mistake)
@@ -56,13 +56,13 @@ def read_expression(text: str) -> Expression:
 
 
 def find_wrong_call(text: str) -> str:
-    """Return the first call with a wrong number of arguments, as a message, or ""."""
+    """Return a message about the first call with a wrong number of arguments, or ""."""
     problems = (argument_count_problem(call.name, call.arguments) for call in find_calls(text))
     return next(filter(None, problems), "")
 
 
 def _tokens(text: str) -> list[Token]:
-    """Return the tokens of an expression, none where it can't be read."""
+    """Return the tokens of an expression; none if its text can't be split into tokens."""
     try:
         return _dialect().tokenize(text)
     except SqlglotError:
@@ -82,7 +82,7 @@ def parse_tree(text: str, *, query: bool = False) -> exp.Expr | str:
 
 
 def find_clause_of_other_records(text: str) -> str:
-    """Return the clause that reads other records ("over", "a subquery"), or ""."""
+    """Return "over" or "a subquery", if one of these makes the expression read other records, or else ""."""
     for before, token in pairwise(_tokens(text)):
         if token.text.lower() == "over" and before.token_type is TokenType.R_PAREN:
             return "over"
@@ -92,7 +92,10 @@ def find_clause_of_other_records(text: str) -> str:
 
 
 def _has_over_clause(tokens: list[Token], opened: int) -> bool:
-    """Whether `over` follows a call, perhaps after filter (…), within group (…) or ignore nulls."""
+    """Whether `over` follows a call, perhaps after filter (…), within group (…) or ignore nulls.
+
+    `opened` is the index of the call's opening parenthesis.
+    """
     depth = 0
     for token in tokens[opened:]:
         depth += (token.token_type is TokenType.L_PAREN) - (token.token_type is TokenType.R_PAREN)
@@ -102,7 +105,7 @@ def _has_over_clause(tokens: list[Token], opened: int) -> bool:
 
 
 def find_calls(text: str) -> tuple[Call, ...]:
-    """Return the functions that are called by plain names."""
+    """Return the calls of functions by plain names, without a database or quotes."""
     tokens, calls = _tokens(text), []
     for at, (token, following) in enumerate(pairwise(tokens)):
         before = tokens[at - 1].token_type if at > 0 else None
@@ -133,7 +136,7 @@ def _count_arguments(tokens: list[Token], start: int) -> int | None:
 
 
 def _unread_expression(text: str, why: str) -> Expression:
-    """Return an expression of which only the alias at its end is known."""
+    """Return an expression that can't be parsed, for the reason `why`; only the alias at its end is known."""
     match = None if "--" in text or "/*" in text else _ALIAS.fullmatch(text)
     name = None if match is None else match["quoted"] or match["plain"]
     alias = None if name is None else name.replace("``", "`")
@@ -146,7 +149,7 @@ def _dialect() -> Spark:
 
 
 def expression_from_tree(text: str, tree: exp.Expr) -> Expression:
-    """Return the expression for a syntax tree."""
+    """Return the `Expression` for a syntax tree of (a part of) this text."""
     nodes = list(tree.walk(bfs=False))
     if any(isinstance(node, exp.Query) for node in nodes):
         return _unread_expression(text, "only Spark can analyze a subquery")
@@ -185,7 +188,7 @@ def _column_names(text: str, columns: list[exp.Column]) -> Iterator[ColumnName]:
 
 
 def variables_around(node: exp.Expr) -> set[str]:
-    """Return the variables of the lambdas that surround a node."""
+    """Return the variables of the lambdas that contain a node, in lower case."""
     names: set[str] = set()
     parent = node.parent
     while parent is not None:
@@ -195,7 +198,7 @@ def variables_around(node: exp.Expr) -> set[str]:
     return names
 
 
-# Clauses that bring no other names into scope. Any other clause is left to Spark.
+# In these clauses of a SELECT, names are columns or aliases. A SELECT with any other clause is left to Spark.
 _CLAUSES = frozenset({"expressions", "from_", "where", "group", "having", "order", "limit", "offset", "distinct"})
 
 
@@ -204,9 +207,9 @@ class SelectParts:
     """The parts of a SELECT from one table, with the table's name removed from its columns.
 
     `items` are the selected expressions. `where` may use only columns of the table. `later` are the expressions of
-    group by, having and order by, which may also use aliases of the items. If other tables are joined, only
-    `qualified` is known: the columns written with the table's name, as in `v.city`. `mistake` is an error that Spark is
-    certain to raise, whatever the columns are.
+    group by, having and order by, which may also use aliases of the items. `groups` says that it groups or aggregates.
+    If other tables are joined, only `qualified` is known: the columns written with the table's name, as in `v.city`.
+    `mistake` is an error that Spark is certain to raise, whatever the columns are.
     """
 
     items: tuple[Expression, ...] = ()
@@ -222,7 +225,7 @@ class SelectParts:
 
 
 def read_select(text: str, table: str) -> SelectParts | None:
-    """Return the parts of a SELECT from `table`, None where it reads anything else or can't be parsed."""
+    """Return the parts of a SELECT from `table`, None if it reads from anything else or can't be parsed."""
     tree = parse_tree(text, query=True)
     while isinstance(tree, exp.Subquery) and _nonempty_args(tree) == {"this"}:
         tree = tree.this
@@ -251,7 +254,7 @@ def _nonempty_args(node: exp.Expr) -> set[str]:
 
 
 def _alias(source: exp.Expr, table: str) -> str | None:
-    """Return the name that qualifies columns of `table`, None where the source is not the table alone."""
+    """Return the name that qualifies columns of `table` in this item of FROM; None if it is anything but the table."""
     is_table = isinstance(source, exp.Table) and source.name.lower() == table
     if not is_table or not _nonempty_args(source) <= {"this", "alias"}:
         return None
@@ -286,7 +289,7 @@ def _read_single_table(text: str, tree: exp.Select, alias: str) -> SelectParts |
 
 
 def _columns_of(tree: exp.Expr, alias: str) -> Iterator[exp.Column]:
-    """Yield the columns in a tree that are qualified with the table's name."""
+    """Yield the columns in a tree that are qualified with `alias`, the name of the table."""
     for column in tree.find_all(exp.Column):
         first, *others = column.parts
         if others and first.name.lower() == alias and alias not in variables_around(column):

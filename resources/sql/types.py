@@ -1,6 +1,6 @@
-"""The types of expressions, where they are certain: a type that is given here is the one that Spark gives.
+"""The types of expressions, where they are certain: a type that is returned here is the one that Spark returns.
 
-Types have Spark's simple names ("bigint", "decimal(10,2)"). Whatever no rule covers is None. A nested type or an
+Types have Spark's simple names ("bigint", "decimal(10,2)"). The type is None where no rule applies. A nested type or an
 interval may be known in part only: "array<…>", "map<…>", "struct<…>", "interval…".
 """
 
@@ -22,14 +22,14 @@ Digits = tuple[int, int]
 
 
 def digits_as_decimal(type_: str | None) -> Digits | None:
-    """Return the digits of a decimal, or those of the decimal to which Spark casts an integer."""
+    """Return precision and scale of a decimal type, or of the decimal to which Spark casts an integer type."""
     if type_ in _INTEGER_DIGITS:
         return _INTEGER_DIGITS[type_], 0
     return None if type_ is None else decimal_digits(type_)
 
 
 def arithmetic_type(operator: str, one: Digits, other: Digits) -> str | None:
-    """Return the decimal type that "Add", "Sub", "Mul", "Div" or "Mod" of two decimals results in."""
+    """Return the type of "Add", "Sub", "Mul", "Div" or "Mod" of two decimals; None if it needs more than 38 digits."""
     (precision, scale), (others_precision, others_scale) = one, other
     most = max(scale, others_scale)
     whole, others_whole = precision - scale, others_precision - others_scale
@@ -44,7 +44,7 @@ def arithmetic_type(operator: str, one: Digits, other: Digits) -> str | None:
 
 
 def widest_decimal(types: Iterable[str | None]) -> str | None:
-    """Return the decimal type to which several are widened together."""
+    """Return the decimal type to which Spark casts decimals and integers of these types; None for other types."""
     digits = [digits_as_decimal(type_) for type_ in types]
     known = [item for item in digits if item is not None]
     if not known or len(known) < len(digits):
@@ -54,7 +54,7 @@ def widest_decimal(types: Iterable[str | None]) -> str | None:
 
 
 def sum_type(kind: str) -> str:
-    """Return the type of a sum of integers, decimals or other numbers."""
+    """Return the type that Spark gives a sum of numbers of this type."""
     digits = decimal_digits(kind)
     if digits is not None:
         return f"decimal({min(digits[0] + 10, _MAX_PRECISION)},{digits[1]})"
@@ -62,7 +62,7 @@ def sum_type(kind: str) -> str:
 
 
 def rounded_type(digits: Digits, places: int) -> str | None:
-    """Return the type of a decimal that is rounded to `places` digits after the point."""
+    """Return the type of a decimal that is rounded to `places` digits after the point; None if uncertain."""
     precision, scale = digits
     if places < 0:
         return None
@@ -83,7 +83,10 @@ def element_type(type_: str | None) -> str | None:
 
 
 def field_type(type_: str | None, field: str) -> str | None:
-    """Return the type of a struct's field, whatever its case; of an array of structs that of all these fields."""
+    """Return the type of a struct's field, whatever its case.
+
+    For an array of structs, return the type of the array of these fields.
+    """
     inner = _inside(type_)
     if inner is None or type_ is None:
         return None
@@ -98,7 +101,7 @@ def field_type(type_: str | None, field: str) -> str | None:
 
 
 def struct_type(fields: Iterable[tuple[str, str | None]]) -> str:
-    """Return the type of a struct with these fields."""
+    """Return the type of a struct with these fields; "struct<…>" if one is not known completely."""
     known = list(fields)
     whole = all(kind is not None and "…" not in kind and name.isidentifier() for name, kind in known)
     return f"struct<{','.join(f'{name}:{kind}' for name, kind in known)}>" if known and whole else "struct<…>"
@@ -111,7 +114,7 @@ def _inside(type_: str | None) -> str | None:
 
 
 def _parts(text: str) -> Iterator[str]:
-    """Yield the parts between commas that are not within brackets: "string", "array<int>"."""
+    """Split the text at commas that are not within brackets: into "string", "array<int>"."""
     depth, start = 0, 0
     for at, sign in enumerate(text):
         depth += (sign in "<(") - (sign in ">)")
@@ -132,7 +135,7 @@ _CAST_TO = {
     "TIMESTAMPLTZ": "timestamp",
     "TIMESTAMPNTZ": "timestamp_ntz",
 }
-# Functions that return one type whatever their arguments are, by the names of the parser's nodes.
+# The types of functions that always return the same type, by the names of the parser's nodes.
 _RESULT_TYPES = {
     "boolean": """EQ NEQ LT LTE GT GTE NullSafeEQ NullSafeNEQ And Or Not Is Between In Like ILike RegexpLike Escape
         Boolean StartsWith EndsWith Contains ArrayContains IsNan EqualNull Exists MapContainsKey LogicalAnd
@@ -248,7 +251,10 @@ def _whole(known: KnownTypes, node: exp.Expr) -> str | None:
 
 
 def _digits(known: KnownTypes, node: exp.Expr | None) -> Digits | None:
-    """Return the digits of an operand next to a decimal: an integer literal has as many as it needs."""
+    """Return precision and scale of an operand of decimal arithmetic.
+
+    An integer literal has as many digits as its value.
+    """
     plain = node.this if node is not None and type(node).__name__ == "Neg" else node
     if plain is not None and _is_whole(plain):
         return len(str(int(plain.name))), 0
@@ -415,7 +421,7 @@ _NON_BOOLEAN = frozenset({*NUMBERS, "date", "timestamp", "timestamp_ntz", "binar
 
 
 def expression_type(expression: Expression, types: Mapping[str, str | None]) -> str | None:
-    """Return the type of an expression over columns of these types, None where it is uncertain."""
+    """Return the type of an expression over columns of these types; None where it is uncertain."""
     known = KnownTypes(types)
     if expression.column is not None:
         return known.column(ColumnName((expression.column,)))
@@ -425,7 +431,7 @@ def expression_type(expression: Expression, types: Mapping[str, str | None]) -> 
 
 
 def referenced_types(expression: Expression, types: Mapping[str, str | None]) -> tuple[tuple[str, str | None], ...]:
-    """Return the types of the columns and fields that an expression references, on which its own type depends."""
+    """Return (name, type) of each column and field that an expression references: its own type depends on these."""
     known = KnownTypes(types)
     named: dict[str, str | None] = {}
     for column in expression.columns:
@@ -436,7 +442,7 @@ def referenced_types(expression: Expression, types: Mapping[str, str | None]) ->
 
 
 def types_differ(one: str, other: str) -> bool:
-    """Whether two types certainly differ, in the parts that are known of both."""
+    """Whether two types certainly differ, as far as both are known."""
     (first, *more), (second, *others) = one.split("…"), other.split("…")
     if not more and not others:
         return one != other
@@ -451,7 +457,7 @@ def find_non_boolean_operand(expression: Expression, types: Mapping[str, str | N
     for node in expression.tree.find_all(exp.And, exp.Or, exp.Not):
         for operand in (node.this, node.args.get("expression")):
             kind = known.type(operand)
-            # Spark casts strings to booleans; in a lambda, a name may be a variable's.
+            # Strings are not in _NON_BOOLEAN, because Spark casts them. In a lambda, a name may be a variable.
             certain = kind is not None and (kind in _NON_BOOLEAN or kind.startswith("decimal("))
             if operand is not None and certain and node.find_ancestor(exp.Lambda) is None:
                 return operand.sql("spark"), str(kind)
@@ -459,7 +465,7 @@ def find_non_boolean_operand(expression: Expression, types: Mapping[str, str | N
 
 
 class KnownTypes:
-    """Types of columns by name, ignoring case, and of the variables of lambdas, in lower case."""
+    """The types of columns by name, ignoring case, and of the variables of lambdas by their names in lower case."""
 
     def __init__(self, types: Mapping[str, str | None], variables: Mapping[str, str | None] | None = None) -> None:
         self._types = types
@@ -467,11 +473,11 @@ class KnownTypes:
         self._by_lower: dict[str, str | None] | None = None  # built for the first name that has no exact match
 
     def within(self, variables: Mapping[str, str | None]) -> KnownTypes:
-        """Return the types within a lambda that has these variables."""
+        """Return these types together with those of variables, for the nodes within a lambda."""
         return KnownTypes(self._types, {**self.variables, **variables})
 
     def column(self, name: ColumnName) -> str | None:
-        """Return the type of a column, or of a field by its full name."""
+        """Return the type of a column or, for a name with several parts, of a field; None if unknown."""
         whole = str(name)
         if whole in self._types:
             return self._types[whole]
@@ -486,12 +492,15 @@ class KnownTypes:
         return kind
 
     def type(self, node: exp.Expr | None) -> str | None:
-        """Return the type of a syntax node."""
+        """Return the type of a syntax node; None where it is uncertain."""
         rule = None if node is None else TYPE_RULES.get(type(node).__name__)
         return None if rule is None or node is None else rule(self, node)
 
     def common_type(self, nodes: list[exp.Expr | None]) -> str | None:
-        """Return the type to which Spark casts all of these nodes, nulls aside: their own, or the widest number."""
+        """Return the type to which Spark casts all of these nodes, ignoring nulls; None where it is uncertain.
+
+        It is their own type, if they have the same, or the widest of their numeric types.
+        """
         kinds = {self.type(node) for node in nodes if node is not None} - {"void"}
         if len(kinds) == 1:
             return kinds.pop()

@@ -6,8 +6,9 @@ The log has the recent commits in full, oldest first, and grows at its end:
 
     | length of the rest | length of tokens | tokens | each change: key length, value length, version, key, value |
 
-Its entry of a key hides those of the runs; of the runs, the later in `levels` is newer. Tokens of recent commits are
-kept with the data, for lost replies: | number | time in ms | n | n tokens of 12 bytes | for each commit.
+Older commits are in runs, which `levels` lists, oldest first. A key's entry in the log hides those in runs, and one in
+a newer run those in older runs. The tokens of recent commits are kept with the data, to find out the outcome of
+requests whose reply was lost: | number | time in ms | n | n tokens of 12 bytes | for each commit.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class CommitTokens:
 
 
 def read_tokens(data: bytes) -> Iterator[CommitTokens]:
-    """Yield the commits of stored tokens."""
+    """Yield the commits (`CommitTokens`) whose tokens are in these bytes."""
     at = 0
     while at < len(data):
         number, time, count = _TOKEN_HEAD.unpack_from(data, at)
@@ -66,12 +67,12 @@ def read_tokens(data: bytes) -> Iterator[CommitTokens]:
 
 
 def tokens_since(data: bytes, oldest: int) -> bytes:
-    """Return stored tokens without those of commits before a time in milliseconds."""
+    """Return stored tokens without those of commits that are older than a time in milliseconds since 1970."""
     return b"".join(commit.to_bytes() for commit in read_tokens(data) if commit.time >= oldest)
 
 
 def find_tokens(data: bytes, tokens: Collection[bytes]) -> set[bytes]:
-    """Return which of these tokens are among stored ones."""
+    """Return which of `tokens` are among the stored ones."""
     return {token for commit in read_tokens(data) for token in commit.tokens if token in tokens}
 
 
@@ -91,14 +92,14 @@ class Status(IntEnum):
 
 
 class DroppedRun(StoredDocument):
-    """A run that nothing uses since `at` (ms since the epoch). Its object is deleted later."""
+    """A run that was merged into another one `at` a time in milliseconds since 1970. Its object is deleted later."""
 
     id: str
     at: int
 
 
 class MergeClaim(StoredDocument):
-    """A process merges these runs into one, with the id `into`, until a time in milliseconds."""
+    """A process is merging the runs `of` these ids into one with the id `into`, until a time in ms since 1970."""
 
     into: str
     of: tuple[str, ...]
@@ -106,8 +107,10 @@ class MergeClaim(StoredDocument):
 
 
 class Levels(StoredDocument):
-    """The runs below the log, oldest first, the number of the last commit in them, and that of the last swap for which
-    unused objects were collected."""
+    """The runs, oldest first, and the state of their upkeep.
+
+    `flushed` is the number of the last commit that is in a run, `collected` that of the last swap by `_collect`.
+    """
 
     runs: tuple[RunRef, ...] = ()
     flushed: int = 0
@@ -118,10 +121,10 @@ class Levels(StoredDocument):
 
 @dataclass(frozen=True, slots=True)
 class SegmentState:
-    """The state of a segment after commit `number`; `time` in milliseconds never decreases.
+    """The state of a segment after swap `number`. Its `time`, in milliseconds since 1970, never decreases.
 
-    `recent` (by key) and `tokens` (with the numbers of their commits) are the content of the log. `stored_levels` are
-    the bytes of `levels`. `etag` is that of the pointer, once the state is stored.
+    `recent` (entries by key) and `tokens` (with the numbers of their commits) are the content of the log.
+    `stored_levels` are the bytes of `levels`. `etag` is that of the pointer, "" before the state is stored.
     """
 
     status: Status = Status.OPEN
@@ -139,11 +142,14 @@ class SegmentState:
         return _read_levels(self.stored_levels)
 
     def following(self, now: int) -> SegmentState:
-        """Return the same state for the next swap; `now` is the time of the writer's clock."""
+        """Return the same state with the next number, a new nonce and a time; `now` is that of the writer's clock."""
         return replace(self, number=self.number + 1, time=max(now, self.time), nonce=os.urandom(12))
 
     def with_commit(self, now: int, tokens: Sequence[bytes], writes: Mapping[bytes, Versioned]) -> SegmentState:
-        """Return the state after a commit of these writes, by requests of these tokens, or without any."""
+        """Return the next state, with these writes by the requests that have these tokens.
+
+        Without tokens there is nothing to commit: only number, time and nonce change.
+        """
         after = self.following(now)
         if not tokens:
             return after
@@ -156,23 +162,23 @@ class SegmentState:
         )
 
     def with_levels(self, log: bytes | None = None, **changes: Any) -> SegmentState:
-        """Return the state with changes of its levels, and only the commits of `log` (default: all) above them."""
+        """Return the state with these fields of its levels changed and, if it is given, with this log."""
         after = replace(self, stored_levels=self.levels.model_copy(update=changes).model_dump_json().encode())
         if log is None or log == self.log:
             return after
         return _with_log(replace(after, log=b"", recent={}, tokens={}), log)
 
     def to_bytes(self) -> bytes:
-        """Return the object. No two swaps write equal bytes, so no old ETag returns."""
+        """Return the bytes of the pointer. No two swaps write the same bytes, so an ETag never occurs again."""
         facts = _FACTS.pack(self.status, self.number, self.time, self.nonce, len(self.stored_levels))
         body = b"".join((facts, self.stored_levels, self.log))
         return _POINTER_HEAD.pack(_MAGIC, zlib.crc32(body)) + body
 
 
 def read_pointer(data: bytes, where: str, etag: str = "", before: SegmentState | None = None) -> SegmentState:
-    """Return the state of a pointer. Raises MalformedDocumentError.
+    """Return the state in the bytes of a pointer. Raises MalformedDocumentError.
 
-    `before` is any earlier state of this pointer: the common part of the log is not decoded again.
+    `before` is an earlier state of this pointer, if one is known: what both logs begin with is not decoded again.
     """
     if len(data) < _POINTER_HEAD.size + _FACTS.size or data[:8] != _MAGIC:
         raise damaged_object_error(where, f"it begins with {data[:8]!r}, expected {_MAGIC!r}")
@@ -193,7 +199,7 @@ def read_pointer(data: bytes, where: str, etag: str = "", before: SegmentState |
 
 
 def _with_log(state: SegmentState, log: bytes) -> SegmentState:
-    """Return the state with this log, which begins with its own."""
+    """Return the state with this log, of which the state's own log is the beginning."""
     recent, tokens = {**state.recent}, {**state.tokens}
     for commit, writes in read_log(log, len(state.log)):
         recent.update(writes)
@@ -202,7 +208,7 @@ def _with_log(state: SegmentState, log: bytes) -> SegmentState:
 
 
 def read_log(log: bytes, at: int = 0) -> list[tuple[CommitTokens, dict[bytes, Versioned]]]:
-    """Return the commits of a log from an offset on, oldest first."""
+    """Return the commits of a log, oldest first, from the offset `at` on: their tokens and their writes."""
     commits = []
     while at < len(log):
         length, tokens_length = _COMMIT.unpack_from(log, at)
@@ -226,12 +232,12 @@ def read_log(log: bytes, at: int = 0) -> list[tuple[CommitTokens, dict[bytes, Ve
 
 
 def log_tokens(log: bytes) -> bytes:
-    """Return the tokens of all commits of a log, in the form of runs."""
+    """Return the tokens of all commits of a log, in the format in which runs store them."""
     return b"".join(commit.to_bytes() for commit, _ in read_log(log))
 
 
 def columns_from_log(recent: Mapping[bytes, Versioned]) -> Columns:
-    """Return the entries of a log by key."""
+    """Return entries of a log in key order, as columns."""
     keys = sorted(recent)
     versioned = [recent[key] for key in keys]
     return Columns(keys, [version for version, _ in versioned], [value for _, value in versioned])
@@ -262,12 +268,15 @@ Swapped: TypeAlias = tuple[bool, SegmentState]
 
 
 class PointerObject:
-    """The pointer at `key`, for any thread. Raises ObjectNotFoundError if it is missing, and StoreUnavailableError."""
+    """The pointer object at `key`, for any thread.
+
+    Raises ObjectNotFoundError if it is missing, and StoreUnavailableError.
+    """
 
     def __init__(self, store: ObjectStore, key: str) -> None:
         self.store, self.key = store, key
-        self.last: SegmentState | None = None  # read or written by this process
-        self.swaps = 0  # by this process
+        self.last: SegmentState | None = None  # the last state that this process has read or written
+        self.swaps = 0  # how many this process has made
         self._sharing, self._reading = threading.Lock(), threading.Lock()
         self._next: Future[SegmentState | None] | None = None  # of the next shared GET: its state, None if it failed
 
@@ -280,7 +289,10 @@ class PointerObject:
         return self.last
 
     def read_fresh(self) -> SegmentState:
-        """Return the state at some moment of this call. Threads that ask during a GET share the next one."""
+        """Return the state that is current at some moment of this call.
+
+        Threads that call this during a GET share the next one.
+        """
         with self._sharing:
             leads, shared = self._next is None, self._next or Future()
             self._next = shared
@@ -290,7 +302,7 @@ class PointerObject:
         try:
             with self._reading:
                 with self._sharing:
-                    self._next = None  # who asks during this GET may need a later state
+                    self._next = None  # this GET may be too early for threads that call from now on
                 state = self.read()
                 return state
         finally:
@@ -301,10 +313,11 @@ class PointerObject:
     def change(
         self, make: Callable[[SegmentState], SegmentState | None], *, is_in: Callable[[SegmentState], bool]
     ) -> Swapped | None:
-        """Swap in what `make` returns for the current state, again after each swap of others.
+        """Swap in what `make` returns for the current state; if another writer was first, try again with its state.
 
-        `is_in` and errors are those of `swap`. If `make` returns None, there is nothing to change, and the result was
-        not won. None means that others were always first.
+        Returns whether the swap was made, and the state after it. If `make` returns None, nothing is changed, and the
+        result is False and the current state. Returns None if other writers were first _TURNS times. For `is_in` and
+        errors, see `swap`.
         """
         state = self.read()
         for _ in range(_TURNS):
@@ -324,10 +337,11 @@ class PointerObject:
         is_in: Callable[[SegmentState], bool],
         pause: Callable[[], None] = lambda: None,
     ) -> Swapped:
-        """Replace `before` by `after`; `is_in(state)` tells whether ours is part of a later state.
+        """Replace the state `before` by `after`; return whether that was done, and the current state.
 
-        `pause` is called if somebody else was first, before the state is read again. Raises ReplyLostError if the
-        outcome is unknown; any other error means that nothing happened.
+        `is_in(state)` says whether a later state contains our change: then it was done before that. `pause` is called
+        if another writer was first, before the state is read again. Raises ReplyLostError if the outcome is unknown;
+        any other error means that nothing was changed.
         """
         data = after.to_bytes()
         problem: Exception | None = None
@@ -351,11 +365,11 @@ class PointerObject:
                 now = self.read()
                 if now.nonce == after.nonce:
                     return True, now
-                if now.etag != before.etag:  # a request of ours that is still in flight is rejected now
+                if now.etag != before.etag:  # then requests of ours that are still in flight will be rejected
                     return is_in(now), now
             except AdjunctError as error:
                 raise self._lost(error) from problem
-            time.sleep(random.uniform(0.5, 1.0) * _FIRST_PAUSE * 2**attempt)  # the identical request again
+            time.sleep(random.uniform(0.5, 1.0) * _FIRST_PAUSE * 2**attempt)  # then send the identical request again
         raise self._lost(problem) from problem
 
     def _lost(self, error: Exception | None) -> ReplyLostError:
@@ -365,14 +379,14 @@ class PointerObject:
 
 _MOST = 32.0
 _ALONE = 0.25
-_HALF_LIFE = 0.5  # seconds in which the number of rivals that are not seen again halves
+_HALF_LIFE = 0.5  # seconds in which the estimated number of rivals halves while none is seen
 
 
 class SwapBackoff:
-    """Estimates how many others write the same pointer, and how long a try takes.
+    """Chooses pauses between tries to swap a pointer, from estimates of its number of writers and of the time of a try.
 
-    With n writers, the winner waits for up to the time of n tries, and losers for less after each loss. Otherwise a
-    winner would see no rivals, take itself for alone, and starve the others.
+    With n writers, the winner waits for up to the time of n tries, and losers for less after each loss. Without this
+    pause, a winner would never meet the others (rivals), conclude that it is alone, and starve them.
     """
 
     def __init__(self) -> None:
@@ -387,7 +401,7 @@ class SwapBackoff:
         return self._rivals < _ALONE
 
     def record_win(self, others: int, seconds: float) -> None:
-        """Record a swap of ours: the number of others since our last one, and the seconds of reading and swapping."""
+        """Record a swap of ours: the number of swaps by others since our last one, and the seconds of the try."""
         now = time.monotonic()
         weight = 0.5 if others > self._rivals else 1 - 0.5 ** ((now - self._last) / _HALF_LIFE)
         self._last, self._losses = now, 0

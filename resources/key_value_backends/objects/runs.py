@@ -51,7 +51,7 @@ REMOVED = 2**32 - 1
 
 
 class Columns:
-    """Entries by distinct keys in order; `values` has None for a removed one."""
+    """Entries in key order as three lists of equal length. Each key occurs once; the value of a removed one is None."""
 
     __slots__ = ("keys", "values", "versions")
 
@@ -62,7 +62,7 @@ class Columns:
         return len(self.keys)
 
     def get(self, key: bytes) -> Versioned | None:
-        """Return the entry of a key, None if there is none here."""
+        """Return version and value of a key; None if it has no entry here."""
         place = bisect_left(self.keys, key)
         if place == len(self.keys) or self.keys[place] != key:
             return None
@@ -78,7 +78,7 @@ class Columns:
 
 
 def concat_columns(parts: Sequence[Columns]) -> Columns:
-    """Return consecutive parts as one."""
+    """Return the entries of several parts, each of which follows the previous one in key order."""
     if len(parts) == 1:
         return parts[0]
     whole = Columns([], [], [])
@@ -90,7 +90,7 @@ def concat_columns(parts: Sequence[Columns]) -> Columns:
 
 
 def drop_removed(entries: Columns) -> Columns:
-    """Return entries without those of removed keys."""
+    """Return the entries without those that say that a key was removed."""
     if None not in entries.values:
         return entries
     left = [place for place, value in enumerate(entries.values) if value is not None]
@@ -142,7 +142,7 @@ def read_block(data: bytes) -> Columns:
 
 _BITS_A_KEY = 10  # with seven probes: one percent false positives
 _PROBES = 7
-_SEED = 1  # differs from that of partitions, so that hashes within a segment are spread
+_SEED = 1  # not that of partitions, because with that, the hashes in one partition are similar
 _WORD = (1 << 64) - 1
 
 Hashed = tuple[int, int]
@@ -160,7 +160,7 @@ def hash_keys(keys: Sequence[bytes]) -> npt.NDArray[np.uint64]:
 
 
 def build_filter(hashes: Sequence[npt.NDArray[np.uint64]]) -> bytes:
-    """Return the filter of all keys that these are the hashes of, at least one byte."""
+    """Return the Bloom filter of the keys with these hashes; it has at least one byte."""
     size = max(8, (sum(map(len, hashes)) * _BITS_A_KEY + 7) // 8 * 8)
     marks = np.zeros(size, dtype=bool)
     for part in hashes:
@@ -170,7 +170,7 @@ def build_filter(hashes: Sequence[npt.NDArray[np.uint64]]) -> bytes:
 
 
 def may_hold(stored: bytes, key: Hashed) -> bool:
-    """Whether the filter may have been built from this key; never False if it was."""
+    """Whether this Bloom filter may contain the key: True for all of its keys, and for about 1% of all others."""
     size = 8 * len(stored)
     first, second = key
     for probe in range(_PROBES):
@@ -187,8 +187,12 @@ _OVERHEAD = 24  # bytes of an entry besides key and value: version and lengths
 
 
 class RunRef(StoredDocument):
-    """A run: its id, size and footer size in bytes, number of entries (removed ones included), first and last commit,
-    and time of the last."""
+    """A run, as the pointer lists it.
+
+    `size` and `footer` are bytes of the run and of its footer, `count` is the number of entries, including removed
+    ones. `first` and `last` are numbers of commits, and `newest` is the time of the last one, in milliseconds since
+    1970.
+    """
 
     id: str
     size: int = Field(ge=0)
@@ -201,7 +205,11 @@ class RunRef(StoredDocument):
 
 @dataclass(frozen=True, slots=True)
 class RunIndex:
-    """The content of a footer: `offsets` of blocks and the end of the last one, `firsts` their first keys."""
+    """The content of a run's footer.
+
+    For each block `checksums`, `counts` of entries and its first key (`firsts`). `offsets` has one more, the end of the
+    last block.
+    """
 
     offsets: tuple[int, ...]
     checksums: tuple[int, ...]
@@ -211,12 +219,12 @@ class RunIndex:
     tokens: bytes
 
     def block_of(self, key: bytes) -> int:
-        """Return the block that has the key if the run has it; below 0 if the key precedes all."""
+        """Return the number of the block that has the key, if the run has it; -1 if the key precedes all blocks."""
         return bisect_right(self.firsts, key) - 1
 
 
 class RunWriter:
-    """Writes a run: pass entries in order to `add`, then call `finish`. Output goes to `write`."""
+    """Writes a run: pass entries in key order to `add`, then call `finish`. Both call `write` with bytes."""
 
     def __init__(self, write: Callable[[bytes], object]) -> None:
         self._write = write
@@ -229,7 +237,7 @@ class RunWriter:
         self._size = 0
 
     def add(self, entries: Columns) -> None:
-        """Append entries with keys above all previous ones."""
+        """Append entries, whose keys must be greater than all previous ones."""
         self._hashes.append(hash_keys(entries.keys))
         start = 0
         for place, (key, value) in enumerate(zip(entries.keys, entries.values, strict=True), 1):
@@ -241,7 +249,7 @@ class RunWriter:
         self._extend(entries, start, len(entries))
 
     def finish(self, tokens: bytes) -> dict[str, int]:
-        """Write the rest; return the size of the run and of its footer, and the number of its entries."""
+        """Write the last block and the footer; return the fields `size`, `footer` and `count` of the `RunRef`."""
         if len(self._open):
             self._close()
         number = len(self._counts)
@@ -319,7 +327,7 @@ _WEIGHT = 3  # in memory an entry takes about three times its stored bytes
 
 
 class BlockCache:
-    """The most recently used footers and blocks, which never change, up to `size` bytes."""
+    """The most recently used footers and blocks, up to `size` bytes. They never change, so they are always valid."""
 
     def __init__(self, size: int) -> None:
         self._kept: LRUCache[tuple[str, int], tuple[int, RunIndex | Columns]] = LRUCache(size, getsizeof=itemgetter(0))
@@ -337,7 +345,7 @@ class BlockCache:
 
 
 class RunObjects:
-    """The runs of a segment, below `prefix`, for any thread.
+    """The objects of a segment's runs, whose keys begin with `prefix`, for any thread.
 
     Raises ObjectNotFoundError for a missing run, MalformedDocumentError for a damaged one, and StoreUnavailableError.
     """
@@ -346,7 +354,7 @@ class RunObjects:
         self.store, self.prefix, self._cache = store, prefix, cache
 
     def key(self, run: str) -> str:
-        """Return the key of a run's object."""
+        """Return the object key of the run with this id."""
         return f"{self.prefix}/runs/{run}"
 
     def indexes(self, runs: Sequence[RunRef]) -> list[RunIndex]:
@@ -372,7 +380,7 @@ class RunObjects:
         return index
 
     def blocks(self, run: RunRef, index: RunIndex, first: int, last: int) -> list[Columns]:
-        """Return the blocks of a run from `first` to `last`, included; neighbors are fetched by one request."""
+        """Return the blocks `first` to `last`, both included, of a run; one request fetches adjacent ones."""
         key = self.key(run.id)
         blocks_by_number = {number: self._cache.get((key, number)) for number in range(first, last + 1)}
         missing = [number for number, block in blocks_by_number.items() if block is None]
@@ -381,7 +389,7 @@ class RunObjects:
         return [block for block in blocks_by_number.values() if isinstance(block, Columns)]
 
     def fetch_at_once(self, wanted: Sequence[tuple[RunRef, RunIndex, int]]) -> list[Columns]:
-        """Return single blocks of several runs, fetched concurrently."""
+        """Return one block for each (run, index, number of the block), fetched concurrently."""
         return _at_once(lambda one: self.blocks(one[0], one[1], one[2], one[2])[0], wanted)
 
     def _fetch(self, key: str, index: RunIndex, numbers: range) -> dict[int, Columns]:
@@ -390,7 +398,7 @@ class RunObjects:
         return self._keep(key, index, numbers, data)
 
     def _keep(self, key: str, index: RunIndex, numbers: range, data: bytes) -> dict[int, Columns]:
-        """Verify and cache the blocks of `numbers`, whose bytes these are."""
+        """Verify and cache the blocks with these consecutive numbers, whose bytes are `data`; return them by number."""
         origin = index.offsets[numbers[0]] if numbers else 0
         blocks = {}
         for number in numbers:
@@ -406,7 +414,7 @@ class RunObjects:
 
 
 def _spans(numbers: Sequence[int], index: RunIndex) -> Iterator[range]:
-    """Yield ranges of adjacent blocks that are not too large together."""
+    """Yield ranges of adjacent block numbers to fetch by one request each, of at most _SPAN bytes if possible."""
     start = 0
     for place in range(1, len(numbers) + 1):
         whole = place < len(numbers) and numbers[place] == numbers[place - 1] + 1
@@ -417,7 +425,10 @@ def _spans(numbers: Sequence[int], index: RunIndex) -> Iterator[range]:
 
 
 def _at_once(work: Callable[[S], T], items: Sequence[S]) -> list[T]:
-    """Return the results of `work` for all items, in threads if there are several; `work` must not use them."""
+    """Return the results of `work` for all items; several run in threads of a pool.
+
+    `work` must not wait for other work in this pool.
+    """
     if len(items) < 2:
         return [work(item) for item in items]
     return list(threads("runs", 16).map(work, items))

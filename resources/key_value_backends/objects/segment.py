@@ -65,7 +65,7 @@ _THREADS = partial(segment.threads, "key-values", 32)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class QueuedWrite:
-    """A call of `apply`, with the future of its answer."""
+    """A call of `apply` that waits for a commit; `answer` is the future of its result."""
 
     changes: Sequence[SegmentChange]
     token: bytes
@@ -80,8 +80,11 @@ class QueuedWrite:
 
 @dataclass(frozen=True, slots=True)
 class CommitDecision:
-    """The requests that a commit applies, those that an earlier commit has applied, and those whose conditions fail,
-    with the versions found. `writes` has each key once, as the last applied request leaves it."""
+    """What a commit does with the requests of a group.
+
+    They are `applied` by it, were applied by a commit `before` it, or are `refused` because their conditions fail,
+    given with the versions found. `writes` has each key once, as the last of the applied requests leaves it.
+    """
 
     applied: list[QueuedWrite] = field(default_factory=list)
     before: list[QueuedWrite] = field(default_factory=list)
@@ -90,15 +93,18 @@ class CommitDecision:
 
     @property
     def needs_swap(self) -> bool:
-        """Whether callers may only be answered after a swap. The rejection of a repeated request is final only once the
-        pointer has changed, because its first attempt may still be in flight."""
+        """Whether the pointer has to be swapped before callers are answered.
+
+        That is so even to reject a repeated request: until the pointer changes, its first attempt may still arrive and
+        succeed.
+        """
         return bool(self.applied) or any(request.repeated for request, _ in self.refused)
 
 
 def decide_commit(
     requests: Sequence[QueuedWrite], versions: Mapping[bytes, bytes | None], applied_before: Collection[bytes]
 ) -> CommitDecision:
-    """Decide about each request, given the current versions (None: no such key).
+    """Decide about the requests, in their order; `versions` has the current version of each key (None: no such key).
 
     `applied_before` are the tokens of repeated requests that an earlier commit has applied.
     """
@@ -124,7 +130,7 @@ _READS = 5
 
 
 class GroupCommit:
-    """Writes to a segment from this process, submitted by any thread."""
+    """Commits the writes to a segment that threads of this process submit."""
 
     def __init__(self, core: SegmentCore) -> None:
         self.process, self.core, self.upkeep = os.getpid(), core, SegmentUpkeep(core)
@@ -132,10 +138,10 @@ class GroupCommit:
         self._running = False
         self._lock = threading.Lock()
         self._backoff = SwapBackoff()
-        self._seen = (0, 0)  # number of our last commit, and the swaps of this process until then
+        self._seen = (0, 0)  # the number of our last commit, and how many swaps this process had made by then
 
     def submit(self, changes: Sequence[SegmentChange], token: bytes, repeated: bool) -> Future[None]:
-        """Return the future of the outcome: None, or an error of `TableSegment.apply`."""
+        """Return a future of the outcome. It returns None, or raises an error of `TableSegment.apply`."""
         request = QueuedWrite(changes, token, repeated)
         with self._lock:
             self._waiting.append(request)
@@ -162,7 +168,7 @@ class GroupCommit:
                         request.answer.set_exception(error)
 
     def _take(self, group: list[QueuedWrite]) -> list[QueuedWrite]:
-        """Return the waiting requests that join a group, as many as it may have."""
+        """Return waiting requests to add to a group, as many as its limits allow."""
         size = sum(request.size for request in group)
         joining: list[QueuedWrite] = []
         with self._lock:
@@ -176,7 +182,7 @@ class GroupCommit:
         return joining
 
     def _commit(self, group: list[QueuedWrite]) -> None:
-        """Decide and swap until the requests of a group are answered; later ones join it meanwhile."""
+        """Decide about a group of requests and swap, until all are answered; requests that arrive meanwhile join it."""
         deadline = time.monotonic() + _PATIENCE
         state = self.core.pointer.last if self._backoff.is_alone else None
         fresh = False
@@ -192,7 +198,7 @@ class GroupCommit:
                 fresh = False
             try:
                 decision = self._decide(state, group)
-            except errors.ObjectNotFoundError as error:  # the run was merged away since
+            except errors.ObjectNotFoundError as error:  # the run has been merged and deleted meanwhile
                 reads, state = reads + 1, None
                 if reads == _READS:
                     raise self.core.missing_run_error(error) from error
@@ -206,7 +212,7 @@ class GroupCommit:
             won, now = self._swap(state, decision)
             if won:
                 self._won(now, began)
-                self.upkeep.after_commit(state, now)  # first, so that closing waits for it
+                self.upkeep.after_commit(state, now)  # before the answer, so that a caller who then closes waits for it
                 _answer(decision)
                 return
             state, fresh = now, True
@@ -215,7 +221,10 @@ class GroupCommit:
         raise errors.TableUnavailableError(problem, step, table=str(self.core.table))
 
     def _decide(self, state: SegmentState, group: list[QueuedWrite]) -> CommitDecision:
-        """Decide about the group. Requests that a sealed segment rejects are answered, and leave the group."""
+        """Return the decision about a group.
+
+        If the segment is sealed, answer all requests that were not applied before, and remove them from the group.
+        """
         self.core.require_existing(state)
         repeated = {request.token for request in group if request.repeated}
         before = self.core.find_applied(state, repeated) if repeated else set()
@@ -239,7 +248,7 @@ class GroupCommit:
             is_in=lambda later: bool(tokens and self.core.find_applied(later, tokens[:1], after.number)),
             pause=self._lost,
         )
-        if now.status is Status.DELETED:  # after the deletion nobody lists the runs again
+        if now.status is Status.DELETED:  # delete our new run here: after a deletion nobody lists the runs again
             for run in set(spilled.levels.runs) - set(state.levels.runs):
                 self.core.pointer.store.delete(self.core.objects.key(run.id))
         return won, now
@@ -266,7 +275,7 @@ def _answer(decision: CommitDecision) -> None:
 
 
 class ObjectSegment:
-    """A `TableSegment` whose parts are created on first use in each process."""
+    """A `TableSegment` in objects. Each process makes its own `GroupCommit` on first use."""
 
     def __init__(self, core: Callable[[], SegmentCore]) -> None:
         self._make = core
@@ -284,7 +293,7 @@ class ObjectSegment:
         return await segment.in_thread(_THREADS, lambda: core.page(within, limit, values=values))
 
     async def close(self) -> None:
-        """Wait for the upkeep that writes of this process have started. An event loop has no resources of its own."""
+        """Wait for the upkeep that writes of this process have started. Event loops have nothing to release."""
         if self._made is not None and self._made.process == os.getpid():
             await segment.in_thread(_THREADS, self._made.upkeep.finish)
 
@@ -296,7 +305,7 @@ class ObjectSegment:
 
 
 _MEGABYTE = 1024 * 1024
-_AT_ONCE = 16  # segments of a table that are created, sealed or deleted
+_AT_ONCE = 16  # segments of a table that are created, sealed or deleted concurrently
 
 
 @validated
@@ -348,7 +357,7 @@ class ObjectSegments:
         return {"url": descriptor.url, **s3, "cache_bytes": self._cache_bytes}
 
     def create(self, table: TableId, partitions: int) -> None:
-        """Write the missing pointers."""
+        """Write the pointers that are missing."""
 
         def create(core: SegmentCore) -> None:
             with suppress(errors.ObjectExistsError):
@@ -366,7 +375,7 @@ class ObjectSegments:
         self._of_each(table, partitions, seal)
 
     def delete(self, table: TableId, partitions: int) -> None:
-        """Swap in pointers of deleted segments, which stay, then delete the runs."""
+        """Swap in pointers of deleted segments, which are never deleted themselves; then delete the runs."""
 
         def delete(core: SegmentCore) -> None:
             with suppress(errors.ObjectNotFoundError):
@@ -383,7 +392,7 @@ class ObjectSegments:
         return f"{self._lake.url}/{_prefix(table, partition)}"
 
     def _of_each(self, table: TableId, partitions: int, act: Callable[[SegmentCore], None]) -> None:
-        """Act on all segments of a table, several at a time."""
+        """Call `act` for each segment of a table, for several concurrently."""
 
         def act_on(partition: int) -> None:
             core = self._core(table, partition)
@@ -399,7 +408,7 @@ class ObjectSegments:
 
 
 def _settle_status(table: TableId, pointer: PointerObject, status: Status) -> Status:
-    """Give a segment this status, unless it has this or a later one; return its status."""
+    """Give a segment this status unless it has this one or, being deleted, a later one; return the one it has then."""
 
     def is_settled(state: SegmentState) -> bool:
         return state.status >= status

@@ -1,4 +1,4 @@
-"""A segment in objects: reading its pointer and runs, and the upkeep that turns the log into runs and merges them."""
+"""A segment in objects: reading its pointer and runs, and its upkeep, which writes the log as a run and merges runs."""
 
 from __future__ import annotations
 
@@ -48,17 +48,17 @@ from dagster_adjunct.resources.key_value_backends.objects.runs import (
 )
 from dagster_adjunct.resources.objects.store import staged_file_errors
 
-# Eight adjacent runs of about one size are merged into one. So an entry is rewritten once for each power of eight that
-# the segment grows by, and a segment has few runs.
+# Eight adjacent runs of about one size are merged into one. So an entry is rewritten once whenever the segment has
+# grown eightfold, and a segment has few runs.
 
 
 _FAN = 8
-_SMALLEST = 128 * 1024  # bytes: all runs below are of one class
-_MOST = 1000  # the class of claimed runs
+_SMALLEST = 128 * 1024  # bytes; all runs up to this size are of class 0
+_MOST = 1000  # a class above all others, for claimed runs, which are not merged
 
 
 def size_class(run: RunRef) -> int:
-    """Return 0 for newly flushed runs, 1 for those about eight times as large, …"""
+    """Return the class of a run by its size: 0 if it is newly flushed, 1 if it is about eight times as large, …"""
     number, bound = 0, _SMALLEST
     while run.size > bound:
         number, bound = number + 1, bound * _FAN
@@ -66,9 +66,9 @@ def size_class(run: RunRef) -> int:
 
 
 def plan_merge(levels: Levels, now: int) -> tuple[RunRef, ...]:
-    """Return the runs to merge into one, oldest first, or none; small ones are merged first. `now` in milliseconds.
+    """Return adjacent runs to merge into one, oldest first, or (); small ones are merged first.
 
-    Runs that another process has claimed are ignored.
+    Runs that another process has claimed are ignored. `now` is in milliseconds since 1970.
     """
     claimed = {run for claim in levels.claims if claim.until > now for run in claim.of}
     classes = {run.id: size_class(run) for run in levels.runs if run.id not in claimed}
@@ -80,8 +80,8 @@ def plan_merge(levels: Levels, now: int) -> tuple[RunRef, ...]:
     return ()
 
 
-_WINDOW = 2_000  # entries of a run that are merged with others' at a time
-_PART = 4 * 1024 * 1024  # bytes of a run after which a window ends, and that are fetched ahead, at most
+_WINDOW = 2_000  # entries of one run that are merged with those of other runs at a time
+_PART = 4 * 1024 * 1024  # the most bytes of a run that are in a window, or fetched ahead
 
 
 class SegmentView:
@@ -102,7 +102,7 @@ class SegmentView:
                 sought.append(_Search(key, hash_key(key), len(self.state.levels.runs)))
         while sought:
             sought = [search for search in sought if self._next_run(search)]
-            # For each key the newest block that may have it, all concurrently.
+            # Fetch for each key the block in the newest run that may have it, all of them concurrently.
             wanted = [
                 (self.state.levels.runs[search.run], self._indexes[search.run], search.block) for search in sought
             ]
@@ -119,9 +119,9 @@ class SegmentView:
         return entries
 
     def windows(self, within: KeyRange, wanted: int) -> Iterator[Columns]:
-        """Return the entries of a range, with removed keys, in consecutive parts.
+        """Yield the entries of a range, including those of removed keys, in consecutive parts (windows).
 
-        `wanted` is about how many the caller will use, which are fetched at a time.
+        `wanted` says about how many entries the caller will use: so many are fetched at a time.
         """
         runs = zip(self.state.levels.runs, self._indexes, strict=True)
         recent = columns_from_log(self.state.recent).between(within.start, within.end)
@@ -151,17 +151,17 @@ class _Search:
 
 
 class RunPart:
-    """Entries of a run, of which about `wanted` before the key `end` will be read."""
+    """Reads consecutive entries of a run; about `wanted` entries before the key `end` are fetched at a time."""
 
     def __init__(self, objects: RunObjects, run: RunRef, index: RunIndex, wanted: int, end: bytes | None) -> None:
         self._objects, self._run, self._index, self._wanted, self._end = objects, run, index, wanted, end
         self._held: dict[int, Columns] = {}
 
     def reach(self, within: KeyRange) -> bytes | None:
-        """Return the key before which the run has a window of entries of a range; None means the end of the range."""
+        """Return a key up to which this run has about _WINDOW entries of a range; None means the end of the range."""
         index = self._index
         first = max(0, index.block_of(within.start))
-        unknown = sum(index.counts[first : first + 1])  # as many entries may precede the range
+        unknown = sum(index.counts[first : first + 1])  # entries of the first block, which may precede the range
         last = self._block_after(first, unknown + _WINDOW, within.end)
         reached = index.firsts[last] if last < len(index.firsts) else None
         return reached if reached is not None and (within.end is None or reached < within.end) else None
@@ -169,7 +169,7 @@ class RunPart:
     def between(self, start: bytes, end: bytes | None) -> Columns:
         """Return the entries from `start` up to but not including `end`.
 
-        Only blocks that may have some are read, and some that follow.
+        Reads the blocks that may have some of them, and fetches blocks that follow.
         """
         firsts = self._index.firsts
         first = max(0, self._index.block_of(start))
@@ -182,7 +182,10 @@ class RunPart:
         return concat_columns([self._held[number] for number in range(first, last)]).between(start, end)
 
     def _block_after(self, first: int, wanted: int, end: bytes | None) -> int:
-        """Return the block before which there are about as many entries as wanted, from block `first` up to `end`."""
+        """Return the number of the block before which there are about `wanted` entries, counted from block `first`.
+
+        Stops at the key `end`, and once the blocks have _PART bytes.
+        """
         index, last, counted = self._index, first, 0
         while last < len(index.firsts) and (end is None or index.firsts[last] < end):
             if counted >= wanted or index.offsets[last] - index.offsets[first] >= _PART:
@@ -193,9 +196,9 @@ class RunPart:
 
 
 def merge_parts(parts: Sequence[RunPart | Columns], within: KeyRange) -> Iterator[Columns]:
-    """Yield the entries of all parts in key order; for a key that several have, that of the last part.
+    """Yield the entries of all parts in key order, in windows; of entries with the same key, that of the last part.
 
-    Windows have some thousand entries of the part with the most entries there.
+    The runs are read up to the same key in each window: where the run with the most entries there has about _WINDOW.
     """
     start: bytes | None = within.start
     while start is not None:
@@ -208,7 +211,7 @@ def merge_parts(parts: Sequence[RunPart | Columns], within: KeyRange) -> Iterato
 
 
 def merge_newest(sources: Sequence[Columns]) -> Columns:
-    """Return the entries of several sources in key order; for a key that several have, that of the last source."""
+    """Return the entries of several sources in key order; if several have a key, the entry of the last of them."""
     if len(sources) < 2:
         return sources[0] if sources else Columns([], [], [])
     places: dict[bytes, Versioned] = {}
@@ -223,13 +226,13 @@ TOKENS_KEPT = 30 * 60 * 1000
 """Milliseconds for which tokens are kept: the horizon, and the allowed difference of two writers' clocks."""
 _READS = 5
 _PAGE_BYTES = 8 * 1024 * 1024
-_AHEAD = 8192  # entries that are read at a time for consecutive pages
+_AHEAD = 8192  # entries to fetch at a time, at least, if a page continues the previous one
 _REMEMBERED_ENDS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentCore:
-    """A segment in this process, for any thread. Methods block."""
+    """Reads a segment in this process, for any thread. Methods block."""
 
     table: TableId
     pointer: PointerObject
@@ -261,7 +264,7 @@ class SegmentCore:
         return page
 
     def read_consistently(self, read: Callable[[SegmentState], T]) -> T:
-        """Return what `read` returns for the current state; again if a run that it needs was merged away meanwhile."""
+        """Return what `read` returns for the current state; repeat it if a run was merged and deleted meanwhile."""
         with self.translate_errors():
             missing: errors.ObjectNotFoundError | None = None
             for _ in range(_READS):
@@ -273,13 +276,16 @@ class SegmentCore:
             raise self.missing_run_error(missing)
 
     def require_existing(self, state: SegmentState) -> SegmentState:
-        """Return the state of a segment; raise the error of a deleted one."""
+        """Return this state, or raise KeyValueTableNotFoundError if the segment is deleted."""
         if state.status is Status.DELETED:
             raise self.deleted_error()
         return state
 
     def find_applied(self, state: SegmentState, tokens: Collection[bytes], oldest: int | None = None) -> set[bytes]:
-        """Return which of these tokens were applied by a recent commit, or by one from number `oldest` on."""
+        """Return which of these tokens belong to requests that were applied, as far as the state knows.
+
+        Of the runs, those with recent commits are searched; with `oldest`, those with commits from this number on.
+        """
         applied = {token for token in tokens if token in state.tokens}
         kept_since = now_in_ms() - TOKENS_KEPT
         for run in state.levels.runs:
@@ -300,7 +306,7 @@ class SegmentCore:
 
     @contextmanager
     def translate_errors(self) -> Iterator[None]:
-        """A context in which errors of the store become those of a table."""
+        """Raise errors of the store in this context as those of a table."""
         try:
             yield
         except errors.ObjectNotFoundError as error:
@@ -336,19 +342,20 @@ def now_in_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-# Upkeep besides the writes of a segment: the log is flushed to a run, runs are merged, unused objects are deleted.
+# Upkeep of a segment, apart from its writes: the log is flushed to a run, runs are merged, unused objects are deleted.
 #
-# The process whose commit crosses a boundary of the log's size flushes it, and may claim a merge. If it dies, the next
-# boundary and the end of the claim pass the work to others. An object that was written, but never became part of the
-# segment, is found by a listing. A swap announces the listing, and after it no object that was written earlier can
-# become part of the segment, except for claimed ones.
+# The log is flushed by the process whose commit lets it grow beyond a multiple of FLUSHED_BYTES. This process may also
+# claim a merge. If it dies, others take over: the flush at the next multiple, the merge when the claim ends. Objects
+# that were written, but never became part of the segment, are found by listing all. Then a swap sets `collected`: after
+# it, no object that was listed can still become part of the segment, except for claimed ones, so the unused ones are
+# deleted.
 
 
 FLUSHED_BYTES = 64 * 1024  # size of the log at which it is flushed to a run
-_LONGEST_LOG = 4 * FLUSHED_BYTES  # a commit beyond it flushes by itself
+_LONGEST_LOG = 4 * FLUSHED_BYTES  # a commit that makes the log longer writes it as a run at once
 _MANY_RUNS = 64
-_GRACE = 60_000  # milliseconds for which readers may still read merged runs
-_CLAIMED = 60_000  # milliseconds, and one more for each kilobyte
+_GRACE = 60_000  # milliseconds for which merged runs are kept, because readers may still need them
+_CLAIMED = 60_000  # milliseconds for which a merge is claimed, and one more for each kilobyte
 _IN_MEMORY = 8 * 1024 * 1024
 _MERGED_AT_ONCE = 20_000
 _MERGE_CACHE = 64 * 1024 * 1024
@@ -359,33 +366,36 @@ Change = Callable[[SegmentState], SegmentState | None]
 
 
 class SegmentUpkeep:
-    """Upkeep of a segment by this process, in a thread that lives while there is work."""
+    """Does the upkeep of a segment for this process, in a thread that ends when there is nothing to do."""
 
     def __init__(self, core: SegmentCore) -> None:
         self._core = core
         self._lock = threading.Condition()
-        self._work = threading.Lock()  # locked by the thread that does it
+        self._work = threading.Lock()  # locked by the thread that is doing upkeep
         self._asked = False
         self._alive = False
 
     def after_commit(self, before: SegmentState, after: SegmentState) -> None:
-        """Start the upkeep that a commit of ours made due. Raises nothing: the commit is done."""
+        """Start the upkeep that a commit of this process has made due.
+
+        Never fails, because the commit is done.
+        """
         grown = len(after.log) // FLUSHED_BYTES > len(before.log) // FLUSHED_BYTES
         spilled = after.levels.flushed == after.number
         if len(after.levels.runs) >= _MANY_RUNS:
-            self._do(self._merge_all)  # slows down writers that flush faster than runs are merged
+            self._do(self._merge_all)  # in this thread, to slow down writers that add runs faster than they are merged
         elif grown or spilled:
             self._start()
 
     def spill_log(self, state: SegmentState) -> SegmentState:
-        """Return a state to swap in, whose log is written as a run if it is too long."""
+        """Return this state; if its log is too long, write that as a run, and return a state with the run instead."""
         if len(state.log) <= _LONGEST_LOG:
             return state
         run = self._write_log(state)
         return state.with_levels(b"", runs=(*state.levels.runs, run), flushed=state.number)
 
     def finish(self) -> None:
-        """Wait for the thread, which would otherwise end with the process and leave a claim behind."""
+        """Wait until the thread has ended: if the process ended before, its claim would block others for a while."""
         with self._lock:
             self._lock.wait_for(lambda: not self._alive)
 
@@ -397,7 +407,7 @@ class SegmentUpkeep:
             self._alive = True
         try:
             threading.Thread(target=self._run, name="adjunct-key-values", daemon=True).start()
-        except RuntimeError as error:  # no more threads
+        except RuntimeError as error:  # no thread can be started
             with self._lock:
                 self._mark_stopped()
             self._warn(error)
@@ -406,13 +416,13 @@ class SegmentUpkeep:
         try:
             while self._take_request():
                 self._do(self._flush_and_merge)
-        except BaseException:  # so that nobody waits for it for ever
+        except BaseException:  # else `finish` would wait for ever
             with self._lock:
                 self._mark_stopped()
             raise
 
     def _take_request(self) -> bool:
-        """Whether there is work; if not, the thread counts as stopped."""
+        """Return whether upkeep was requested again; if not, mark the thread as stopped."""
         with self._lock:
             asked, self._asked = self._asked, False
             if not asked:
@@ -431,7 +441,7 @@ class SegmentUpkeep:
                 self._warn(error)
 
     def _warn(self, error: Exception) -> None:
-        # Others, or later commits, do it; nothing refers to unfinished work.
+        # Other processes or later commits will do it; nothing refers to the unfinished work.
         _log.warning("upkeep of %s failed: %s: %s", self._core.pointer.key, type(error).__name__, error)
 
     def _flush_and_merge(self) -> None:
@@ -453,7 +463,7 @@ class SegmentUpkeep:
         self._swap(flushed, run.id, lambda levels: run in levels.runs)
 
     def _write_log(self, state: SegmentState) -> RunRef:
-        """Write the log of a state as a run; return the run."""
+        """Write the log of a state as a run, and return that."""
         facts = {"first": state.levels.flushed + 1, "last": state.number, "newest": state.time}
         return self._write_run(uuid.uuid4().hex, [columns_from_log(state.recent)], log_tokens(state.log), 0, facts)
 
@@ -462,7 +472,7 @@ class SegmentUpkeep:
             pass
 
     def _merge(self) -> bool:
-        """Merge the runs that are due; return whether there were any."""
+        """Merge the runs that `plan_merge` chooses, if any; return whether it was done."""
         claim = MergeClaim(into=uuid.uuid4().hex, of=(), until=0)
         runs: tuple[RunRef, ...] = ()
 
@@ -503,7 +513,10 @@ class SegmentUpkeep:
         return True
 
     def _write_merged(self, into: str, runs: Sequence[RunRef]) -> RunRef:
-        """Write runs as one and return it. If the oldest one is among them, removed keys are omitted."""
+        """Write the entries of several runs as one run, and return that.
+
+        If the oldest run of the segment is among them, removed keys are omitted, because there is nothing left to hide.
+        """
         objects = RunObjects(self._core.pointer.store, self._core.objects.prefix, BlockCache(_MERGE_CACHE))
         indexes = objects.indexes(runs)
         parts = [RunPart(objects, run, index, _MERGED_AT_ONCE, None) for run, index in zip(runs, indexes, strict=True)]
@@ -545,7 +558,10 @@ class SegmentUpkeep:
         return ref
 
     def _collect(self) -> None:
-        """Delete unused runs written before a swap of ours, which can't become part of the segment after it."""
+        """Delete unused runs.
+
+        They are listed before a swap, after which none of them can still become part of the segment.
+        """
         pointer, prefix = self._core.pointer, self._core.objects.key("")
         listed = {item.key.removeprefix(prefix) for item in pointer.store.list(prefix)}
         if not listed - _referenced_runs(pointer.read().levels):
@@ -561,11 +577,11 @@ class SegmentUpkeep:
             pointer.store.delete_many(self._core.objects.key(run) for run in sorted(listed - spared))
 
     def _swap(self, change: Change, written: str, is_in: Callable[[Levels], bool]) -> SegmentState | None:
-        """Swap in what `change` returns for the current state; return the state after it, None if there is no change.
+        """Swap in what `change` returns for the current state; return the state after it, None if nothing was changed.
 
-        `is_in` tells whether later levels include ours; `written` is the new run. If it does not become part of the
-        segment, it is left to a collection: a reply of the store may have been lost, and only a listing after another
-        swap knows for certain what is unused.
+        `is_in` says whether later levels contain our change; `written` is the id of the new run, if any. If that does
+        not become part of the segment, it is left to `_collect`: a reply of the store may have been lost, and only a
+        listing before another swap finds out for certain what is unused.
         """
         pointer = self._core.pointer
 
@@ -580,13 +596,13 @@ class SegmentUpkeep:
 
 
 def _referenced_runs(levels: Levels) -> set[str]:
-    """Return the ids of all runs that are or may be used."""
+    """Return the ids of all runs that are used, may still be read, or are being written under a claim."""
     runs = {run.id for run in levels.runs} | {gone.id for gone in levels.dropped}
     return runs | {claim.into for claim in levels.claims}
 
 
 def _replace_merged(levels: Levels, claim: MergeClaim, run: RunRef, now: int) -> dict[str, Any] | None:
-    """Return the changes of levels that put a merged run in place of its sources; None if these have changed."""
+    """Return the fields of levels with `run` in place of the runs of its claim; None if these are no longer there."""
     ids = tuple(other.id for other in levels.runs)
     if claim not in levels.claims or claim.of[0] not in ids:
         return None
