@@ -2,7 +2,8 @@
 
 The body of each commit below `datasets/<name>` is one manifest. Offsets are stored in the same document as the version
 made from them, so the two can't disagree. A manifest is a `BoundedManifest` or an `UnboundedManifest`, depending on the
-kind of the dataset. Attributes that callers use for either kind are defined on both.
+kind of the dataset. Attributes that callers use for either kind are defined on both. What a version is made of, files
+included, is in version.py.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from dagster_adjunct.orchestration.operators.stream_facts import UNKNOWN, Catalo
 from dagster_adjunct.resources.common import CodeLine
 from dagster_adjunct.resources.errors import PlanningError
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.sql.arrow_evaluation import compile_expression
+from dagster_adjunct.resources.sql.in_process import compile_expression
 from dagster_adjunct.resources.sql.types import types_differ
 
 if TYPE_CHECKING:

@@ -1,5 +1,7 @@
 """Plans for people: as text, as a Mermaid flowchart, and the differences between two plans.
 
+A plan as JSON is `ExecutionPlan.to_json` (planner/plan.py).
+
 Operators are numbered in order of definition, so inserting one renumbers those after it. Differences therefore pair
 operators by kind, name and summary, and use the numbers of the newer plan. Members that only one of the two documents
 has are not compared.

@@ -38,8 +38,8 @@ from dagster_adjunct.resources.common import call_in_threads
 from dagster_adjunct.resources.lazy_modules import pa, pc
 from dagster_adjunct.resources.schemas.schema import Schema, arrow_type, type_from_arrow
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
-from dagster_adjunct.resources.sql.arrow_evaluation import ArrowExpression, NeedsSpark, compile_expression
 from dagster_adjunct.resources.sql.expression import parse_expression
+from dagster_adjunct.resources.sql.in_process import ArrowExpression, NeedsSpark, compile_expression
 from dagster_adjunct.resources.streams.system import EPOCH, PARTITION, POSITION, AppendResult, SystemStreamPartition
 from dagster_adjunct.resources.tables.arrow import DEFAULT, UPDATE, to_struct_array
 from dagster_adjunct.resources.tables.metrics import TableMetrics
