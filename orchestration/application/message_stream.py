@@ -20,10 +20,11 @@ from dagster_adjunct.orchestration.application.graph import (
     RemoteTableHandle,
 )
 from dagster_adjunct.orchestration.operators import records, sends
+from dagster_adjunct.orchestration.operators.as_of_join import AsOfJoin, check_as_of
 from dagster_adjunct.orchestration.operators.columns import DataFrameFunction, OnNullKey
 from dagster_adjunct.orchestration.operators.event_time import LateRecords
 from dagster_adjunct.orchestration.operators.functions import RecordFunction, build_flat_map, validate_record_function
-from dagster_adjunct.orchestration.operators.joins import AsOfJoin, How, Join, JoinFunction, On, build_join, check_as_of
+from dagster_adjunct.orchestration.operators.joins import How, Join, JoinFunction, On, build_join
 from dagster_adjunct.orchestration.operators.operator import AsOf, BeforeHistory, OnNullTime, Spec
 from dagster_adjunct.orchestration.operators.remote_tables import SinkFunction, TableSend, build_lookup_join
 from dagster_adjunct.orchestration.operators.stream_join import HowStreams, StreamJoin, Within, build_stream_join
