@@ -32,19 +32,20 @@ if TYPE_CHECKING:
 
 
 BEFORE_HISTORY, NO_TIME = "__before_history", "__no_time"
-"""Whether the time of an as-of joined record is before the history of its key, and whether it is null."""
+"""Hidden columns of joined records: whether the time is before the history of the key, and whether it is null."""
 
 _FROM, _TO, _FIRST, _ROW_ENTRY = "__row_from", "__row_to", "__row_first", "__row_entry"
 _BEGINS = "__row_begins"
-"""The begin of the key's history, in the row that matches earlier times; null in others."""
+"""The start of the key's history, in the one row that also matches all earlier times; null in the other rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class TimedRows:
     """The rows of a dataset over time: the columns of `schema`, and the interval in which each row was valid.
 
-    Intervals of one key do not overlap. A deletion is a row, too. `__first` marks the row before which nothing is known
-    of the key. Before `known_from`, the history of a key without such a row is unknown; None means never.
+    Intervals of one key do not overlap. A deletion is a row, too. IS_FIRST is true in the row with which the history of
+    its key begins. A key without such a row has lost its older rows: its history before `known_from` is unknown. With
+    `known_from` None, no history was dropped.
     """
 
     frame: DataFrame
@@ -56,10 +57,10 @@ class TimedRows:
 class AsOfJoin(Join):
     """Records with the columns of the entry that was valid at the time in their column `as_of.column`.
 
-    The dataset's rows of a key have intervals that do not overlap. One row also matches all times before the first row:
-    the first row itself, or, if that is a deletion and the oldest entry is wanted, the first entry. So a record matches
-    at most one row, by equality on the key, which decides the bucket, and a comparison of times within it. The row
-    tells whether the record is from before the history, or from a time when its key was deleted.
+    The intervals of a key's rows do not overlap. One row also matches all times before the first row: the first row
+    itself, or, if that is a deletion and the oldest entry is wanted, the first entry. So a record matches at most one
+    row: the join is an equality on the key, which decides the bucket, and a comparison of times within the bucket. The
+    matched row shows whether the record is from before the history, or from a time when its key was deleted.
     """
 
     kind: ClassVar[str] = "join"
@@ -103,7 +104,7 @@ class AsOfJoin(Join):
     def _match(self, frame: DataFrame, keys: Sequence[str], over: TimedRows, batch: BatchContext) -> DataFrame:
         """Return the records with their matching rows and the columns MATCHED, BEFORE_HISTORY and NO_TIME.
 
-        `__matched` is null where the record has no entry.
+        `keys` are the names of the dataset's key columns in the result.
         """
         added = self.selection(over.schema.names)
         side = self._side(over, keys, scattered=not batch.app.dataset(self.dataset).partition_by)
@@ -128,7 +129,10 @@ class AsOfJoin(Join):
         )
 
     def _side(self, over: TimedRows, keys: Sequence[str], *, scattered: bool) -> DataFrame:
-        """Return the rows over time with unique column names; rows of a key are in any partition if `scattered`."""
+        """Return the dataset's rows for the join, under names that no record has; `keys` are those of the key columns.
+
+        With `scattered`, the rows of one key may be in several partitions.
+        """
         from pyspark.sql import Window
 
         side = over.frame.select(
@@ -148,7 +152,7 @@ class AsOfJoin(Join):
         return side.withColumn(_BEGINS, begins).drop(_FIRST)
 
     def _pruned(self, row: Column, time: Column, over: TimedRows) -> Column:
-        """Whether a record without a row is from a time whose history was dropped."""
+        """Return the condition that a record matches no row because the history of its time was dropped."""
         if over.known_from is None:
             return F.lit(False)
         known = reduce(and_, [named_column(name).isNotNull() for name, _ in self.on])
@@ -171,7 +175,7 @@ class AsOfJoin(Join):
 
     @property
     def _failing(self) -> list[str]:
-        """The flags of records that fail the batch."""
+        """Those of BEFORE_HISTORY and NO_TIME that fail the batch if they are true for a record."""
         fails = {BEFORE_HISTORY: self.as_of.before_history == "error", NO_TIME: self.as_of.on_null_time == "fail"}
         return [name for name, is_failure in fails.items() if is_failure]
 
@@ -189,7 +193,7 @@ class AsOfJoin(Join):
         def describe(name: str, entry: str = "") -> str:
             is_hidden = name.lower() in hidden or entry.lower() in hidden_entries
             value = record[name]
-            value = value.replace(tzinfo=None) if isinstance(value, datetime) else value  # it is in UTC
+            value = value.replace(tzinfo=None) if isinstance(value, datetime) else value  # the time is in UTC
             return f"{name} = {MASKED if is_hidden else truncate_text(str(value))}"
 
         key = ", ".join(describe(stream, entry) for stream, entry in self.on)

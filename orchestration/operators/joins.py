@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.step.in_process_batch import ArrowBatch
 
 
-# Types of keys that are equal for Arrow exactly where they are for Spark.
+# Types of keys whose values are equal in Arrow exactly if they are equal in Spark.
 _EXACT = frozenset(
     {"string", "tinyint", "smallint", "int", "bigint", "boolean", "date", "timestamp", "decimal", "binary"}
 )
@@ -56,7 +56,7 @@ Pairs: TypeAlias = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True, slots=True)
 class SelectedColumn:
-    """A column to add, its name in the joined record, and its type where a user gave one."""
+    """A `column` of the dataset or table to add, its `name` in the joined record, and its type if the user gave one."""
 
     column: str
     name: str
@@ -71,7 +71,7 @@ def check_match_rate(operator: str, rate: float | None) -> None:
 
 
 def parse_on(operator: str, on: On) -> Pairs:
-    """Return pairs (stream column, column of the other side), as the user gave them."""
+    """Return pairs (stream column, column of the other side) in the order in which the user gave them."""
     if isinstance(on, Mapping):
         return tuple((str(stream), str(entry)) for stream, entry in on.items())
     return tuple((column, column) for column in validate_column_names(f"{operator}: on=", on))
@@ -80,7 +80,10 @@ def parse_on(operator: str, on: On) -> Pairs:
 def pair_key_columns(
     operator: str, kind: Literal["dataset", "table"], name: str, key: Sequence[str], on: On
 ) -> tuple[tuple[str, str], ...]:
-    """Return pairs (stream column, key column) in the order of the dataset's or table's key."""
+    """Return pairs (stream column, key column) in the order of the dataset's or table's key.
+
+    Raises PlanningError unless `on` compares each column of the key with one column of the stream.
+    """
     dataset = name if kind == "dataset" else None
     shown = f"the key of {kind} {name!r} ({', '.join(key)})"
     by_column: dict[str, str] = {}
@@ -103,7 +106,7 @@ def pair_key_columns(
 
 
 def require_keys(operator: str, on: Pairs, stream: Columns, other: str, key: Sequence[str]) -> None:
-    """Raise PlanningError if the stream certainly lacks a column that is compared with the `key` of `other`."""
+    """Raise PlanningError if the stream certainly lacks a column of `on`; `key` is that of the other side."""
     step = f"Correct on=, or join before the column is dropped; the key of {other} is {', '.join(key)}."
     require_columns(operator, "the stream", tuple(name for name, _ in on), stream.names, step)
 
@@ -116,7 +119,7 @@ def describe_on(on: Pairs) -> str:
 def select_columns(
     select: tuple[SelectedColumn, ...] | None, on: Pairs, prefix: str, columns: Iterable[str]
 ) -> tuple[SelectedColumn, ...]:
-    """Return the columns to add of the other side's: those of `select`, by default all but its key."""
+    """Return the columns to add: those of `select`, by default all `columns` of the other side except its key."""
     keys = {other for _, other in on}
     if select is not None:
         return select
@@ -124,7 +127,7 @@ def select_columns(
 
 
 def parse_selection(operator: str, select: Sequence[str] | None, prefix: str) -> tuple[SelectedColumn, ...] | None:
-    """Return the columns of `select`: "year as plane_year" with that name, plain names with `prefix`."""
+    """Return the columns that the user selected: "year as plane_year" gets that name, a plain name gets `prefix`."""
     if select is None:
         return None
     chosen = []
@@ -145,7 +148,7 @@ def parse_selection(operator: str, select: Sequence[str] | None, prefix: str) ->
 
 @dataclass(frozen=True, slots=True)
 class Join(PassThroughSpec):
-    """Records with the columns of their entry in a dataset.
+    """Records joined with the columns of their entry in a dataset.
 
     `on` has pairs (stream column, dataset column) in the order of the dataset's key. `select` None means all columns of
     the dataset except its key, with `prefix` before their names. `min_match_rate` is the fraction of records that must
@@ -198,8 +201,10 @@ class Join(PassThroughSpec):
         return [ComparedColumn(one, own.get(one), f"{other!r} {name}", others.get(other)) for one, other in self.on]
 
     def _join_columns(self, operator: str, stream: Columns, entries: Columns, dataset: AdjunctDataset) -> Columns:
-        """Return the columns of joined records; raises PlanningError for missing and duplicate ones, and for keys of
-        different types."""
+        """Return the columns of joined records.
+
+        Raises PlanningError for missing and duplicate columns, and for keys of different types.
+        """
         require_keys(operator, self.on, stream, f"dataset {dataset.name}", dataset.key)
         side = f"dataset {dataset.name} (input {dataset.input})"
         require_columns(
@@ -227,7 +232,7 @@ class Join(PassThroughSpec):
     def _joined(
         self, operator: str, frame: DataFrame, entries: DataFrame, added: Sequence[Column], batch: BatchContext
     ) -> DataFrame:
-        """Return the records with these columns of their entries."""
+        """Return the records joined with the columns `added` of their entries; matches are counted."""
         keys = [f"__key_{index}" for index in range(len(self.on))]
         side = entries.select(
             *[named_column(entry).alias(key) for (_, entry), key in zip(self.on, keys, strict=True)],
@@ -257,13 +262,19 @@ class Join(PassThroughSpec):
     def _joined_here(
         self, operator: str, table: Any, chosen: Sequence[SelectedColumn] | None, batch: ArrowBatch
     ) -> Any:
-        """Return the records with these columns of their entries, or with the entry as one struct."""
+        """Return the records joined, in this process, with the `chosen` columns of their entries.
+
+        With `chosen` None, the whole entry is added, as the struct `_ENTRY`.
+        """
         self._check(operator, Columns.of_schema(batch.output_schema(table)), batch.schema_of(self.dataset), batch)
         joined, matched = batch.join(operator, table, self.dataset, self.on, chosen, _ENTRY)
         return joined.filter(matched) if self.how == "inner" else joined
 
     def _check(self, operator: str, arriving: Columns, schema: Schema, batch: BatchContext | ArrowBatch) -> None:
-        """Check the records, and the entries of the batch's version, before they are joined."""
+        """Check the columns of the arriving records against `schema`, that of the version which the batch joins.
+
+        Raises PlanningError as planning does, now that all types are known.
+        """
         self._join_columns(operator, arriving, Columns.of_schema(schema), batch.app.dataset(self.dataset))
 
 
@@ -278,14 +289,14 @@ def build_join(
     min_match_rate: float | None,
     **more: Any,
 ) -> Join:
-    """Return the join for a user's arguments; `operator` is its id, and `more` has the other fields of its kind."""
+    """Return the join for a user's arguments; `operator` is its id, `more` has the fields that only `kind` has."""
     check_match_rate(operator, min_match_rate)
     pairs = pair_key_columns(operator, "dataset", dataset.name, dataset.key, on)
     return kind(dataset.name, pairs, how, parse_selection(operator, select, prefix), prefix, min_match_rate, **more)
 
 
 def source_schema(dataset: AdjunctDataset, catalog: Catalog) -> Schema | None:
-    """Return the schema of a dataset's source, None where it is unknown."""
+    """Return the schema of a dataset's source records, None if it is unknown."""
     if not isinstance(dataset.input, str):
         return dataset.input.schema
     facts = catalog.get(dataset.input)
@@ -297,9 +308,9 @@ _ENTRY = "__entry"
 
 @dataclass(frozen=True, slots=True)
 class JoinFunction(Join):
-    """Records with the columns that `function(record, entry)` returns; None drops the record.
+    """Records with the columns that `function(record, entry)` returns added; if it returns None, the record is dropped.
 
-    An inner join calls it for records with an entry, a left join for all, with None for a missing entry.
+    An inner join calls it for records with an entry only, a left join for all records: a missing entry is None.
     """
 
     kind: ClassVar[str] = "join"
