@@ -488,12 +488,13 @@ class PlannedCall:
 
 
 @dataclass(frozen=True, slots=True)
-class StreamEdge:
-    """One stream of the application.
+class PlannedStream:
+    """A stream that the application reads, writes or makes, or what a declared dataset is built from (a side input).
 
-    `partitions` is None for a broadcast dataset; for another dataset it is the dataset's own count. `count_from` says
-    where the count comes from ("input", "dataset planes", "inferred from dataset planes in join-2-planes"). `dataset`
-    is set on side inputs, `operator` on all others.
+    A side input has the name of its source, and `dataset` is set; for a local table, both are the table's name. All
+    others have the `operator` at which they begin. `partitions` is None for a broadcast dataset; for another dataset it
+    is the dataset's own count. `count_from` says where the count comes from ("input", "dataset planes", "inferred from
+    dataset planes in join-2-planes").
     """
 
     name: str
