@@ -385,7 +385,7 @@ class Flow:
 
     `stream` is the id of the node that determines their partitions: the operator that begins a stream, an inserted
     exchange, or an operator that merges streams (`merge_flows`). `partitioned_by` is () if the partitioning is unknown;
-    `lost_at` is then the id of the operator after which it is.
+    `lost_at` is then the id of the operator that lost it, or "" if the input stream has no key.
     """
 
     stream: str
