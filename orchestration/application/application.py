@@ -1,7 +1,7 @@
 """`Application`: declares the streams, tables and operators of one job.
 
-A declaration reads and writes nothing. Each call adds a node to a graph, which the planner checks and the Spark step
-compiles later.
+Declaring reads and writes nothing. Each call adds a node to a graph, which is later checked by the planner and computed
+by the step.
 """
 
 from __future__ import annotations
@@ -60,21 +60,21 @@ class Application:
 
     `auto_repartition` lets the planner insert the exchanges that joins lack; otherwise planning fails.
     `intermediate_partitions` is the default partition count of intermediate streams; -1 means None.
-    `tasks` limits the number of tasks, so that a task owns several partitions; by default each partition has its own.
+    `tasks` limits the number of tasks, so that a task may own several partitions; by default, each has a task.
     `max_batch_records` limits how many input records one batch reads, over all inputs. A batch of at most
     `few_records` over small datasets uses one Spark task per stage, and is read and written by the run's process; its
-    result is the same. With the `engine` "auto", such a batch is computed in the run's process, without Spark, if the
-    plan says that nothing of the application needs Spark; with "spark", none is. By default it is ADJUNCT_ENGINE, else
-    "spark".
+    result is the same. With the `engine` "auto", such a batch is also computed in the run's process, without Spark, if
+    the plan says that nothing of the application needs Spark; with "spark", no batch is. The default is the environment
+    variable ADJUNCT_ENGINE, else "spark".
     Startpoint requests that no run has applied within `startpoints_expire_after` are ignored. With
     `startpoints=False`, requests are rejected, and runs ignore and report stored ones.
     `log_retention` is how long the batch log keeps the commits of batches (None: for ever); the newest
     200 stay whatever their age.
-    `automation_condition` is when Dagster materializes the outputs by itself.
+    `automation_condition` says when Dagster materializes the outputs by itself.
     A `strict` application turns these notes of the plan into errors: the order of a remote table's records holds per
-    source partition only, a table that keeps the newest record loses columns of late records, the type of a join key
-    or of a declared column is unknown, an expression changes from run to run or sees one batch only, or a window or
-    stream join takes window updates for records.
+    source partition only; a table that keeps the newest record loses columns of late records; the type of a join key or
+    of a declared column is unknown; an expression changes from run to run or sees one batch only; a window or stream
+    join takes the updates of another window for records.
     """
 
     def __init__(
@@ -185,10 +185,10 @@ class Application:
     def output_stream(
         self, name: str, *, partitions: int, key: str | Sequence[str] | None = None, description: str = ""
     ) -> OutputStream:
-        """Return a stream that records can be sent to, partitioned by `key` into `partitions`.
+        """Declare a stream that records can be sent to, partitioned by the columns `key` into `partitions`.
 
-        Without a key, records stay in their partitions and count as unpartitioned from then on. The plan and the
-        stream's asset in Dagster show the `description`.
+        Without a key, records stay in their partitions, and the planner takes them for unpartitioned from then on. The
+        plan and the stream's asset in Dagster show the `description`.
         """
         split_stream_name(name)
         what = f"output stream {name!r}"
@@ -200,7 +200,7 @@ class Application:
         output = OutputStream(self._graph, name, partitions, validate_column_names(f"{what}: key", key), description)
         self._graph.refuse_writing(name, "an output stream")
         self._outputs[name] = output
-        self._refuse_two_ways(name)
+        self._reject_dataset_input(name)
         return output
 
     if TYPE_CHECKING:
@@ -215,8 +215,8 @@ class Application:
     ) -> DatasetHandle | RemoteTableHandle:
         """Declare a table: a dataset to join, or a remote table to send to or look up in.
 
-        With `max_staleness`, on an unbounded dataset, the step fails with StaleDatasetError instead of starting a batch
-        while the table lacks a change older than that.
+        With `max_staleness`, for an unbounded dataset, a run fails with StaleDatasetError instead of starting a batch
+        while the dataset lacks a change that is older than that.
         """
         if not isinstance(table, AdjunctDataset | RemoteTable):
             problem = f"application {self.name!r}: {table!r} is not a table."
@@ -229,7 +229,7 @@ class Application:
         if isinstance(table, AdjunctDataset):
             dataset = DatasetHandle(self._graph, table, max_staleness)
             self._datasets[name] = dataset
-            self._refuse_two_ways(table.stream)
+            self._reject_dataset_input(table.stream)
             return dataset
         validate_column_names(f"remote table {name!r}: key", table.key)
         self._tables[name] = table
@@ -269,17 +269,17 @@ class Application:
         return tuple(self._graph.operators.values())
 
     def operator(self, operator_id: str) -> Operator:
-        """Return the operator of this id."""
+        """Return the operator of this id ("join-2-weather")."""
         return self._declared(self._graph.operators, "operator", operator_id)
 
     @property
     def inputs(self) -> Mapping[str, Input]:
-        """The input streams by name, each with its default offset."""
+        """The operators that read input streams, by the name of the stream."""
         return MappingProxyType(self._inputs)
 
     @property
     def outputs(self) -> Mapping[str, OutputStream]:
-        """The output streams by name."""
+        """The declared output streams by name."""
         return MappingProxyType(self._outputs)
 
     @property
@@ -292,13 +292,13 @@ class Application:
 
     @property
     def max_staleness(self) -> dict[str, timedelta]:
-        """The declared limits of staleness, by dataset."""
+        """The declared `max_staleness` by dataset name, for datasets that have one."""
         limits = {name: table.max_staleness for name, table in self._datasets.items()}
         return {name: limit for name, limit in limits.items() if limit is not None}
 
     @property
     def tables(self) -> Mapping[str, AnyTable]:
-        """The remote tables by name, as they were declared."""
+        """The declared remote tables by name."""
         return MappingProxyType(self._tables)
 
     def table_key(self, name: str) -> tuple[str, ...]:
@@ -311,7 +311,10 @@ class Application:
         return PlanningError(problem, step, application=self.name)
 
     def _with_tables(self, datasets: Mapping[str, AdjunctDataset], tables: Mapping[str, AnyTable]) -> Application:
-        """Return a copy whose datasets and remote tables are replaced by these, by name."""
+        """Return a copy of the application with these datasets instead of its own, and with these remote tables.
+
+        `datasets` must have all names; remote tables of other names stay as they are.
+        """
         twin = copy(self)
         twin._datasets = {name: replace(handle, dataset=datasets[name]) for name, handle in self._datasets.items()}
         twin._tables = {name: tables.get(name, table) for name, table in self._tables.items()}
@@ -334,14 +337,14 @@ class Application:
         check_duration(limit, what, argument="max_staleness", application=self.name, table=name)
 
     def _refuse_reading(self, stream: str) -> None:
-        """Reject an input stream that this application writes: its records would loop forever."""
+        """Raise PlanningError for an input stream that this application also writes: its records would loop forever."""
         if stream in self._outputs:
             raise self._graph.loop(stream, "an output stream")
         if any(dataset.stream == stream and dataset.name in self._graph.writers for dataset in self.datasets):
             raise self._graph.loop(stream, "fed to a dataset")
 
-    def _refuse_two_ways(self, stream: str | None) -> None:
-        """Reject an output stream that feeds a declared dataset: records are sent to the dataset's table instead."""
+    def _reject_dataset_input(self, stream: str | None) -> None:
+        """Raise PlanningError for an output stream that is a declared dataset's input: users send to the dataset."""
         if stream not in self._outputs:
             return
         for dataset in self.datasets:
@@ -355,7 +358,7 @@ class Application:
 
 
 def load_application(reference: str) -> Application:
-    """Return the application of a reference MODULE:APP, importing it with the working directory on the path."""
+    """Import the application of a reference MODULE:APP, with the working directory on the import path."""
     module_name, colon, attribute = reference.partition(":")
     if not colon or not module_name or not attribute:
         problem = f"{reference!r} names no application: expected MODULE:APP."
@@ -372,7 +375,7 @@ def load_application(reference: str) -> Application:
 
 
 def import_user_module(name: str) -> ModuleType:
-    """Import a user's module with the working directory on the path. Raises ConfigurationError for whatever fails."""
+    """Import a user's module, with the working directory on the import path; any failure is a ConfigurationError."""
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
@@ -386,7 +389,7 @@ def import_user_module(name: str) -> ModuleType:
         raise ConfigurationError(problem, step, module=name) from error
     except AdjunctError:
         raise
-    except (Exception, SystemExit) as error:  # whatever a user's module does while it is imported
+    except (Exception, SystemExit) as error:  # importing runs the user's code
         raise _import_error(name, error) from error
 
 

@@ -1,4 +1,4 @@
-"""The operator graph of an application, its handles of streams and tables, and the lineage of its outputs."""
+"""The operator graph of an application, its handles for streams and tables, and the lineage of its outputs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ DatasetGroup = tuple["AdjunctDataset", ...]
 
 
 def group_datasets(datasets: Iterable[AdjunctDataset], where: str) -> tuple[DatasetGroup, ...]:
-    """Return the datasets in groups that advance together, in order of declaration; errors mention `where`.
+    """Return the datasets in groups that advance together, in order of declaration; `where` is named in errors.
 
     Raises ConfigurationError for a version set with only one declared member.
     """
@@ -47,7 +47,7 @@ def group_datasets(datasets: Iterable[AdjunctDataset], where: str) -> tuple[Data
 
 
 def is_advanced_by_partition(dataset: AdjunctDataset) -> bool:
-    """Whether each version of the dataset is built on request, as a Dagster partition; no run advances it."""
+    """Whether each version of the dataset is a Dagster partition and built on request, so that no run advances it."""
     return dataset.versions is not None and isinstance(dataset.input, QuerySource)
 
 
@@ -70,19 +70,23 @@ def describe_partitions(dataset: AdjunctDataset) -> str:
 
 
 def is_advanced_by_runs(dataset: AdjunctDataset) -> bool:
-    """Whether a run advances the dataset before its batches: it is stored, and not built on request."""
+    """Whether runs of applications advance the dataset: it is stored, and not built on request."""
     return not is_advanced_by_partition(dataset) and dataset.following.persistent
 
 
 def advances_between_batches(dataset: AdjunctDataset, fed: Collection[str | None]) -> bool:
-    """Whether a run advances the dataset before each batch: it need not exist before, or the application feeds it."""
+    """Whether a run advances the dataset before each batch, and not only before the first.
+
+    That is if batches do not wait for its bootstrap, or if it is among `fed`, the datasets that the application itself
+    sends records to.
+    """
     followed = not dataset.bootstrap or dataset.name in fed
     return dataset.follows_changes and followed and is_advanced_by_runs(dataset)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DatasetHandle:
-    """A dataset as a table of one application, with its limit of staleness."""
+    """A dataset as a table of one application; `max_staleness` is described at `Application.table`."""
 
     graph: OperatorGraph = field(repr=False)
     dataset: AdjunctDataset
@@ -95,7 +99,7 @@ class DatasetHandle:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RemoteTableHandle:
-    """A remote table of one application."""
+    """A remote table as a table of one application."""
 
     graph: OperatorGraph = field(repr=False)
     table: AnyTable
@@ -111,7 +115,7 @@ class RemoteTableHandle:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OutputStream:
-    """A stream that one application writes."""
+    """A stream that one application writes: what `Application.output_stream` returns."""
 
     graph: OperatorGraph = field(repr=False)
     name: str
@@ -139,7 +143,10 @@ class OperatorGraph:
         return f"{kind}-{len(self.operators) + 1}" + (f"-{name}" if name else "")
 
     def add(self, spec: Spec, inputs: tuple[str, ...], name: str = "") -> str:
-        """Add an operator behind others, and return its id."""
+        """Add an operator after the operators `inputs`, and return its id; `name` ends the id.
+
+        Raises PlanningError or ConfigurationError for what the graph can't take, such as a name that is taken.
+        """
         operator = Operator(self.next_id(spec.kind, name), inputs, spec, find_calling_line())
         _check_schemas_declared(operator)
         if len(inputs) > 1 and (spec.writes is not None or spec.match is not None):
@@ -149,7 +156,7 @@ class OperatorGraph:
             )
             raise PlanningError(problem, "Merge the records before it, for example with merge().", operator=operator.id)
         named = {spec.over_time} if spec.over_time is not None else set()
-        for state in sorted(named.union(spec.states)):  # a join keeps NAME-left, too
+        for state in sorted(named.union(spec.states)):  # a stream join also has the state table NAME-left
             other = self._states.setdefault(state, operator.id)
             if other != operator.id:
                 problem = f"two operators keep state under the name {state!r}: {other} and {operator.id}."
@@ -164,7 +171,7 @@ class OperatorGraph:
         return operator.id
 
     def check_join_name(self, name: str, operator: str) -> None:
-        """Raise an error for a name that no join may have, or that another one has."""
+        """Raise an error for an invalid join name, or one that another join has."""
         check_name("join", name)
         if name in self._joins:
             problem = f"two joins are called {name!r}: {self._joins[name]} and {operator}."
@@ -176,7 +183,7 @@ class OperatorGraph:
             raise self.loop(stream, what)
 
     def loop(self, stream: str, what: str) -> PlanningError:
-        """Return the error for an input stream that the application also writes, as `what`."""
+        """Return the error for an input stream that the application also writes; `what` says by what it is written."""
         problem = (
             f"application {self.name!r}: stream {stream!r} is an input stream and is also {what}; its records "
             "would loop forever."
@@ -186,7 +193,10 @@ class OperatorGraph:
 
 
 def _check_schemas_declared(operator: Operator) -> None:
-    """Reject an operator that does not declare its schemas: errors could show values of sensitive columns."""
+    """Raise ConfigurationError for an operator that is no dataclass and does not define `declared_schemas`.
+
+    Without its schemas, errors could show values of sensitive columns.
+    """
     kind = type(operator.spec)
     if not is_dataclass(kind) and kind.declared_schemas is Spec.declared_schemas:
         problem = (
@@ -199,14 +209,14 @@ def _check_schemas_declared(operator: Operator) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """An asset that the application writes, and the assets that its records are made of, in order of the graph."""
+    """An asset that the application writes, and the assets that its records are made of, in order of definition."""
 
     node: LineageNode
     upstream: tuple[LineageNode, ...]
 
 
 def find_outputs(app: Application) -> tuple[Output, ...]:
-    """Return the outputs in order of definition, each with its direct upstream assets.
+    """Return the assets that the application writes, in order of definition, each with its direct upstream assets.
 
     Records after an output stream come from that stream and from later joins, not from the stream's own inputs. A
     table with several sends comes from all of them.
@@ -234,8 +244,8 @@ def _remove_cycles(
 ) -> dict[LineageNode, tuple[LineageNode, ...]]:
     """Return the outputs without the edges that would close a cycle.
 
-    State is a cycle: one batch writes a table that the next one joins. A lineage graph has none, so a dataset that
-    the application feeds stays upstream of an output only if it is not made of that output.
+    A dataset that an application writes in one batch and joins in the next one makes a cycle, which a lineage graph
+    can't have. So such a dataset stays upstream of an output only if it is not itself made of that output.
     """
     fed = {LineageNode("dataset", operator.spec.feeds) for operator in app.operators if operator.spec.feeds is not None}
     made_from: dict[LineageNode, list[LineageNode]] = {node: [] for node in outputs}
@@ -266,7 +276,7 @@ def _remove_cycles(
 
 
 def find_output_joins(app: Application) -> dict[str, LineageNode]:
-    """Return the first output that the records of each join reach, by the join's id."""
+    """Return {join's id: asset}: the first asset, in order of definition, to which the joined records are written."""
     passed: dict[str, tuple[str, ...]] = {}
     reached: dict[str, LineageNode] = {}
     for operator in app.operators:
@@ -282,9 +292,9 @@ def find_output_joins(app: Application) -> dict[str, LineageNode]:
 
 
 def find_unjoined_datasets(app: Application) -> tuple[LineageNode, ...]:
-    """Return the datasets that are declared, but neither joined nor fed by the application.
+    """Return the declared datasets that the application neither joins nor sends records to.
 
-    No output comes from them, but batches wait for them.
+    No output is made of them, but batches wait for them.
     """
     joined = {operator.spec.match.dataset for operator in app.operators if operator.spec.match is not None}
     joined |= {operator.spec.feeds for operator in app.operators}
@@ -292,7 +302,7 @@ def find_unjoined_datasets(app: Application) -> tuple[LineageNode, ...]:
 
 
 def dataset_source(dataset: AdjunctDataset) -> LineageNode | None:
-    """Return the source of a dataset, a stream or a folder of files; None for a query, which is not an asset."""
+    """Return the asset that a dataset is built from: a stream or files; None for a query, which is no asset."""
     if isinstance(dataset.input, FileSource):
         return LineageNode("files", dataset.input.url)
     return None if dataset.stream is None else LineageNode("stream", dataset.stream)

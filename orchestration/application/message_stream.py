@@ -20,10 +20,11 @@ from dagster_adjunct.orchestration.application.graph import (
     RemoteTableHandle,
 )
 from dagster_adjunct.orchestration.operators import records, sends
+from dagster_adjunct.orchestration.operators.as_of_join import AsOfJoin, check_as_of
 from dagster_adjunct.orchestration.operators.columns import DataFrameFunction, OnNullKey
 from dagster_adjunct.orchestration.operators.event_time import LateRecords
 from dagster_adjunct.orchestration.operators.functions import RecordFunction, build_flat_map, validate_record_function
-from dagster_adjunct.orchestration.operators.joins import AsOfJoin, How, Join, JoinFunction, On, build_join, check_as_of
+from dagster_adjunct.orchestration.operators.joins import How, Join, JoinFunction, On, build_join
 from dagster_adjunct.orchestration.operators.operator import AsOf, BeforeHistory, OnNullTime, Spec
 from dagster_adjunct.orchestration.operators.remote_tables import SinkFunction, TableSend, build_lookup_join
 from dagster_adjunct.orchestration.operators.stream_join import HowStreams, StreamJoin, Within, build_stream_join
@@ -39,12 +40,12 @@ from dagster_adjunct.resources.validation import validated_methods
 
 
 def check_event_times(graph: OperatorGraph, operator: str, what: str) -> None:
-    """Raise PlanningError where records that reach `operator` come from an input without an event time, or from an
-    output stream, which stores none."""
+    """Raise PlanningError if records reach `operator` from an input without an event time, or from an output stream,
+    which does not store event times; `what` is what needs them."""
     waiting, seen = [operator], set()
     while waiting:
         above = graph.operators[waiting.pop()]
-        if above.id in seen or above.spec.over_time is not None:  # whose results have a time
+        if above.id in seen or above.spec.over_time is not None:  # its results have an event time
             continue
         seen.add(above.id)
         if above.spec.role == "output":
@@ -72,7 +73,10 @@ _DECLARING_CALLS = {
 
 
 def check_declared(graph: OperatorGraph, passed: Any, kinds: Any, where: str, what: str) -> None:
-    """Raise PlanningError unless the application of `graph` has declared what is passed, a `what` of these classes."""
+    """Raise PlanningError unless `passed` is one of the classes `kinds`, and declared by the application of `graph`.
+
+    In errors, `where` is the method and `what` the kind of object that it takes.
+    """
     if isinstance(passed, kinds):
         check_same_application(graph, passed, passed.name)
         return
@@ -92,7 +96,7 @@ def check_declared(graph: OperatorGraph, passed: Any, kinds: Any, where: str, wh
 
 
 def check_same_application(graph: OperatorGraph, target: Any, name: str) -> None:
-    """Raise PlanningError where `target`, called `name`, belongs to another application than `graph`."""
+    """Raise PlanningError if `target`, called `name`, belongs to another application than `graph` does."""
     if target.graph is not graph:
         problem = f"{name!r} was declared by application {target.graph.name!r}, and is used by {graph.name!r}."
         step = "Declare it with this application's table(), local_table() or output_stream()."
@@ -104,7 +108,7 @@ def check_same_application(graph: OperatorGraph, target: Any, name: str) -> None
 @validated_methods
 @dataclass(frozen=True, slots=True, eq=False)
 class MessageStream:
-    """The records that leave one operator."""
+    """The records that leave one operator of an application; methods add operators that take them."""
 
     graph: OperatorGraph = field(repr=False)
     operator: str
@@ -329,9 +333,10 @@ class MessageStream:
         return self.apply(spec, name=name)
 
     def late_records(self) -> MessageStream:
-        """Return the records that the stream join or window before this rejected, as too late or without a time.
+        """Return the records that the stream join or window before this rejected: too late, or without a time or key.
 
-        Their columns are `side` ("left" or "right" of a join), `why`, `event_time`, and `record` as JSON.
+        Their columns are `side` ("left" or "right" of a join, "" of a window), `why` ("late", "null time" or "null
+        key"), `event_time`, and `record` as JSON.
         """
         if not self.graph.operators[self.operator].spec.diverts_late_records:
             problem = f"late_records after {self.operator}: this operator has no late records."
@@ -353,17 +358,17 @@ class MessageStream:
     ) -> MessageStream:
         """Write the records and return the stream to continue with.
 
-        For an output stream, that is the output stream, with its key and partitions; for a table it is this stream. The
-        other arguments are for remote tables: `contract` declares that the records are updates, and whether they may
-        insert a default first. `on_null_key` says whether a record with a null key fails the batch or is counted and
-        skipped. With `dead_letters`, records that the table rejects permanently go to that output stream before the
-        batch is committed; more than `at_most` (100) in a batch fail it. `args` are passed to the table's function.
-        `marks_as` names this send in the marks of a table with `idempotent` or `newest_by`. Sending to an unbounded
-        dataset writes changes to the stream that feeds it.
+        After an output stream, that is the output stream, with its key and partitions; after a table, it is this
+        stream. The other arguments are for remote tables: `contract` declares that the records are updates, and whether
+        they may insert a default first. `on_null_key` says whether a record with a null key fails the batch or is
+        counted and skipped. With `dead_letters`, records that the table rejects permanently go to that output stream
+        before the batch is committed; more than `at_most` (100) in a batch fail it. `args` are passed to the table's
+        function. A table with `idempotent` or `newest_by` stores marks, the positions of the last records that it
+        applied; `marks_as` names this send there. Sending to an unbounded dataset writes changes to its input stream.
 
-        A local table takes its own columns from the records and keeps the last record of each key. Tombstones, and
-        records that match the Spark SQL condition `deleted`, delete the entry of their key. `on_null_key` works as for
-        remote tables.
+        A local table stores those columns of the records that it has, and keeps the last record of each key.
+        Tombstones, and records that match the Spark SQL condition `deleted`, delete the entry of their key.
+        `on_null_key` works as for remote tables.
         """
         kinds = (OutputStream, RemoteTableHandle, DatasetHandle)
         check_declared(self.graph, target, kinds, f"send_to after {self.operator}", "output stream or table")
@@ -491,9 +496,9 @@ class MessageStream:
         return self.apply(sends.SendToDataset(target.name), name=target.name)
 
     def apply(self, spec: Spec, *others: MessageStream, name: str = "") -> MessageStream:
-        """Return the records that leave an operator over these records, and those of `others` if it has several inputs.
+        """Add an operator, and return the records that leave it.
 
-        The other methods are shortcuts for the built-in operators; `name` ends the operator's id.
+        Its inputs are this stream and `others`; `name` ends its id. The other methods do this for built-in operators.
         """
         for stream in others:
             check_same_application(self.graph, stream, stream.operator)

@@ -1,7 +1,7 @@
-"""The registry of remote tables in the lake, by which a table can be opened by its name alone.
+"""The registry of remote tables in the lake: with it, a table can be opened by its name alone.
 
-It stores registered backend names and plain settings, never module paths or secrets. For a table in a local file it
-also stores whether the file existed, so that a lost table is not silently recreated empty.
+It stores names of registered backends and plain settings, never module paths or secrets. For a table in a local file,
+it also stores whether the file existed, so that a lost table is not silently recreated empty.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ KIND = "table"
 
 @contextmanager
 def register_tables(lake: Lake, app: Application, *, by: str) -> Iterator[None]:
-    """Register the application's tables before a run, and record after it which of them exist.
+    """Register the application's remote tables before the block, a run, and record after it which of them exist.
 
-    Tables of unregistered backends are skipped. Raises TableNotFoundError for a table that existed and no longer does:
-    the run would create an empty one.
+    Tables of unregistered backends are skipped. Raises TableNotFoundError for a table that once existed and no longer
+    does: the run would create an empty one.
     """
 
     def register(*, check: bool) -> None:
@@ -59,7 +59,7 @@ def _register(lake: Lake, table: AnyTable, *, by: str, check: bool) -> None:
         if current is not None and current.body.get("was_there") and exists is False:
             if check:
                 raise _missing_table_error(lake, table.name, current.body["function"], description)
-            return None  # it disappeared during the run: the next run reports it
+            return None  # the table disappeared during the run: the next run reports it
         return None if current is not None and current.body == body else body
 
     log.transact(decide, by=by)
@@ -85,7 +85,7 @@ def _missing_table_error(
 
 
 def reset_table(lake: Lake, name: str, *, by: str) -> None:
-    """Allow the next run to create a table again that is gone; an existing table is left unchanged."""
+    """Forget that a table existed, so that the next run may create it again; an existing table is left unchanged."""
 
     def decide(current: Commit | None) -> dict[str, Any]:
         if current is None:
@@ -96,13 +96,13 @@ def reset_table(lake: Lake, name: str, *, by: str) -> None:
 
 
 def open_registered_table(lake: Lake, name: str) -> AnyTable:
-    """Return the table of this name, for reading; it connects when first used."""
+    """Return the registered table of this name, for reading; it connects when it is first used."""
     commit = _log(lake, name).current()
     if commit is None:
         raise _unknown_table_error(lake, name)
     try:
         settings = dict(commit.body["function"])
-        # Looking a record up must not make a table.
+        # Looking up a record must not create a table.
         function = function_from_description(settings | ({"create": False} if "create" in settings else {}))
         return RemoteTable(commit.body["name"], key=commit.body["key"], read_function=function)
     except (KeyError, TypeError) as error:

@@ -1,1 +1,1 @@
-"""The operators, one file each: what one is, how it is planned, compiled to DataFrames, drawn and traced."""
+"""The operators, in a file each or a file by kind: how each is planned, compiled to DataFrames, and shown in plans."""

@@ -1,4 +1,4 @@
-"""The hidden columns with a record's position, which every operator passes on, and checks of operators' arguments."""
+"""The hidden columns of records, which every operator passes on, and checks of operators' arguments."""
 
 from __future__ import annotations
 
@@ -23,59 +23,63 @@ _ALIAS = re.compile(
 
 
 def plain_column(expression: str) -> str | None:
-    """Return the column name if the expression is only that, else None."""
+    """Return the name if the expression is only the name of a column, else None."""
     read = parse_expression(expression)
     return read.column if read.alias is None else None
 
 
 def split_alias(expression: str) -> tuple[str, str | None]:
-    """Split "upper(model) as model" into expression and name; without a name, that is None."""
+    """Split "upper(model) as model" into the expression and the name; the name is None if there is none."""
     alias = parse_expression(expression).alias
     match = None if alias is None else _ALIAS.fullmatch(expression.strip())
     return (expression.strip(), None) if match is None else (match["what"].strip(), alias)
 
 
 TASK = "__task"
-"""The number of the task that a copy of a broadcast record is for."""
+"""The number of the task that this copy of a broadcast record is for."""
 BRANCH = "__branch"
-"""The input of a multi-input operator that the record came from: "1", or "1/0" for nested ones."""
+"""The number (from 0) of the merge's input that the record came from: "1"; "1/0" after two merges, the later first."""
 ORDINAL = "__ordinal"
-"""The record's number among those made of one record: "0000000002", or "0000000002/0000000000" for nested ones."""
+"""The record's number, from 0, among all made of one record: "0000000002"; "0000000002/0000000000" after two steps."""
 ORIGIN = "__origin"
-"""The stream of the record's position, where an operator has combined several streams."""
+"""The stream to which the record's partition and offset refer, after an operator has combined several streams."""
 EVENT_TIME = "__event_time"
 """The record's event time, as its input stream declares it; null where the record has none."""
 BEHIND = "__behind"
-"""The watermark of the record's source partition when it arrived, if its time is below that; else null."""
+"""The watermark of the source partition when the record arrived, if the record's event time is below it; else null."""
 REPLAYED = "__again"
-"""Whether the application has read the record before, because a startpoint went back. State ignores it."""
+"""Whether the application has read the record before, because a startpoint went back. Operators with state skip it."""
 BATCH_ONLY = (ORIGIN, EVENT_TIME, BEHIND, REPLAYED)
-"""Columns that are known within the batch only, and not written to streams."""
+"""Hidden columns that exist within the batch only: they are not written to streams."""
 _DIGITS = 10
 _OPTIONAL = (*POSITION, TASK, BRANCH, ORDINAL, ORIGIN, EVENT_TIME, BEHIND, REPLAYED)
 
 
 def list_hidden_columns(names: Collection[str]) -> list[str]:
-    """Return the hidden columns of records with these columns, which an operator must pass on."""
+    """Return the hidden columns among these, which an operator must pass on."""
     return [*RECORD_META, *(name for name in _OPTIONAL if name in names)]
 
 
 def tie_breakers(names: Collection[str]) -> tuple[str, ...]:
-    """Return which of these columns order records of one position, so that a repeated batch sends the same bytes."""
+    """Return those of these columns that order records with the same position.
+
+    Records must have one order, so that a repeated batch sends the same bytes.
+    """
     return tuple(name for name in (TASK, BRANCH, ORDINAL) if name in names)
 
 
 def ordinal_column(frame: DataFrame, number: Column) -> Column:
-    """Return the ordinals of records made of those of `frame`; `number` counts them per source record, from 0.
+    """Return the ORDINAL of records that are made of other records; `number` counts those of one record, from 0.
 
-    They sort as text: by the source record's ordinal, then by number.
+    `frame` has one row per new record, with the columns of the record that it is made of. As texts, ordinals sort by
+    that record's own ordinal, then by number.
     """
     digits = F.lpad(number.cast("string"), _DIGITS, "0")
     return F.concat_ws("/", F.col(ORDINAL), digits) if ORDINAL in frame.columns else digits
 
 
 def ordinal_text(before: str | None, number: int) -> str:
-    """Return the value of `ordinal_column` for one record, given its source record's ordinal."""
+    """Return the value of `ordinal_column` for one record; `before` is the ordinal of the record that it is made of."""
     digits = f"{number:0{_DIGITS}d}"
     return digits if before is None else f"{before}/{digits}"
 
@@ -101,7 +105,7 @@ def check_state_names(operator: str, names: Iterable[str], more: Iterable[str] =
 def check_state_columns(
     operator: str, types: Mapping[str, str | None], names: Collection[str], key: Sequence[str]
 ) -> None:
-    """Raise PlanningError for columns that state can't store, and for a key that can't be compared exactly."""
+    """Raise PlanningError for columns that a state table can't store, and for a key that can't be compared exactly."""
     check_state_names(operator, (*key, *names))
     for name in dict.fromkeys((*key, *names)):
         kind = types.get(name)
@@ -117,13 +121,13 @@ def check_state_columns(
 Names = tuple[str, ...] | None
 """Names of columns in order; None where they are unknown."""
 Types = dict[str, str | None] | None
-"""Types by name; None for an unknown type, or for unknown columns."""
+"""The type of each column, None where it is unknown; None instead of the dictionary if the columns are unknown."""
 FINAL = "final"
-"""The column that tells whether an updated result is the last of its window."""
+"""The column that says whether a result is the last one of its window, where each change of a window is emitted."""
 
 
 def require_columns(operator: str, side: str, needed: tuple[str, ...], columns: Names, next_step: str) -> None:
-    """Raise PlanningError if `columns` are known and lack one of `needed`."""
+    """Raise PlanningError if `columns` are known and lack one of `needed`; `side` names what has the columns."""
     missing = [name for name in needed if columns is not None and name not in columns]
     if missing:
         problem = f"{operator}: {side} has no column {missing[0]!r}; its columns there are {', '.join(columns or ())}."
@@ -145,7 +149,10 @@ def check_new_names(operator: str, names: list[str], next_step: str) -> None:
 
 
 def check_added_names(operator: str, columns: Names, added: list[str], other: str, prefix: str, **about: Any) -> None:
-    """Raise PlanningError for a column that a join adds from `other` if its name is reserved, or used twice."""
+    """Raise PlanningError if one of the names that a join adds from `other` is reserved, or used twice.
+
+    `columns` are those of the stream; `prefix` is suggested for the names.
+    """
     there = {name.lower() for name in columns or ()}
     taken = next((name for name in added if name.lower() in there), None)
     if taken is not None:
@@ -157,7 +164,10 @@ def check_added_names(operator: str, columns: Names, added: list[str], other: st
 
 
 def is_sure_name(name: str, columns: Collection[str]) -> bool:
-    """Whether Spark, which ignores case as Java does, certainly finds the columns that equal it in lower case here."""
+    """Whether Spark finds the same columns by this name as Python, which compares the names in lower case.
+
+    Spark ignores case as Java does, which equates other letters.
+    """
     alike = [column for column in columns if column.lower() == name.lower()]
     return alike == [column for column in columns if _fold_case(column) == _fold_case(name)]
 
@@ -170,11 +180,14 @@ DataFrameFunction: TypeAlias = Callable[["DataFrame"], "DataFrame"]
 OnNullKey = Literal["fail", "skip"]
 _PARTITIONS = 100_000
 MAX_DURATION = timedelta(days=36_525)
-"""Longer durations are a mistake, and lead beyond the times that Spark supports."""
+"""A longer duration is taken for a mistake: with it, times would leave the range that Spark supports."""
 
 
 def validate_column_names(what: str, value: str | Sequence[str] | None) -> tuple[str, ...]:
-    """Return column names, given as one string or several; raises ConfigurationError for duplicates."""
+    """Return column names, given as one string or several; () for None.
+
+    Raises ConfigurationError for duplicate, empty and reserved names.
+    """
     names = () if value is None else (value,) if isinstance(value, str) else tuple(value)
     for name in names:
         if not isinstance(name, str) or not name.strip() or name.startswith("__"):
@@ -188,7 +201,7 @@ def validate_column_names(what: str, value: str | Sequence[str] | None) -> tuple
 
 
 def validate_partition_count(what: str, value: int | None) -> int | None:
-    """Return a valid partition count, or None where none is given."""
+    """Return the partition count, or None where none is given; raises ConfigurationError for an invalid one."""
     if value is None:
         return None
     if not 1 <= value <= _PARTITIONS:
@@ -199,7 +212,10 @@ def validate_partition_count(what: str, value: int | None) -> int | None:
 def validate_partition_by(
     what: str, partition_by: str | Sequence[str] | None, key: tuple[str, ...], argument: str
 ) -> tuple[str, ...]:
-    """Return the columns to partition by, all of the `key` where none are given; `argument` has the key."""
+    """Return the columns to partition by; by default all of the `key`, which the user gave as `argument`.
+
+    Raises ConfigurationError for a column that is not in the key.
+    """
     columns = key if partition_by is None else validate_column_names(f"{what}: partition_by=", partition_by)
     if not columns or set(columns) - set(key):
         expected = f"columns in {argument}= ({', '.join(key)}), so that all records of a key are in one partition"
@@ -210,9 +226,9 @@ def validate_partition_by(
 def check_duration(
     value: timedelta, found: str, *, argument: str, zero: bool = False, most: timedelta = timedelta.max, **about: Any
 ) -> None:
-    """Raise ConfigurationError unless this is above 0, or from 0 on if `zero`, up to `most`.
+    """Raise ConfigurationError unless `value` is above 0 (with `zero`, at least 0) and at most `most`.
 
-    `found` says where it was given: "input stream 'lake.flights' has delay".
+    `found` says in the error where the user gave it: "input stream 'lake.flights' has delay".
     """
     least = timedelta(0) if zero else timedelta(microseconds=1)
     if not least <= value <= most:
@@ -222,7 +238,7 @@ def check_duration(
 
 
 def first_duplicate(names: Sequence[str]) -> str | None:
-    """Return the first duplicate name, ignoring case as Spark does, or None."""
+    """Return the first name that was given before, ignoring case as Spark does, or None."""
     lower = [name.lower() for name in names]
     if len(set(lower)) == len(lower):
         return None

@@ -1,7 +1,8 @@
-"""Event times: their declaration, late records, and the hidden columns of records that operators over time make.
+"""Event times: their declaration, late records, and the hidden columns of records that stream joins and windows make.
 
-A record made from several others, of several batches, has no input position. Its position is the batch that made it, a
-partition by its key, and an ordinal that is the same however often the batch is run.
+Such a record is made of several others, which may be from different batches, so it has no input position. It gets one:
+the partition is chosen by its key, the offset is the number of the batch that made it, and its ordinal is the same
+however often the batch is run.
 """
 
 from __future__ import annotations
@@ -41,11 +42,11 @@ if TYPE_CHECKING:
 
 
 ARRIVAL = TIMESTAMP
-"""The event time of a record is when it was written to its stream."""
+"""As `event_time=`: the event time of a record is the time when it was written to its stream."""
 MIN_MICROS, MAX_MICROS = (to_microseconds(moment.replace(tzinfo=UTC)) for moment in (datetime.min, datetime.max))
-"""The years 1 to 9999, in microseconds since 1970."""
+"""The first and the last time of the years 1 to 9999, in microseconds since 1970."""
 TIME_TYPES = ("timestamp", "date")
-"""The types that a time may have; a date is its midnight in UTC."""
+"""The types of columns that may be used as times; a date means its midnight in UTC."""
 _ZERO = timedelta(0)
 
 
@@ -53,9 +54,9 @@ _ZERO = timedelta(0)
 class EventTime:
     """The declared event time of an input: a Spark SQL expression over its records, or ARRIVAL.
 
-    A record may arrive up to `delay` after one of a later time in its source partition; after that it is late. A
-    source partition without records for `idle_after` does not hold back the watermark; with None it always does. A
-    watermark further than `max_lag` behind the clock causes a warning.
+    A record is late if its time is more than `delay` before the newest time that its source partition had before. A
+    source partition without records for `idle_after` does not hold back the watermark; with None it always does. If the
+    watermark is further than `max_lag` behind the clock, Dagster warns.
     """
 
     expression: str
@@ -65,7 +66,7 @@ class EventTime:
 
     @property
     def sql(self) -> tuple[str, ...]:
-        """The expressions that users gave."""
+        """The user's Spark SQL expressions: one, or none with ARRIVAL."""
         return () if self.expression == ARRIVAL else (self.expression,)
 
     def describe(self) -> str:
@@ -75,7 +76,10 @@ class EventTime:
         return f"by {by}, {self.delay} late at most{idle}"
 
     def check(self, operator: str, columns: Names, types: Types) -> None:
-        """Raise PlanningError for an expression that is certainly invalid, or certainly not a time."""
+        """Raise PlanningError for an expression that is certainly invalid, or certainly not a time.
+
+        The value must depend on the record alone: other records, the clock and chance are rejected, too.
+        """
         if self.expression == ARRIVAL:
             return
         kind = check_expression(
@@ -95,7 +99,7 @@ class EventTime:
             )
 
     def column(self, operator: str, records: DataFrame) -> Column:
-        """Return the records' times. Raises PlanningError if the expression's type in Spark is not a time.
+        """Return the records' event times as timestamps; raises PlanningError for an expression of another type.
 
         Times before the year 1 or after 9999 become null: they are mistakes, and would close all windows.
         """
@@ -107,7 +111,10 @@ class EventTime:
         return F.when(F.unix_micros(time).between(F.lit(MIN_MICROS), F.lit(MAX_MICROS)), time)
 
     def column_name(self, types: Mapping[str, str]) -> str | None:
-        """Return the column that holds the time unchanged, for records of these types; None where Spark computes it."""
+        """Return the timestamp column that the event time is taken from unchanged; None where Spark must compute it.
+
+        `types` are the types of the records' columns.
+        """
         plain = self.expression == ARRIVAL or self.expression.isidentifier()
         return self.expression if plain and types.get(self.expression) == "timestamp" else None
 
@@ -156,10 +163,11 @@ def make_records(
     event_time: Column,
     behind: Column | None = None,
 ) -> DataFrame:
-    """Return the rows as records of this batch, with hidden columns added.
+    """Return the rows as records of this batch: with hidden columns, which give them new positions.
 
-    `by` are the columns that choose the partition, `ordinal` is a text that is unique in the batch. A TOMBSTONE column
-    is kept. `behind` is the watermark that a late row is behind (`hold_back_watermark`), null for others.
+    `by` are the columns that choose one of `partitions` partitions, `ordinal` is a text that is unique in the batch. If
+    the rows have a TOMBSTONE column, it is kept. `behind` becomes BEHIND (see `hold_back_watermark`): the watermark
+    that a late row is behind, null for others.
     """
     own = [named_column(name) for name in frame.columns if not name.startswith("__")]
     place = F.pmod(F.hash(*[named_column(name) for name in by]), F.lit(partitions)) if by else F.lit(0)
@@ -177,43 +185,48 @@ def make_records(
 
 
 def hold_back_watermark(behind: Column, micros: Column, by: timedelta) -> Column:
-    """Return the watermark that a record is still behind after an operator delays watermarks; null for none.
+    """Return BEHIND of an operator's results: `behind` minus `by`, the delay that the operator adds to watermarks.
 
-    The next operator decides by it whether the record is late, independent of how batches are cut.
+    `behind` is the watermark that the input record was behind, `micros` the event time of the result in microseconds.
+    The value is null for a result that is not below the delayed watermark. The next operator decides by it whether the
+    result is late, so that this does not depend on how batches are cut.
     """
     mark = F.unix_micros(behind) - F.lit(by // timedelta(microseconds=1))
     return F.when(micros < mark, F.timestamp_micros(mark))
 
 
 def to_json_object(columns: Sequence[Column]) -> Column:
-    """Return these columns as the text of a JSON object, with nulls, and times to the microsecond."""
+    """Return the text of a JSON object with these columns; it includes nulls, and times have microseconds."""
     return F.to_json(F.struct(*columns), _JSON_OPTIONS)
 
 
 def stored_position_key(frame: DataFrame, batch: BatchContext) -> Column:
-    """Return `position_key` with the batch's number, for records that are stored as state.
+    """Return `position_key` with the batch's number, as a unique key of records that are stored as state.
 
-    A recreated or repartitioned stream has other records at the same positions.
+    Positions alone are not unique over batches: a recreated or repartitioned stream has other records at the same ones.
     """
     return F.concat_ws("@", position_key(frame), F.lit(str(batch.number)))
 
 
 def position_key(frame: DataFrame) -> Column:
-    """Return a text that is unique for each record of a batch and sorts records by position."""
+    """Return a text for each record that is unique within the batch; sorted by it, records are ordered by position."""
     numbers = [F.lpad(F.col(name).cast("string"), _WIDTH, "0") for name in (PARTITION, OFFSET)]
     names = (*tie_breakers(frame.columns), *((ORIGIN,) if ORIGIN in frame.columns else ()))
     return F.concat_ws(":", *numbers, *[F.coalesce(F.col(name).cast("string"), F.lit("")) for name in names])
 
 
 EXCLUSION = "__why"
-"""Why an operator over time leaves a record out, one of the reasons below; null where it does not."""
+"""Why a stream join or window ignores a record: one of the reasons below; null for records that it uses."""
 REPLAYED_REASON, DELETED, LATE, NULL_TIME, NULL_KEY = "again", "tombstone", "late", "null time", "null key"
 _COUNTERS = {"late": LATE, "null_times": NULL_TIME, "null_keys": NULL_KEY, "again": REPLAYED_REASON}
 _COUNTERS |= {"tombstones": DELETED}
 
 
 def exclusion_column(frame: DataFrame, keys: Sequence[str], null_time: Column, late: Column) -> Column:
-    """Return the first reason for which each record is left out, null for none."""
+    """Return the values of EXCLUSION: the first reason to ignore each record, null for none.
+
+    `null_time` and `late` are conditions.
+    """
     reasons = [(F.col(REPLAYED), REPLAYED_REASON)] if REPLAYED in frame.columns else []
     null_key = reduce(or_, [named_column(name).isNull() for name in keys])
     reasons += [(F.col(TOMBSTONE), DELETED), (null_time, NULL_TIME), (null_key, NULL_KEY), (late, LATE)]
@@ -221,20 +234,21 @@ def exclusion_column(frame: DataFrame, keys: Sequence[str], null_time: Column, l
 
 
 def exclusion_conditions() -> dict[str, Column]:
-    """Return the conditions of records that are left out, by the names of their counters."""
+    """Return a condition for each reason to ignore records, by the name of the counter that counts them."""
     return {name: F.col(EXCLUSION) == why for name, why in _COUNTERS.items()}
 
 
-# The record's input ("left", "right"; "" for an operator with one), why it was rejected ("late", "null time", "null
-# key"), its time, and its columns as JSON.
+# The input that the record came from ("left" or "right" of a stream join, "" of a window), why it was rejected ("late",
+# "null time" or "null key"), its event time, and its columns as JSON.
 LATE_RECORD_COLUMNS = {"side": "string", "why": "string", "event_time": "timestamp", "record": "string"}
 
 
 @dataclass(frozen=True, slots=True)
 class Watermarks:
-    """An operator's watermarks: up to these times it has received all records; None before there is one.
+    """The watermarks of an operator: it has received all records with earlier event times, except late ones.
 
-    `before` is the committed watermark when the batch begins; `after` includes the batch and is committed with it.
+    `before` is the watermark at the start of the batch; `after` includes the records of the batch, and is committed
+    with it. None: no watermark yet.
     """
 
     before: datetime | None
@@ -243,7 +257,7 @@ class Watermarks:
 
 @dataclass(frozen=True, slots=True)
 class LateRecords(Spec):
-    """One record with LATE_RECORD_COLUMNS for each record that the operator before rejected."""
+    """One record with LATE_RECORD_COLUMNS for each record that the stream join or window before it rejected."""
 
     kind: ClassVar[str] = "late-records"
     reads_late_records: ClassVar[bool] = True
@@ -265,9 +279,9 @@ class LateRecords(Spec):
 
 
 def to_late_records(frame: DataFrame, why: Column, holds_back: timedelta, side: str = "") -> DataFrame:
-    """Return rejected records for `BatchContext.divert_late_records`; `why` is the reason of each.
+    """Return rejected records in the form that `BatchContext.divert_late_records` takes; `why` is the reason of each.
 
-    `holds_back` is the watermark delay of the operator that rejects them.
+    `holds_back` is the watermark delay of the operator that rejects them, `side` the input that they came from.
     """
     own = [named_column(name) for name in frame.columns if not name.startswith("__")]
     return frame.select(

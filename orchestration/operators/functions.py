@@ -51,9 +51,9 @@ if TYPE_CHECKING:
 def flow_after_function(
     operator: str, flow: Flow, function: Callable[..., object], schema: Schema, *, keeps_partitioning: bool
 ) -> Flow:
-    """Return the flow after a function whose results have `schema`; its partitioning is known by promise only.
+    """Return the flow after a user's function; its partitioning is known only if `keeps_partitioning` promises it.
 
-    Raises PlanningError if the results lack a partitioning column despite the promise.
+    Raises PlanningError if `schema`, the columns of the results, lacks a partitioning column despite the promise.
     """
     if not keeps_partitioning or not flow.partitioned_by:
         return flow.lose(operator)
@@ -65,20 +65,20 @@ def flow_after_function(
 
 @dataclass(frozen=True, slots=True)
 class PickledFunction:
-    """A pickled function, and the import path of the process that pickled it."""
+    """A pickled function, or a pickled object that calls it, and `sys.path` of the process that pickled it."""
 
     pickled: bytes
     path: tuple[str, ...]
 
     def here(self) -> Any:
-        """Return the function, or the call, in the process of a task."""
+        """Unpickle the function or object in this process, a task's, after extending its `sys.path`."""
         # The function's module may be importable only from the driver's import path, such as a script's folder.
         sys.path.extend(place for place in self.path if place not in sys.path)
         return pickle.loads(self.pickled)
 
 
 def pickle_function(operator: str, function: Callable[..., Any], call: object = None) -> PickledFunction:
-    """Return the pickled function, or the pickled `call` of it; raises ConfigurationError if it can't be pickled."""
+    """Pickle `function`, or `call`, an object that calls it; raises ConfigurationError if it can't be pickled."""
     from pyspark import cloudpickle
 
     pickling: Any = cloudpickle
@@ -98,10 +98,10 @@ _ROWS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class RecordCall:
-    """How an operator calls a function: with a record, and with the struct in the column `entry` if there is one.
+    """How an operator calls a user's function: with a record, and with its entry if `entry` names a column of entries.
 
-    The function returns a dictionary with the columns of `schema`, any number of them with `several`, or None. Errors
-    contain the position of the record in its `stream`, but no values of `sensitive` columns.
+    The function returns a dictionary with the columns of `schema`, or None; with `several`, any number of dictionaries.
+    Errors contain the position of the record in its `stream`, but no values of `sensitive` columns.
     """
 
     operator: str
@@ -114,9 +114,9 @@ class RecordCall:
 
 
 def call_in_tasks(frame: DataFrame, call: RecordCall, kept: Sequence[str]) -> DataFrame:
-    """Return a record for each result of the function: the columns `kept` of its source record, and its own.
+    """Return a record for each result: the columns `kept` of the record that the function got, and those of the result.
 
-    If a record may have several results, each gets an ordinal.
+    If the function returns several results for a record, each gets an ORDINAL. It is called in Spark tasks.
     """
     from pyspark.sql.types import StringType, StructField, StructType
 
@@ -129,7 +129,7 @@ def call_in_tasks(frame: DataFrame, call: RecordCall, kept: Sequence[str]) -> Da
 
 
 def call_in_process(records: pa.Table, call: RecordCall, kept: Sequence[str]) -> pa.Table:
-    """Return the same for records in memory, calling the function in this process."""
+    """Do what `call_in_tasks` does for records in memory, calling the function in this process."""
     names = [name for name in kept if not (call.several and name == ORDINAL)]
     fields = [pa.field(name, records.schema.field(name).type) for name in names]
     fields += [pa.field(ORDINAL, pa.string()), *call.schema.to_arrow()] if call.several else call.schema.to_arrow()
@@ -138,7 +138,7 @@ def call_in_process(records: pa.Table, call: RecordCall, kept: Sequence[str]) ->
 
 
 def validate_record_function(what: str, function: object, schema: object, *given: str) -> None:
-    """Raise ConfigurationError unless this is a function of the arguments `given` with a schema."""
+    """Raise ConfigurationError unless `function` takes the arguments `given`, and `schema` declares its results."""
     if not callable(function):
         raise errors.ConfigurationError(f"{what} got {function!r}.", "Pass a function.", argument="function")
     check_plain_function(what, function, "function", *given)
@@ -199,7 +199,7 @@ def check_readable_records(
 
 
 def _call_function(call: RecordCall, arguments: tuple[Any, ...], batch: pa.RecordBatch, row: int) -> Iterator[Record]:
-    """Yield the function's results for one record; the only place that runs the user's code.
+    """Yield the function's results for one record. Only this function runs the user's code.
 
     Errors contain the record and its position.
     """
@@ -220,7 +220,7 @@ def _call_function(call: RecordCall, arguments: tuple[Any, ...], batch: pa.Recor
                 step = "Return a dictionary of exactly these, None where there is no value; or correct schema=."
                 raise _result_error(call, problem, step, arguments[0], batch, row)
             yield dict(result)
-    except errors.SchemaMismatchError as error:  # of what the function called with the record
+    except errors.SchemaMismatchError as error:  # raised by what the user's function called
         raise _result_error(call, error.problem.rstrip("."), error.next_step, arguments[0], batch, row) from None
     except errors.AdjunctError:
         raise
@@ -231,7 +231,7 @@ def _call_function(call: RecordCall, arguments: tuple[Any, ...], batch: pa.Recor
 
 
 def record_position(batch: pa.RecordBatch, row: int, stream: str | None) -> dict[str, Any]:
-    """Return where a record was read, as far as that is known, as the facts of an error."""
+    """Return the fields of an error that say where a record was read: stream, partition, offset (None if unknown)."""
     place = {name: batch.column(name)[row].as_py() for name in (PARTITION, OFFSET) if name in batch.schema.names}
     offset = str(place[OFFSET]) if OFFSET in place else None
     return {"stream": stream, "partition": place.get(PARTITION), "offset": offset}
@@ -292,7 +292,7 @@ _NUMBER, _ELEMENT = "__number", "__element"
 
 @dataclass(frozen=True, slots=True)
 class Explode(Spec):
-    """A record for each element of an array or map: all columns, and the element as `name`, replacing one of that name.
+    """A record for each element of an array or map: all columns, and the element as column `name`, new or replaced.
 
     A record without elements is dropped, or kept with null if `keep_empty`.
     """
@@ -311,7 +311,7 @@ class Explode(Spec):
 
     @property
     def _as_columns(self) -> WithColumns:
-        """The operator with the same effect on columns."""
+        """An operator that changes columns in the same way, by which columns and partitioning are planned."""
         return WithColumns(((self.name, f"explode({self.expression})"),))
 
     def derive_columns(self, context: PlanContext, arriving: Sequence[Columns]) -> Columns:
@@ -382,7 +382,7 @@ class FlatMap(Spec):
 def build_flat_map(
     after: str, what: str | RecordFunction, schema: Schema | None, keep_empty: bool, keeps_partitioning: bool
 ) -> Explode | FlatMap:
-    """Return the operator for a user's arguments, after the operator `after`."""
+    """Return the operator for a user's arguments; `after` is the id of the operator before it, for errors."""
     place = f"flat_map after {after}"
     if isinstance(what, str):
         if schema is not None or keeps_partitioning:

@@ -1,17 +1,15 @@
-"""`Join`, which adds the columns of a dataset's entries, `JoinFunction`, and `AsOfJoin`, by the record's own time."""
+"""`Join`, which adds the columns of a dataset's entries, and `JoinFunction`, which calls a function with them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 from functools import reduce
-from operator import and_, or_
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, TypeAlias
+from operator import and_
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.sources.entries import derive_stored_schema
-from dagster_adjunct.assets.versions.version import TOMBSTONE
 from dagster_adjunct.orchestration.operators.columns import (
     check_added_names,
     first_duplicate,
@@ -19,13 +17,10 @@ from dagster_adjunct.orchestration.operators.columns import (
     plain_column,
     require_columns,
     split_alias,
-    tie_breakers,
     validate_column_names,
 )
-from dagster_adjunct.orchestration.operators.event_time import TIME_TYPES
 from dagster_adjunct.orchestration.operators.functions import RecordCall, RecordFunction
 from dagster_adjunct.orchestration.operators.operator import (
-    AsOf,
     ComparedColumn,
     Match,
     PassThroughSpec,
@@ -33,14 +28,11 @@ from dagster_adjunct.orchestration.operators.operator import (
     Requirement,
     check_equal_types,
 )
-from dagster_adjunct.orchestration.operators.stream_facts import CURRENT, Catalog, ColumnFacts, Columns, LineageNode
-from dagster_adjunct.resources.bucketing.files import IS_FIRST, VALID_FROM, VALID_TO
+from dagster_adjunct.orchestration.operators.stream_facts import Catalog, ColumnFacts, Columns, LineageNode
 from dagster_adjunct.resources.common import argument_error
-from dagster_adjunct.resources.errors import ConfigurationError, OperatorFailedError, PlanningError, SchemaMismatchError
-from dagster_adjunct.resources.lazy_modules import F, pc
+from dagster_adjunct.resources.errors import ConfigurationError, PlanningError, SchemaMismatchError
+from dagster_adjunct.resources.lazy_modules import F
 from dagster_adjunct.resources.schemas.schema import Schema, named_column, quote_name
-from dagster_adjunct.resources.streams.system import OFFSET, PARTITION
-from dagster_adjunct.resources.user_code import MASKED, truncate_text
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -50,14 +42,12 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.step.in_process_batch import ArrowBatch
 
 
-# Types of keys that are equal for Arrow exactly where they are for Spark.
+# Types of keys whose values are equal in Arrow exactly if they are equal in Spark.
 _EXACT = frozenset(
     {"string", "tinyint", "smallint", "int", "bigint", "boolean", "date", "timestamp", "decimal", "binary"}
 )
 MATCHED = "__matched"
 """True if a joined record has an entry, else null."""
-BEFORE_HISTORY, NO_TIME = "__before_history", "__no_time"
-"""Whether the time of an as-of joined record is before the history of its key, and whether it is null."""
 
 How = Literal["inner", "left"]
 On: TypeAlias = str | Sequence[str] | Mapping[str, str]
@@ -66,7 +56,7 @@ Pairs: TypeAlias = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True, slots=True)
 class SelectedColumn:
-    """A column to add, its name in the joined record, and its type where a user gave one."""
+    """A `column` of the dataset or table to add, its `name` in the joined record, and its type if the user gave one."""
 
     column: str
     name: str
@@ -81,7 +71,7 @@ def check_match_rate(operator: str, rate: float | None) -> None:
 
 
 def parse_on(operator: str, on: On) -> Pairs:
-    """Return pairs (stream column, column of the other side), as the user gave them."""
+    """Return pairs (stream column, column of the other side) in the order in which the user gave them."""
     if isinstance(on, Mapping):
         return tuple((str(stream), str(entry)) for stream, entry in on.items())
     return tuple((column, column) for column in validate_column_names(f"{operator}: on=", on))
@@ -90,7 +80,10 @@ def parse_on(operator: str, on: On) -> Pairs:
 def pair_key_columns(
     operator: str, kind: Literal["dataset", "table"], name: str, key: Sequence[str], on: On
 ) -> tuple[tuple[str, str], ...]:
-    """Return pairs (stream column, key column) in the order of the dataset's or table's key."""
+    """Return pairs (stream column, key column) in the order of the dataset's or table's key.
+
+    Raises PlanningError unless `on` compares each column of the key with one column of the stream.
+    """
     dataset = name if kind == "dataset" else None
     shown = f"the key of {kind} {name!r} ({', '.join(key)})"
     by_column: dict[str, str] = {}
@@ -113,7 +106,7 @@ def pair_key_columns(
 
 
 def require_keys(operator: str, on: Pairs, stream: Columns, other: str, key: Sequence[str]) -> None:
-    """Raise PlanningError if the stream certainly lacks a column that is compared with the `key` of `other`."""
+    """Raise PlanningError if the stream certainly lacks a column of `on`; `key` is that of the other side."""
     step = f"Correct on=, or join before the column is dropped; the key of {other} is {', '.join(key)}."
     require_columns(operator, "the stream", tuple(name for name, _ in on), stream.names, step)
 
@@ -126,7 +119,7 @@ def describe_on(on: Pairs) -> str:
 def select_columns(
     select: tuple[SelectedColumn, ...] | None, on: Pairs, prefix: str, columns: Iterable[str]
 ) -> tuple[SelectedColumn, ...]:
-    """Return the columns to add of the other side's: those of `select`, by default all but its key."""
+    """Return the columns to add: those of `select`, by default all `columns` of the other side except its key."""
     keys = {other for _, other in on}
     if select is not None:
         return select
@@ -134,7 +127,7 @@ def select_columns(
 
 
 def parse_selection(operator: str, select: Sequence[str] | None, prefix: str) -> tuple[SelectedColumn, ...] | None:
-    """Return the columns of `select`: "year as plane_year" with that name, plain names with `prefix`."""
+    """Return the columns that the user selected: "year as plane_year" gets that name, a plain name gets `prefix`."""
     if select is None:
         return None
     chosen = []
@@ -155,7 +148,7 @@ def parse_selection(operator: str, select: Sequence[str] | None, prefix: str) ->
 
 @dataclass(frozen=True, slots=True)
 class Join(PassThroughSpec):
-    """Records with the columns of their entry in a dataset.
+    """Records joined with the columns of their entry in a dataset.
 
     `on` has pairs (stream column, dataset column) in the order of the dataset's key. `select` None means all columns of
     the dataset except its key, with `prefix` before their names. `min_match_rate` is the fraction of records that must
@@ -208,8 +201,10 @@ class Join(PassThroughSpec):
         return [ComparedColumn(one, own.get(one), f"{other!r} {name}", others.get(other)) for one, other in self.on]
 
     def _join_columns(self, operator: str, stream: Columns, entries: Columns, dataset: AdjunctDataset) -> Columns:
-        """Return the columns of joined records; raises PlanningError for missing and duplicate ones, and for keys of
-        different types."""
+        """Return the columns of joined records.
+
+        Raises PlanningError for missing and duplicate columns, and for keys of different types.
+        """
         require_keys(operator, self.on, stream, f"dataset {dataset.name}", dataset.key)
         side = f"dataset {dataset.name} (input {dataset.input})"
         require_columns(
@@ -237,7 +232,7 @@ class Join(PassThroughSpec):
     def _joined(
         self, operator: str, frame: DataFrame, entries: DataFrame, added: Sequence[Column], batch: BatchContext
     ) -> DataFrame:
-        """Return the records with these columns of their entries."""
+        """Return the records joined with the columns `added` of their entries; matches are counted."""
         keys = [f"__key_{index}" for index in range(len(self.on))]
         side = entries.select(
             *[named_column(entry).alias(key) for (_, entry), key in zip(self.on, keys, strict=True)],
@@ -267,13 +262,19 @@ class Join(PassThroughSpec):
     def _joined_here(
         self, operator: str, table: Any, chosen: Sequence[SelectedColumn] | None, batch: ArrowBatch
     ) -> Any:
-        """Return the records with these columns of their entries, or with the entry as one struct."""
+        """Return the records joined, in this process, with the `chosen` columns of their entries.
+
+        With `chosen` None, the whole entry is added, as the struct `_ENTRY`.
+        """
         self._check(operator, Columns.of_schema(batch.output_schema(table)), batch.schema_of(self.dataset), batch)
         joined, matched = batch.join(operator, table, self.dataset, self.on, chosen, _ENTRY)
         return joined.filter(matched) if self.how == "inner" else joined
 
     def _check(self, operator: str, arriving: Columns, schema: Schema, batch: BatchContext | ArrowBatch) -> None:
-        """Check the records, and the entries of the batch's version, before they are joined."""
+        """Check the columns of the arriving records against `schema`, that of the version which the batch joins.
+
+        Raises PlanningError as planning does, now that all types are known.
+        """
         self._join_columns(operator, arriving, Columns.of_schema(schema), batch.app.dataset(self.dataset))
 
 
@@ -288,14 +289,14 @@ def build_join(
     min_match_rate: float | None,
     **more: Any,
 ) -> Join:
-    """Return the join for a user's arguments; `operator` is its id, and `more` has the other fields of its kind."""
+    """Return the join for a user's arguments; `operator` is its id, `more` has the fields that only `kind` has."""
     check_match_rate(operator, min_match_rate)
     pairs = pair_key_columns(operator, "dataset", dataset.name, dataset.key, on)
     return kind(dataset.name, pairs, how, parse_selection(operator, select, prefix), prefix, min_match_rate, **more)
 
 
 def source_schema(dataset: AdjunctDataset, catalog: Catalog) -> Schema | None:
-    """Return the schema of a dataset's source, None where it is unknown."""
+    """Return the schema of a dataset's source records, None if it is unknown."""
     if not isinstance(dataset.input, str):
         return dataset.input.schema
     facts = catalog.get(dataset.input)
@@ -307,9 +308,9 @@ _ENTRY = "__entry"
 
 @dataclass(frozen=True, slots=True)
 class JoinFunction(Join):
-    """Records with the columns that `function(record, entry)` returns; None drops the record.
+    """Records with the columns that `function(record, entry)` returns added; if it returns None, the record is dropped.
 
-    An inner join calls it for records with an entry, a left join for all, with None for a missing entry.
+    An inner join calls it for records with an entry only, a left join for all records: a missing entry is None.
     """
 
     kind: ClassVar[str] = "join"
@@ -347,192 +348,3 @@ class JoinFunction(Join):
     def _call(self, operator: str, batch: BatchContext | ArrowBatch) -> RecordCall:
         stream, sensitive = batch.stream_of(operator), batch.sensitive(operator)
         return RecordCall(operator, self.function, self.schema, entry=_ENTRY, stream=stream, sensitive=sensitive)
-
-
-_FROM, _TO, _FIRST, _ROW_ENTRY = "__row_from", "__row_to", "__row_first", "__row_entry"
-_BEGINS = "__row_begins"
-"""The begin of the key's history, in the row that matches earlier times; null in others."""
-
-
-@dataclass(frozen=True, slots=True)
-class TimedRows:
-    """The rows of a dataset over time: the columns of `schema`, and the interval in which each row was valid.
-
-    Intervals of one key do not overlap. A deletion is a row, too. `__first` marks the row before which nothing is known
-    of the key. Before `known_from`, the history of a key without such a row is unknown; None means never.
-    """
-
-    frame: DataFrame
-    schema: Schema
-    known_from: datetime | None
-
-
-@dataclass(frozen=True, slots=True)
-class AsOfJoin(Join):
-    """Records with the columns of the entry that was valid at the time in their column `as_of.column`.
-
-    The dataset's rows of a key have intervals that do not overlap. One row also matches all times before the first row:
-    the first row itself, or, if that is a deletion and the oldest entry is wanted, the first entry. So a record matches
-    at most one row, by equality on the key, which decides the bucket, and a comparison of times within it. The row
-    tells whether the record is from before the history, or from a time when its key was deleted.
-    """
-
-    kind: ClassVar[str] = "join"
-    as_of: AsOf = field(kw_only=True)
-
-    @property
-    def match(self) -> Match:
-        return Match(self.dataset, self.min_match_rate, as_of=self.as_of)
-
-    def summary(self) -> str:
-        return f"{Join.summary(self)} as of {self.as_of.column}"
-
-    def _join_columns(self, operator: str, stream: Columns, entries: Columns, dataset: AdjunctDataset) -> Columns:
-        step = "Correct as_of=, or join before the column is dropped."
-        time = self.as_of.column
-        require_columns(operator, "the stream", (time,), stream.names, step)
-        kind = (stream.types or {}).get(time)
-        if kind is not None and kind not in TIME_TYPES:
-            is_text = kind in ("string", "timestamp_ntz")
-            converted = f"cast({time} as timestamp)" if is_text else f"timestamp_millis({time})"
-            problem = f"{operator}: the stream's {time!r} is {kind}: expected timestamp or date."
-            step = f'Convert it first, for example .with_columns({time}="{converted}").'
-            raise PlanningError(problem, step, column=time, dataset=self.dataset, operator=operator)
-        return Join._join_columns(self, operator, stream, entries, dataset)
-
-    def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
-        if batch.reading == CURRENT:
-            return Join.compile(self, operator, frames, batch)
-        (frame,) = frames
-        over = batch.over_time(self.dataset)
-        self._check(operator, Columns.of_frame(frame), over.schema, batch)
-        keys = [f"__key_{index}" for index in range(len(self.on))]
-        matched = self._match(frame, keys, over, batch)
-        if self._failing:
-            matched = batch.materialize(operator, matched)
-            self._check_times(operator, matched, batch)
-        counted = batch.count_matches(operator, self.dataset, matched)
-        kept = counted.filter(MATCHED) if self.how == "inner" else counted
-        return kept.drop(*keys, _FROM, _TO, _BEGINS, _ROW_ENTRY, BEFORE_HISTORY, NO_TIME, MATCHED)
-
-    def _match(self, frame: DataFrame, keys: Sequence[str], over: TimedRows, batch: BatchContext) -> DataFrame:
-        """Return the records with their matching rows and the columns MATCHED, BEFORE_HISTORY and NO_TIME.
-
-        `__matched` is null where the record has no entry.
-        """
-        added = self.selection(over.schema.names)
-        side = self._side(over, keys, scattered=not batch.app.dataset(self.dataset).partition_by)
-        side = batch.hint_join(self.dataset, side)
-        stream = [frame[quote_name(name)] for name, _ in self.on]
-        same = reduce(and_, [mine == side[key] for mine, key in zip(stream, keys, strict=True)])
-        at = frame[quote_name(self.as_of.column)].cast("timestamp")
-        during = (at >= side[_FROM]) & (side[_TO].isNull() | (at < side[_TO]))
-        joined = frame.join(side, same & (during | (at < side[_BEGINS])), "left")
-        time, row = named_column(self.as_of.column).cast("timestamp"), F.col(_ROW_ENTRY)
-        early = row.isNotNull() & (time < F.col(_FROM))
-        entry = row & (F.lit(True) if self.as_of.before_history == "oldest" else ~early)
-        there = {chosen.name for chosen in added}
-        return joined.select(
-            *[
-                F.when(entry, named_column(name)).alias(name) if name in there else named_column(name)
-                for name in joined.columns
-            ],
-            F.when(entry, True).alias(MATCHED),
-            F.coalesce(early | self._pruned(row, time, over), F.lit(False)).alias(BEFORE_HISTORY),
-            time.isNull().alias(NO_TIME),
-        )
-
-    def _side(self, over: TimedRows, keys: Sequence[str], *, scattered: bool) -> DataFrame:
-        """Return the rows over time with unique column names; rows of a key are in any partition if `scattered`."""
-        from pyspark.sql import Window
-
-        side = over.frame.select(
-            *[named_column(entry).alias(key) for (_, entry), key in zip(self.on, keys, strict=True)],
-            *[named_column(chosen.column).alias(chosen.name) for chosen in self.selection(over.schema.names)],
-            F.col(VALID_FROM).alias(_FROM),
-            F.col(VALID_TO).alias(_TO),
-            F.col(IS_FIRST).alias(_FIRST),
-            (~F.col(TOMBSTONE)).alias(_ROW_ENTRY),
-        )
-        begins = F.when(F.col(_FIRST), F.col(_FROM))
-        if self.as_of.before_history == "oldest":
-            side = side.coalesce(1) if scattered else side
-            of_key = Window.partitionBy(*keys)
-            oldest = F.coalesce(F.min(F.when(F.col(_ROW_ENTRY), F.col(_FROM))).over(of_key), F.min(_FROM).over(of_key))
-            begins = F.when(F.col(_FROM) == oldest, F.min(begins).over(of_key))
-        return side.withColumn(_BEGINS, begins).drop(_FIRST)
-
-    def _pruned(self, row: Column, time: Column, over: TimedRows) -> Column:
-        """Whether a record without a row is from a time whose history was dropped."""
-        if over.known_from is None:
-            return F.lit(False)
-        known = reduce(and_, [named_column(name).isNotNull() for name, _ in self.on])
-        return row.isNull() & known & (time < F.lit(over.known_from))
-
-    def compute(self, operator: str, tables: Sequence[Any], batch: ArrowBatch) -> Any:
-        if batch.reading == CURRENT:
-            return Join.compute(self, operator, tables, batch)
-        (table,), schema = tables, batch.schema_over_time(self.dataset)
-        self._check(operator, Columns.of_schema(batch.output_schema(table)), schema, batch)
-        chosen = self.selection(schema.names)
-        joined, matched = batch.join_as_of(operator, table, self.dataset, self.on, chosen, self.as_of)
-        if self._failing:
-            wrong = joined.filter(reduce(pc.or_, [joined.column(name) for name in self._failing]))
-            places = (PARTITION, OFFSET, *tie_breakers(wrong.column_names))
-            for record in wrong.sort_by([(name, "ascending") for name in places]).slice(0, 1).to_pylist():
-                self._raise_for_time(operator, record, batch)
-        joined = joined.drop_columns([BEFORE_HISTORY, NO_TIME])
-        return joined.filter(matched) if self.how == "inner" else joined
-
-    @property
-    def _failing(self) -> list[str]:
-        """The flags of records that fail the batch."""
-        fails = {BEFORE_HISTORY: self.as_of.before_history == "error", NO_TIME: self.as_of.on_null_time == "fail"}
-        return [name for name, is_failure in fails.items() if is_failure]
-
-    def _check_times(self, operator: str, matched: DataFrame, batch: BatchContext) -> None:
-        """Raise OperatorFailedError for the first record, by position, that must fail the batch."""
-        wrong = reduce(or_, [F.col(name) for name in self._failing])
-        record = batch.first(matched.where(wrong).orderBy(PARTITION, OFFSET, *tie_breakers(matched.columns)))
-        if record is not None:
-            self._raise_for_time(operator, record.asDict(), batch)
-
-    def _raise_for_time(self, operator: str, record: Mapping[str, Any], batch: BatchContext) -> NoReturn:
-        hidden = {name.lower() for name in batch.sensitive(operator)}
-        hidden_entries = {name.lower() for name in batch.app.dataset(self.dataset).sensitive}
-
-        def describe(name: str, entry: str = "") -> str:
-            is_hidden = name.lower() in hidden or entry.lower() in hidden_entries
-            value = record[name]
-            value = value.replace(tzinfo=None) if isinstance(value, datetime) else value  # it is in UTC
-            return f"{name} = {MASKED if is_hidden else truncate_text(str(value))}"
-
-        key = ", ".join(describe(stream, entry) for stream, entry in self.on)
-        stream, partition, offset = batch.stream_of(operator), record[PARTITION], str(record[OFFSET])
-        place = "" if stream is None else f" (at {stream}.{partition} offset {offset})"
-        what = f"from before the history of dataset {self.dataset}: {describe(self.as_of.column)}{place}"
-        step = 'Load the entries of that time, or choose before_history="null" or "oldest" for such records.'
-        if record[NO_TIME]:
-            what = f"joined with dataset {self.dataset} as of {self.as_of.column}, which is null{place}"
-            step = 'Correct the record, or join such records with no entry: on_null_time="null".'
-        problem = f"{operator}: a record of {key} is {what}."
-        raise OperatorFailedError(problem, step, operator=operator, stream=stream, partition=partition, offset=offset)
-
-
-def check_as_of(operator: str, dataset: AdjunctDataset, as_of: str) -> None:
-    """Raise ConfigurationError for an empty `as_of`, and PlanningError for a dataset without a history."""
-    if not as_of:
-        expected = "the name of the stream's column with the record's time, a timestamp or a date"
-        raise argument_error(f"{operator} has as_of={as_of!r}", expected, argument="as_of", operator=operator)
-    if dataset.following.history is not None or dataset.valid_from is not None:
-        return
-    if dataset.is_local:
-        problem = "is a local table, which keeps current entries only"
-        step = "Join it without as_of=, or use an unbounded dataset with history=."
-    elif dataset.follows_changes:
-        problem, step = "keeps no history", 'Declare it with history=timedelta(days=…), or "all".'
-    else:
-        problem = "does not declare from when its versions are valid"
-        step = 'Declare it, for example valid_from="name".'
-    problem = f"{operator}: dataset {dataset.name!r} is joined as of a time, but {problem}."
-    raise PlanningError(problem, step, dataset=dataset.name, operator=operator)

@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 
 
 def find_schemas_in_fields(spec: object) -> Iterator[Schema]:
-    """Yield the schemas in the fields of a dataclass, also nested ones; none for other objects."""
+    """Yield the schemas in the fields of a dataclass, at any depth; none for an object that is no dataclass."""
     for member in fields(spec) if is_dataclass(spec) else ():
         yield from find_schemas(getattr(spec, member.name))
 
 
 def find_schemas(value: object) -> Iterator[Schema]:
-    """Yield the schemas in a value: in dataclasses, sequences and mappings, also nested ones.
+    """Yield the schemas in a value, at any depth of dataclasses, sequences and mappings.
 
     Callables are skipped: a user's function may hold anything.
     """
@@ -75,7 +75,7 @@ class AsOf:
 class Match:
     """A lookup of each record in a dataset, or else in a remote table.
 
-    `min_rate` is the fraction of records that must have an entry. Without `as_of`, entries are current ones.
+    `min_rate` is the fraction of records that must have an entry. With `as_of` None, the current entry is looked up.
     """
 
     dataset: str | None
@@ -85,14 +85,14 @@ class Match:
 
     @property
     def node(self) -> LineageNode:
-        """What the records are looked up in."""
+        """The dataset or table that the records are looked up in."""
         return LineageNode("table", self.table or "") if self.dataset is None else LineageNode("dataset", self.dataset)
 
 
 class Spec(ABC):
-    """One operator. Its abstract members and `kind` are required; the others have defaults.
+    """An operator: how it is planned, computed and shown. A subclass must define the abstract members and `kind`.
 
-    Sequences with one item per input are in the order of the inputs.
+    "It" is the operator. Sequences with one item per input, such as `arriving`, are in the order of its inputs.
     """
 
     __slots__ = ()
@@ -105,10 +105,11 @@ class Spec(ABC):
 
     @abstractmethod
     def derive_columns(self, context: PlanContext, arriving: Sequence[Columns]) -> Columns:
-        """Return the columns of the records that leave it.
+        """Return the columns of the records that leave it, given those of the records that arrive.
 
         Raises PlanningError for a column that is known to be missing or duplicate, or whose type certainly does not
-        fit. Columns whose types have to fit others are passed on to the planner (`PlanContext`).
+        fit. Columns that must have the type of another column are added to `context`: the planner notes those whose
+        types are unknown.
         """
 
     @abstractmethod
@@ -123,21 +124,25 @@ class Spec(ABC):
         """
 
     def spark_need(self, context: PlanContext, arriving: Sequence[Columns]) -> str:
-        """Return what of it needs Spark, as a noun phrase; "" if `compute` certainly gives the same records."""
+        """Return why it needs Spark, as a noun phrase ("a DataFrame function"); "" if it does not.
+
+        Then `compute` must return exactly the records that `compile` returns.
+        """
         return f"operator {self.kind}"
 
     def compute(self, operator: str, tables: Sequence[Any], batch: ArrowBatch) -> Any:
-        """Return the records that leave the operator, as Arrow tables like those that arrive, in this process.
+        """Return the records that leave the operator as an Arrow table, computed in this process without Spark.
 
-        Called only if nothing of it needs Spark. By default `compile`, for operators that leave all to the batch.
+        Called only if `spark_need` returns "". By default it calls `compile`, for operators that only call methods of
+        the batch, which both kinds of batches have.
         """
         return self.compile(operator, tables, batch)
 
     @property
     def role(self) -> Role | None:
-        """The role of the stream that begins here; None where records stay in their partitions.
+        """The role of the stream that begins at this operator; None if records stay in their partitions.
 
-        Its name is that of the stream that the operator `reads` or `writes`, otherwise made of the operator's id.
+        The stream has the name of the one that the operator `reads` or `writes`, else APPLICATION-OPERATOR.
         """
         return None
 
@@ -148,12 +153,12 @@ class Spec(ABC):
 
     @property
     def reads(self) -> str | None:
-        """The stream that it reads; None where records come from other operators only."""
+        """The name of the input stream that it reads; None if it gets records only from other operators."""
         return None
 
     @property
     def event_time(self) -> EventTime | None:
-        """The event time of the records that it reads."""
+        """The declared event time of the stream that it `reads`, or None."""
         return None
 
     @property
@@ -164,17 +169,17 @@ class Spec(ABC):
 
     @property
     def writes(self) -> str | None:
-        """The declared output stream or table that records are sent to."""
+        """The name of the output stream, table or function that it sends records to, or None."""
         return None
 
     @property
     def send(self) -> TableSend | None:
-        """How records are sent to a remote table, or None."""
+        """The options of its send to a remote table; None if it sends to none."""
         return None
 
     @property
     def feeds(self) -> str | None:
-        """The declared dataset that its records are written to, or None."""
+        """The name of the dataset (a local table, or one fed by a stream) that it sends records to, or None."""
         return None
 
     @property
@@ -184,106 +189,119 @@ class Spec(ABC):
 
     @property
     def states(self) -> Sequence[str]:
-        """The names of its state tables, without the application's name."""
+        """The names of its state tables, without the prefix APPLICATION-."""
         return ()
 
     @property
     def keeps_partitioning(self) -> bool:
-        """Whether the user promises that a function leaves records in their partitions."""
+        """Whether the user promises that a function leaves records in their partitions, with the same key columns."""
         return False
 
     diverts_late_records: ClassVar[bool] = False
-    """Whether it passes its late records to the operator after it (`LateRecords`)."""
+    """Whether its late records can be read by an operator after it (`LateRecords`)."""
     reads_late_records: ClassVar[bool] = False
     """Whether it reads the late records of the operator before it."""
     assigns_positions: ClassVar[bool] = False
-    """Whether records that leave have new positions instead of those of an input (`make_records`)."""
+    """Whether the records that leave it have new positions instead of those of an input (`make_records`)."""
 
     @property
     def needs_tasks(self) -> bool:
-        """Whether it is computed in tasks however few its records are, because one may become several, or a function is
-        called by task.
+        """Whether a batch with it is read and written by Spark tasks however few its records are.
+
+        True if one record may become many, or if a function is called once per task.
         """
         return True
 
     @property
     def moves(self) -> int:
-        """The maximum number of exchanges of its own rows in a batch, which a plan does not list."""
+        """How many exchanges at most its `compile` adds for rows of its own. Plans do not list them."""
         return 0
 
     takes_partition_by: ClassVar[bool] = False
-    """Whether it has the argument `partition_by`: a subset of its key that records are partitioned by."""
+    """Whether users can give it `partition_by`, the columns of its key by which its input must be partitioned."""
 
     @property
     def over_time(self) -> str | None:
-        """The name of its state and watermarks; None for a stateless operator."""
+        """The name under which its state and watermarks are stored; None for an operator without state over time."""
         return None
 
     @property
     def emits_updates(self) -> bool:
-        """Whether a changed result is emitted again, until it is final."""
+        """Whether it emits a result again each time that it changes, until the result is final."""
         return False
 
     @property
     def keeps_only_final(self) -> bool:
-        """Whether it filters updated results to those that are final."""
+        """Whether it drops all updates of results except the final one, as a filter by `final` does."""
         return False
 
     @property
     def watermark_delay(self) -> timedelta:
-        """How far event times of its results may be below the watermark of its input."""
+        """By how much the event times of its results may be below the watermark of its input."""
         return timedelta(0)
 
     @property
     def max_result_delay(self) -> timedelta:
-        """How much later than an input record's time the time of its results may be."""
+        """By how much the event time of a result may be later than that of a record that it is made of."""
         return timedelta(0)
 
     @property
     def record_retention(self) -> timedelta:
-        """For how long after its time a record may be needed; the sum must not exceed the year 9999."""
+        """How long after its event time a record may be needed. The sum of both must be before the year 10000."""
         return timedelta(0)
 
     @property
     def is_side_output(self) -> bool:
-        """Whether records are written and also continue, in their partitions."""
+        """Whether it writes the records and also passes them on, in the partitions in which they arrived."""
         return self.writes is not None and self.role is None
 
     def call(self, operator: str, app: Application) -> PlannedCall | None:
-        """Return its call of a table or function outside the batch, or None."""
+        """Return the call, a lookup or a sink, that it makes for its records and that plans list; or None."""
         return None
 
     def target(self, app: Application) -> LineageNode | None:
-        """Return the asset that the records are sent to."""
+        """Return the asset that it sends records to, or None."""
         return None
 
     def requirements(self, app: Application) -> Sequence[Requirement | None]:
-        """Return the required partitioning of each input, None for any; () if there is none at all."""
+        """Return the partitioning that it requires of each input, None if any will do; () if it requires nothing."""
         return ()
 
     def changed(self, app: Application, arriving: Columns) -> ChangedColumns | None:
-        """Return the table's columns that it changes, given those of its input; None for all, or if unknown."""
+        """Return the columns of the remote table that it changes; None for all of them, or if that is unknown.
+
+        `arriving` are the columns of its input.
+        """
         return None
 
     def declared_count(self, context: PlanContext) -> tuple[int | None, str]:
-        """Return the declared partition count of the stream that begins here, None where it is open, and its origin."""
+        """Return the declared partition count of the stream that begins at this operator, and where it was declared.
+
+        The count is None if the planner chooses it.
+        """
         return None, ""
 
     def exchange_before(self, context: PlanContext, flow: Flow, partitions: int) -> Exchange | None:
-        """Return the exchange that writing needs; None where the records are partitioned right, in `partitions`."""
+        """Return the exchange that is needed before it writes; None if the records are partitioned as the target needs.
+
+        `flow` is their partitioning, into `partitions` partitions.
+        """
         return None
 
     def written(self, arriving: Columns) -> Columns:
-        """Return the columns that are written to the target."""
+        """Return the columns that it writes to the target, given those of its input."""
         return arriving
 
     def check_frames(self, operator: str, frames: Sequence[DataFrame], app: Application) -> Columns:
-        """Check the records that arrive, whose types Spark knows, as planning does; return the columns that leave."""
+        """Check the columns again, now that Spark knows their types; return the columns of the records that leave it.
+
+        Raises PlanningError as `derive_columns` does.
+        """
         return self.derive_columns(PlanContext(operator, app, Catalog()), [Columns.of_frame(frame) for frame in frames])
 
 
 def expressions_need(texts: Iterable[str], arriving: Columns) -> str:
-    """Return what of these Spark SQL expressions needs Spark, given the columns that they read; "" for nothing."""
+    """Return why these Spark SQL expressions need Spark, as `Spec.spark_need`; `arriving` are the columns they read."""
     if arriving.types is None or None in arriving.types.values():
         return "columns whose types are not known before it runs"
     types = {name: kind for name, kind in arriving.types.items() if kind is not None}
@@ -292,7 +310,10 @@ def expressions_need(texts: Iterable[str], arriving: Columns) -> str:
 
 
 def names_need(names: Iterable[str], arriving: Columns) -> str:
-    """Return what of finding these names among the columns, and those before them, needs Spark; "" for nothing."""
+    """Return why only Spark can say which columns these names stand for, as `Spec.spark_need`; "" if Python can, too.
+
+    Each name is compared with the arriving columns and with the names before it.
+    """
     known = list(arriving.known)
     for name in names:
         if not is_sure_name(name, known):
@@ -319,7 +340,7 @@ class PassThroughSpec(Spec):
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """A node of the graph: `id` ("join-2-weather"), the ids of its inputs, its spec, and the user's line.
+    """A node of the graph: `id` ("join-2-weather"), the ids of its inputs, its spec, and the user's line that added it.
 
     Operators are ordered by definition, so an operator follows its inputs. A record stays in its partition until the
     next operator that begins a stream.
@@ -345,8 +366,9 @@ BROADCAST: Collection[Role] = ("broadcast-input", "broadcast")
 class PlanContext:
     """The context of planning an operator: its id, its application, and the facts of the streams.
 
-    `counts` has the partition count of each `Flow.stream`, once decided. The operator adds to `compared` what needs
-    equal types, and to `declared` what is written to, or looked up by, columns with declared types.
+    `counts` has the partition count of each `Flow.stream`; None before counts are decided. The operator adds to
+    `compared` pairs of columns that need equal types, and to `declared` columns that are written to, or looked up in,
+    columns of a declared type.
     """
 
     operator: str
@@ -362,8 +384,8 @@ class Flow:
     """The partitioning of records between two operators.
 
     `stream` is the id of the node that determines their partitions: the operator that begins a stream, an inserted
-    exchange, or an operator that merges streams (`merge_flows`). `partitioned_by` is () where it is unknown, since
-    `lost_at`.
+    exchange, or an operator that merges streams (`merge_flows`). `partitioned_by` is () if the partitioning is unknown;
+    `lost_at` is then the id of the operator that lost it, or "" if the input stream has no key.
     """
 
     stream: str
@@ -372,7 +394,7 @@ class Flow:
     lost_at: str = ""
 
     def lose(self, operator: str) -> Flow:
-        """Return the flow with unknown partitioning since this operator, or since an earlier one."""
+        """Return the flow with unknown partitioning, lost at this operator if it was known until then."""
         return (
             self if not self.partitioned_by else replace(self, partitioned_by=(), partitioner=UNKNOWN, lost_at=operator)
         )
@@ -382,8 +404,8 @@ def merge_flows(context: PlanContext, flows: Sequence[Flow]) -> Flow:
     """Return the flow of the merged records of several inputs.
 
     If all inputs are partitioned by the same columns with the same hash, so is the result; an operator that relies on
-    it requires equal partition counts. If the inputs differ, or their counts turn out to differ, the partitioning is
-    unknown. The operator must check that the partitioning columns have the same types in all inputs.
+    that requires equal partition counts of them. If the inputs differ, or once their counts are known to differ, the
+    partitioning is unknown. The merging operator must check that partitioning columns have equal types in all inputs.
     """
     first = flows[0]
     one_stream = all(flow.stream == first.stream for flow in flows)
@@ -415,7 +437,7 @@ class Requirement:
 
 @dataclass(frozen=True, slots=True)
 class ComparedColumn:
-    """A column that is compared with another one ("'id' of dataset planes"); types are None where unknown."""
+    """A column that must have the type of `other` ("'id' of dataset planes"); types are None where unknown."""
 
     column: str
     type: str | None
@@ -424,7 +446,7 @@ class ComparedColumn:
 
 
 def check_equal_types(operator: str, compared: Sequence[ComparedColumn], *, dataset: str | None = None) -> None:
-    """Raise PlanningError for a column that is compared with one of another type; `dataset` is that of the others."""
+    """Raise PlanningError for a pair of columns with different types; `dataset` has the other column of each pair."""
     for pair in compared:
         if pair.type is not None and pair.other_type is not None and types_differ(pair.type, pair.other_type):
             problem = (
@@ -437,9 +459,9 @@ def check_equal_types(operator: str, compared: Sequence[ComparedColumn], *, data
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """A repartitioning before (for partition_by, at) `operator`, into `partitions` by `partitioned_by`.
+    """A repartitioning of one input of `operator` (for partition_by, its own), into `partitions` by `partitioned_by`.
 
-    With `partitioned_by` () records are spread evenly. `input` is the index of the operator's input that moves.
+    With `partitioned_by` () records are spread evenly. `input` is the number of the input, from 0.
     """
 
     operator: str
@@ -452,9 +474,10 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class PlannedCall:
-    """A call outside the batch: a "lookup" in a table, or a "sink", a user's function.
+    """A call that a batch makes for its records: a "lookup" in a remote table, or a "sink", a user's function.
 
-    `guarantee` says how often it is called. `recorded` results are the same when a batch is repeated.
+    `of` names the table or function, `guarantee` says how often it is called. If its results are `recorded`, a repeated
+    batch uses the recorded ones.
     """
 
     operator: str
@@ -465,12 +488,13 @@ class PlannedCall:
 
 
 @dataclass(frozen=True, slots=True)
-class StreamEdge:
-    """One stream of the application.
+class PlannedStream:
+    """A stream that the application reads, writes or makes, or what a declared dataset is built from (a side input).
 
-    `partitions` is None for a broadcast dataset; for another dataset it is the dataset's own count. `count_from` says
-    where the count comes from ("input", "dataset planes", "inferred from dataset planes in join-2-planes"). `dataset`
-    is set on side inputs, `operator` on all others.
+    A side input has the name of its source, and `dataset` is set; for a local table, both are the table's name. All
+    others have the `operator` at which they begin. `partitions` is None for a broadcast dataset; for another dataset it
+    is the dataset's own count. `count_from` says where the count comes from ("input", "dataset planes", "inferred from
+    dataset planes in join-2-planes").
     """
 
     name: str

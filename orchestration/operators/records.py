@@ -70,10 +70,10 @@ OnLost = Literal["fail", "oldest"]
 
 @dataclass(frozen=True, slots=True)
 class Input(Spec):
-    """The records of an input stream, and where reading starts without a checkpoint.
+    """The records of an input stream; `default_offset` is where reading starts without a checkpoint.
 
-    With `broadcast`, the name of the column for the task's number, every task reads all records. With an `event_time`,
-    records have hidden columns with their time and whether they are late.
+    If `broadcast` is given, every task reads all records; it names the column that gets the task's number. With an
+    `event_time`, records have hidden columns with their time and with the watermark that they are behind, if any.
     """
 
     kind: ClassVar[str] = "input"
@@ -115,7 +115,8 @@ class Input(Spec):
         return Flow(context.operator, facts.key, facts.partitioner if facts.key else UNKNOWN)
 
     def declared_count(self, context: PlanContext) -> tuple[int | None, str]:
-        # A broadcast input has a partition per task, which other streams decide: see `add_broadcast_counts`.
+        # A broadcast input has one partition per task. The number of tasks follows from other streams: see
+        # `add_broadcast_counts`.
         facts = require_facts(context.catalog, self.stream, context.operator)
         return facts.partitions if self.broadcast is None else None, "input"
 
@@ -135,7 +136,7 @@ class Input(Spec):
 
 @dataclass(frozen=True, slots=True)
 class Broadcast(PassThroughSpec):
-    """All records once per task, with the task's number in the column `task`."""
+    """All records once per task, with the task's number (from 0) in the column `task`."""
 
     kind: ClassVar[str] = "broadcast"
     role: ClassVar[Role] = "broadcast"
@@ -162,7 +163,10 @@ class Broadcast(PassThroughSpec):
 
 
 def add_task_column(operator: str, what: str, columns: Columns, task: str, method: str) -> Columns:
-    """Return the columns with that of the task's number; raises PlanningError if it exists."""
+    """Return the columns and `task`, the one for the task's number; raises PlanningError if a column has that name.
+
+    `what` has the columns, and `method` is the one that the user called.
+    """
     if task.lower() in map(str.lower, columns.names or ()):
         problem = f"{operator}: {what} has a column {task!r}, which is the name of the column for the task's number."
         step = f'Choose another name: {method}({"task" if method == "broadcast" else "broadcast"}="task_number").'
@@ -171,21 +175,22 @@ def add_task_column(operator: str, what: str, columns: Columns, task: str, metho
 
 
 def check_task_column(task: str, found: str, **about: Any) -> None:
-    """Raise ConfigurationError unless this can be the name of the column for the task's number."""
+    """Raise ConfigurationError unless `task` can name the column for the task's number; `found` says what was given."""
     if plain_column(task) != task or task.startswith("__"):
         raise argument_error(found, 'a plain column name, by default "task"', **about)
 
 
 def copy_for_each_task(records: DataFrame, name: str, tasks: int) -> DataFrame:
-    """Return all records once per task, those of task n in partition n, with its number in the column `name`.
+    """Return all records once per task: those for task n are in partition n, and have n in the column `name`.
 
-    A hidden copy of the number orders the copies of one record when they are merged again, so that a repeated batch
-    sends the same bytes. For records that are copies already, the ordinal contains the earlier task.
+    The hidden column TASK has the number, too: it orders the copies of one record when they are in one partition again,
+    so that a repeated batch sends the same bytes. If the records are copies already, their earlier TASK moves to
+    ORDINAL.
     """
     if TASK in records.columns:
         records = records.withColumn(ORDINAL, ordinal_column(records, F.col(TASK))).drop(TASK)
     numbers = records.sparkSession.range(0, tasks, 1, tasks).select(F.col("id").cast("int").alias(TASK))
-    # The numbers stay in their partitions, and each partition gets all records.
+    # `numbers` has one partition per task. The broadcast join gives each of them all records.
     return numbers.crossJoin(F.broadcast(records)).select(*records.columns, F.col(TASK).alias(name), TASK)
 
 
@@ -233,7 +238,7 @@ class Filter(PassThroughSpec):
 def _check_columns_unchanged(
     operator: str, function: DataFrameFunction, before: Mapping[str, str], after: Mapping[str, str]
 ) -> None:
-    """Raise PlanningError if a filter's function has changed the columns, with which later operators are planned."""
+    """Raise PlanningError if a filter's function has changed the columns: later operators rely on them."""
     name = next((name for name in (*before, *after) if before.get(name) != after.get(name)), None)
     if name is None:
         return
@@ -247,7 +252,7 @@ def _check_columns_unchanged(
 
 
 def build_filter(after: str, condition: str | DataFrameFunction, keeps_partitioning: bool) -> Filter:
-    """Return the filter for a user's arguments, after the operator `after`."""
+    """Return the filter for a user's arguments; `after` is the id of the operator before it, for errors."""
     what = f"filter after {after}"
     if callable(condition):
         check_plain_function(what, condition, "condition", "frame")
@@ -262,7 +267,7 @@ def build_filter(after: str, condition: str | DataFrameFunction, keeps_partition
 
 @dataclass(frozen=True, slots=True)
 class Map(Spec):
-    """Records with other columns: either Spark SQL `expressions`, or one DataFrame `function`."""
+    """Records whose columns are the Spark SQL `expressions`, or what the DataFrame `function` returns."""
 
     kind: ClassVar[str] = "map"
     expressions: tuple[str, ...] = ()
@@ -317,7 +322,7 @@ class Map(Spec):
         return flow.lose(context.operator) if kept is None else replace(flow, partitioned_by=kept)
 
     def _partitioning(self, partitioned_by: tuple[str, ...]) -> tuple[str, ...] | None:
-        """Return the names of the partitioning columns after it, None if one is lost.
+        """Return the names that the partitioning columns have after the map, None if one of them is lost.
 
         A plain name, "dest as faa" and "*" keep a column unchanged.
         """
@@ -357,7 +362,7 @@ class Map(Spec):
 
 
 def build_map(after: str, expressions: Sequence[str | DataFrameFunction], keeps_partitioning: bool) -> Map:
-    """Return the map for a user's arguments, after the operator `after`."""
+    """Return the map for a user's arguments; `after` is the id of the operator before it, for errors."""
     what = f"map after {after}"
     functions = [item for item in expressions if callable(item)]
     texts = tuple(item for item in expressions if isinstance(item, str))
@@ -376,7 +381,7 @@ def build_map(after: str, expressions: Sequence[str | DataFrameFunction], keeps_
 
 @dataclass(frozen=True, slots=True)
 class Merge(Spec):
-    """The records of all inputs, which have the same columns of the same types, in the order of the first input.
+    """The records of all inputs, which have the same columns of the same types; the first input gives their order.
 
     `inputs` are the ids of the input operators.
     """
@@ -408,7 +413,7 @@ class Merge(Spec):
 
     def flow(self, context: PlanContext, arriving: Sequence[Flow]) -> Flow:
         flow = merge_flows(context, arriving)
-        # Another system's client chose the partitions, and several tasks may read one of them.
+        # Partitions by another hash were chosen by the client of another stream system; several tasks may read one.
         return flow if flow.partitioner == SPARK else flow.lose(context.operator)
 
     def _check_names(self, operator: str, first: Sequence[str], source: str, other: Sequence[str]) -> None:
@@ -448,8 +453,8 @@ class Merge(Spec):
         by = batch.required_partitioning(operator)
         first, *others = frames
         if by:
-            # Spark unions partition by partition if all inputs are partitioned alike. It compares the columns' names in
-            # their files, unless an alias with metadata makes them new columns.
+            # If all inputs are partitioned alike, Spark unions partition by partition. To find out, it compares the
+            # names that the columns have in files; an alias with metadata makes it compare the current names.
             first = first.withColumns({name: named_column(name).alias(name, metadata={"merged": 1}) for name in by})
         # Hidden columns that only some inputs have are null for the others.
         merged = reduce(lambda left, right: left.unionByName(right, allowMissingColumns=True), others, first)
@@ -458,7 +463,7 @@ class Merge(Spec):
         partitions = batch.partitions_at(operator)
         if partitions == 1:
             return merged.coalesce(1)
-        # Spark omits this exchange if it knows the partitioning.
+        # Spark omits this exchange if it knows that the records are partitioned so.
         return merged.repartition(partitions, *map(named_column, by))
 
 
@@ -467,7 +472,7 @@ _NAMED = re.compile(r"\sas\s", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class PartitionBy(PassThroughSpec):
-    """An intermediate stream: the records repartitioned by `columns` into `partitions` (None: inferred)."""
+    """An intermediate stream: the records repartitioned by `columns` into `partitions` (None: a planned count)."""
 
     kind: ClassVar[str] = "partition-by"
     role: ClassVar[Role] = "intermediate"
@@ -496,7 +501,7 @@ class PartitionBy(PassThroughSpec):
 
 
 def build_partition_by(after: str, columns: Sequence[str], partitions: int | None) -> PartitionBy:
-    """Return the intermediate stream for a user's arguments, after the operator `after`."""
+    """Return the operator for a user's arguments; `after` is the id of the operator before it, for errors."""
     what = f"partition_by after {after}"
     names = validate_column_names(what, columns)
     if not names:
@@ -505,7 +510,7 @@ def build_partition_by(after: str, columns: Sequence[str], partitions: int | Non
 
 
 def parse_key_columns(columns: Sequence[str]) -> tuple[tuple[str, ...], dict[str, str]]:
-    """Return the names of the columns to partition by, and the expressions of those to compute first."""
+    """Return the names of the columns to partition by, and {name: expression} of those to compute first."""
     # A column may be called "loud name": only "as" names an expression here.
     split = [split_alias(item) if _NAMED.search(str(item)) else (item, None) for item in columns]
     computed = {alias: what for what, alias in split if alias is not None}
@@ -520,7 +525,7 @@ class Select(Map):
 
 
 def build_select(after: str, columns: Sequence[str]) -> Select:
-    """Return the selection for a user's arguments, after the operator `after`."""
+    """Return the operator for a user's arguments; `after` is the id of the operator before it, for errors."""
     if not columns:
         raise ConfigurationError(f"select after {after} names no column.", "Name those to keep.", argument="columns")
     for item in columns:
@@ -536,9 +541,9 @@ def build_select(after: str, columns: Sequence[str]) -> Select:
 
 @dataclass(frozen=True, slots=True)
 class WithColumns(Spec):
-    """All columns, and these: pairs (name, Spark SQL expression over the input's columns).
+    """Records with their columns and further ones: pairs (name, Spark SQL expression over the input's columns).
 
-    An existing column of the name is replaced in place; names ignore case, as in Spark.
+    An existing column of the same name is replaced in place; the case of names is ignored, as in Spark.
     """
 
     kind: ClassVar[str] = "with-columns"
@@ -573,7 +578,7 @@ class WithColumns(Spec):
         return flow.lose(context.operator)
 
     def _kept(self, column: str) -> str | None:
-        """Return the name of a column after it, None if another one replaces it."""
+        """Return the name that an input column has after this operator, None if its values are replaced."""
         for name, expression in self.columns:
             if name.lower() == column.lower():
                 return name if (plain_column(expression) or "").lower() == column.lower() else None
@@ -587,7 +592,7 @@ class WithColumns(Spec):
 
 
 def build_with_columns(after: str, columns: Mapping[str, str]) -> WithColumns:
-    """Return the columns for a user's arguments, after the operator `after`."""
+    """Return the operator for a user's arguments; `after` is the id of the operator before it, for errors."""
     what = f"with_columns after {after}"
     if not columns:
         raise argument_error(f"{what} names no column", 'at least one, such as gross="spent * 1.2"', argument="columns")

@@ -1,4 +1,4 @@
-"""Remote tables in operators: `LookupJoin`, which adds the columns of their records, sends to them, and sinks."""
+"""`LookupJoin`, which adds columns of remote tables, and what sends to remote tables and calls of sinks consist of."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 class SinkContext:
     """The origin of the records of one call of a sink: the application's batch, and their partition.
 
-    `call` counts the calls of a partition, and `attempt` the attempts of its task, both from 0. A repeated batch makes
-    the same calls, so (application, batch, partition, call) identifies a call that was made before.
+    `call` is the number of the call within the partition, `attempt` that of the Spark task's attempt, both from 0. A
+    repeated batch makes the same calls, so (application, batch, partition, call) identifies a call made before.
     """
 
     application: str
@@ -64,9 +64,9 @@ class LookupColumn:
 
 @dataclass(frozen=True, slots=True)
 class TableLookup:
-    """A lookup in the declared `table`: the stream's columns for its key, in order, and the columns to add.
+    """A lookup in the remote table named `table`: `keys` are the stream's columns in the order of the table's key.
 
-    `args` are passed to the table's function.
+    `answers` are the columns to add; `args` are passed to the table's read function.
     """
 
     table: str
@@ -76,18 +76,18 @@ class TableLookup:
 
 
 def function_column_types(function: Any) -> dict[str, str] | None:
-    """Return the columns and types that a table's function declares, or None."""
+    """Return {column: type} as a table's read or write function declares it, or None."""
     column_types: Callable[[], dict[str, str] | None] | None = getattr(function, "column_types", None)
     return None if column_types is None else column_types()
 
 
 def declared_column_types(table: AnyTable) -> dict[str, str] | None:
-    """Return the columns and types that a table's read function declares, or None."""
+    """Return {column: type} as the table's read function declares it, or None."""
     return function_column_types(table.read_function)
 
 
 Problems: TypeAlias = Iterator[tuple[str, str]]
-"""What a table can't do, each with the next step."""
+"""Pairs (what a table can't do, the next step), for errors."""
 
 
 def raise_first_problem(operator: str, table: AnyTable, problems: Problems) -> None:
@@ -97,7 +97,7 @@ def raise_first_problem(operator: str, table: AnyTable, problems: Problems) -> N
 
 
 def function_problems(table: AnyTable, function: Any, args: tuple[object, ...]) -> Problems:
-    """Yield how a table and its function do not fit, each with the next step: other keys, and unsupported `args`."""
+    """Yield why a table can't use its read or write function: they have different keys, or it does not take `args`."""
     name, key = type(function).__name__, getattr(function, "key", None)
     stored = () if key is None else (key,) if isinstance(key, str) else tuple(key)
     if stored and sorted(stored) != sorted(table.key):
@@ -114,7 +114,7 @@ def function_problems(table: AnyTable, function: Any, args: tuple[object, ...]) 
 
 
 def _lookup_problems(table: AnyTable, args: tuple[object, ...]) -> Problems:
-    """Yield why the table does not support lookups, or lookups with these arguments."""
+    """Yield why the table does not support lookups, or not with these `args`."""
     if table.read_function is None:
         yield " has no read function, and records are looked up in it.", "Declare it with read_function=…."
     else:
@@ -122,7 +122,7 @@ def _lookup_problems(table: AnyTable, args: tuple[object, ...]) -> Problems:
 
 
 def check_lookup_key_types(operator: str, table: AnyTable, on: tuple[tuple[str, str], ...], types: Types) -> None:
-    """Raise PlanningError if a column of the stream can't be compared with the table's key column."""
+    """Raise PlanningError if a column of the stream can't be a key, or has another type than the table's column."""
     declared = declared_column_types(table) or {}
     for stream, entry in on:
         kind = (types or {}).get(stream)
@@ -147,7 +147,10 @@ def check_lookup_key_types(operator: str, table: AnyTable, on: tuple[tuple[str, 
 
 
 def check_stored_columns(operator: str, table: AnyTable, lookup: TableLookup, stored: dict[str, str] | None) -> None:
-    """Raise PlanningError if the columns in the store are known and differ from those of the lookup."""
+    """Raise PlanningError if a column to look up is missing in the store or has another type there.
+
+    `stored` is {column: type} as the store reports it, or None: nothing is checked.
+    """
     if stored is None:
         return
     for answer in lookup.answers:
@@ -164,7 +167,10 @@ def check_stored_columns(operator: str, table: AnyTable, lookup: TableLookup, st
 
 
 def lookup_columns(operator: str, table: AnyTable, chosen: Sequence[joins.SelectedColumn]) -> tuple[LookupColumn, ...]:
-    """Return these columns of the table with their Spark types: those that a user gave, else from its function."""
+    """Return the `chosen` columns with their Spark types: as the user gave them, else as the read function declares.
+
+    Raises PlanningError for a column that the table does not have, or whose type is unknown.
+    """
     declared = declared_column_types(table)
     columns = []
     for item in chosen:
@@ -196,7 +202,7 @@ def _no_column(operator: str, table: AnyTable, column: str, there: dict[str, str
 
 @dataclass(frozen=True, slots=True)
 class LookupJoin(PassThroughSpec):
-    """Records with the columns of their key's record in a remote table; records do not move.
+    """Records joined with the columns of the record for their key in a remote table. They stay in their partitions.
 
     `on` has pairs (stream column, table column) in the order of the table's key. `select` None means all declared
     columns of the table except its key, with `prefix` before their names.
@@ -224,7 +230,7 @@ class LookupJoin(PassThroughSpec):
         return PlannedCall(operator, "lookup", self.table, guarantee, recorded=True)
 
     def lookup(self, operator: str, table: AnyTable) -> TableLookup:
-        """Return the lookup, with the types of its columns.
+        """Return the lookup in this table, with the types of the columns that it adds.
 
         Raises PlanningError for a column that the table does not have, or whose type is unknown.
         """
@@ -285,7 +291,7 @@ def build_lookup_join(
     args: Sequence[object],
     min_match_rate: float | None,
 ) -> LookupJoin:
-    """Return the lookup for a user's arguments; `operator` is its id."""
+    """Return the join for a user's arguments; `operator` is its id."""
     joins.check_match_rate(operator, min_match_rate)
     pairs = joins.pair_key_columns(operator, "table", table, key, on)
     chosen = joins.parse_selection(operator, list(select) if isinstance(select, Mapping) else select, prefix)
@@ -297,11 +303,13 @@ def build_lookup_join(
 
 @dataclass(frozen=True, slots=True)
 class TableSend:
-    """A send to the declared table `table`: whole records, or with a contract updates.
+    """A send to the remote table named `table`: of whole records, or with a `contract` of updates.
 
-    `update` has the expressions that turn each record into an update; without it, records are update messages.
-    `dead_letters` is how many records of a batch may be rejected permanently; they are passed to the next operator.
-    `args` are passed to the table's function. `marks_as` names the send in the marks that the table keeps.
+    `update` has the expressions that turn each record into an update; without it, the records must be update messages.
+    `dead_letters` is how many records of a batch the table may reject permanently, which are passed to the next
+    operator; with None, the first one fails the batch. `args` are passed to the table's write function. A table with
+    marks stores the position of the last record that it applied from each source partition; `marks_as` names this send
+    there.
     """
 
     table: str
@@ -314,10 +322,11 @@ class TableSend:
 
 
 class ChangedColumns(NamedTuple):
-    """The columns that updates change, by how: assigned (`set`), added as numbers (`summed`), appended to lists
-    (`appended`), or added to JSON or an unknown type (`merged`). `begun` are further columns of the default record.
+    """The columns of a table that updates change, and how.
 
-    Only sums are independent of the order of updates.
+    A value is assigned (`set`), a number is added (`summed`), an element is appended to a list (`appended`), or a value
+    is added to JSON or to an unknown type (`merged`). `begun` are further columns of the default record. Only the
+    effect of sums does not depend on the order of updates.
     """
 
     set: frozenset[str]
@@ -332,7 +341,7 @@ class ChangedColumns(NamedTuple):
 
     @property
     def adds(self) -> bool:
-        """Whether an update that is applied twice is not the same as one."""
+        """Whether applying an update twice differs from applying it once."""
         return bool(self.summed or self.appended or self.merged)
 
     @property
@@ -340,5 +349,5 @@ class ChangedColumns(NamedTuple):
         return self.set | self.appended | self.merged
 
     def depends_on_order_with(self, other: ChangedColumns) -> bool:
-        """Whether the order of two updates matters: they change the same column, and at least one does not just sum."""
+        """Whether the order of two updates matters: both change a column, and one does more than add a number."""
         return bool(self._ordered & (other._ordered | other.summed)) or bool(other._ordered & self.summed)

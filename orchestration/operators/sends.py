@@ -1,4 +1,4 @@
-"""Operators that write records to streams, datasets and functions, and the exchanges that writing needs."""
+"""Operators that write records to streams, datasets and sinks, and the exchanges that are needed before writing."""
 
 from __future__ import annotations
 
@@ -50,7 +50,10 @@ if TYPE_CHECKING:
 def exchange_before_stream(
     operator: str, reason: Reason, stream: StreamFacts, flow: Flow, current: int
 ) -> Exchange | None:
-    """Return the exchange that writing to a stream needs, for records in `current` partitions."""
+    """Return the exchange needed before records are written to a stream; None if they are partitioned as it needs.
+
+    `flow` is their partitioning, into `current` partitions.
+    """
     key, partitions = stream.key, stream.partitions
     if not key:
         if flow.partitioned_by and current == partitions:
@@ -59,7 +62,8 @@ def exchange_before_stream(
     if stream.partitioner == SPARK:
         right = flow.partitioned_by == key and flow.partitioner == SPARK and current == partitions
     else:
-        # The system's client chooses the partition; the records of one key only need to keep their order.
+        # The client of the stream system chooses the partition. To keep the order of a key's records, one task must
+        # write them all.
         right = _has_one_task_per_key(flow, key)
     if right:
         return None
@@ -68,7 +72,10 @@ def exchange_before_stream(
 
 
 def exchange_before_table(operator: str, table: str, key: tuple[str, ...], flow: Flow, current: int) -> Exchange | None:
-    """Return the exchange that writing to a remote table needs, for records in `current` partitions."""
+    """Return the exchange after which one task writes all records of a key to a table; None if one does already.
+
+    `flow` is the partitioning of the records, into `current` partitions.
+    """
     if _has_one_task_per_key(flow, key):
         return None
     where = _describe_partitioning(flow, current)
@@ -77,7 +84,7 @@ def exchange_before_table(operator: str, table: str, key: tuple[str, ...], flow:
 
 
 def _has_one_task_per_key(flow: Flow, key: tuple[str, ...]) -> bool:
-    # A partition of another system's stream may be read by several tasks.
+    # With another hash, the partitions are those of another stream system, and several tasks may read one of them.
     return bool(flow.partitioned_by) and flow.partitioner == SPARK and set(flow.partitioned_by) <= set(key)
 
 
@@ -89,7 +96,7 @@ def _describe_partitioning(flow: Flow, partitions: int) -> str:
 
 
 class OutputStreamSpec(Spec):
-    """An operator that writes the output stream `stream`, whose partitions its records are in from then on."""
+    """An operator that writes the output stream `stream`. The records that leave it are in the stream's partitions."""
 
     __slots__ = ()
     role: ClassVar[Role] = "output"
@@ -110,7 +117,11 @@ class OutputStreamSpec(Spec):
         return "" if split_stream_name(self.stream)[0] == LAKE else f"writing stream {self.stream}"
 
     def check_output(self, context: PlanContext, columns: Columns, what: str, why: str) -> None:
-        """Raise PlanningError if `what`, which has these columns, lacks the stream's key, or the stream differs."""
+        """Raise PlanningError if the records can't be written to the stream.
+
+        That is if `what`, which has these columns, lacks a column of the key, if the stream exists with another
+        key or partition count than declared, or if it needs a key and none is declared. `why` is the next step.
+        """
         output = context.app.outputs[self.stream]
         require_columns(context.operator, what, output.key, columns.names, why)
         facts = context.catalog.get(output.name)
@@ -146,7 +157,7 @@ class OutputStreamSpec(Spec):
         return exchange_before_stream(context.operator, "output", stream, flow, partitions)
 
 
-# Of each rejected record: the table, the operation ("put", "update", "delete"), key and record as JSON, and the reason.
+# The table that rejected a record, the operation ("put", "update", "delete"), its key and record as JSON, the reason.
 DEAD_LETTER_COLUMNS = {"table": "string", "kind": "string", "key": "string", "record": "string", "problem": "string"}
 _DEAD_LETTERS = Columns({name: ColumnFacts(kind) for name, kind in DEAD_LETTER_COLUMNS.items()})
 
@@ -167,7 +178,7 @@ class SendDeadLetters(OutputStreamSpec):
         return _DEAD_LETTERS
 
     def exchange_before(self, context: PlanContext, flow: Flow, partitions: int) -> Exchange | None:
-        letters = Flow(context.operator, (), UNKNOWN)  # they come from the driver
+        letters = Flow(context.operator, (), UNKNOWN)  # dead letters come from the driver, in no partitions
         return OutputStreamSpec.exchange_before(self, context, letters, partitions)
 
     def written(self, arriving: Columns) -> Columns:
@@ -181,7 +192,7 @@ class SendDeadLetters(OutputStreamSpec):
 
 
 class DatasetSend(PassThroughSpec):
-    """An operator that writes the entries of the declared dataset `table`."""
+    """An operator that sends records to the dataset named `table`."""
 
     __slots__ = ()
     kind: ClassVar[str] = "send-to-table"
@@ -202,7 +213,7 @@ class DatasetSend(PassThroughSpec):
 
 @dataclass(frozen=True, slots=True)
 class SendToLocal(DatasetSend):
-    """Records stored by key in a local table with these columns; those that match `deleted` delete their entry."""
+    """Records whose columns `schema` are stored by key in a local table; `deleted` is the condition for deletions."""
 
     table: str
     schema: Schema
@@ -230,7 +241,10 @@ class SendToLocal(DatasetSend):
         return columns
 
     def _compare_types(self, operator: str, types: Types) -> list[ComparedColumn]:
-        """Return the table's columns with their types in the records; raises PlanningError for those that differ."""
+        """Return the table's columns, each with its type in the records and in the table.
+
+        Raises PlanningError for a column whose types differ. `types` are those of the records' columns.
+        """
         what, known = f"local table {self.table}", types or {}
         compared = [ComparedColumn(it.name, known.get(it.name), what, it.type) for it in self.schema.fields]
         for name, kind, declared in ((pair.column, pair.type, pair.other_type) for pair in compared):
@@ -267,7 +281,7 @@ class SendToLocal(DatasetSend):
 def build_send_to_local(
     application: str, after: str, table: AdjunctDataset, deleted: str | None, on_null_key: OnNullKey
 ) -> SendToLocal:
-    """Return the send for a user's arguments, after the operator `after`."""
+    """Return the send for a user's arguments; `after` is the id of the operator before it, for errors."""
     owned = table.input
     assert isinstance(owned, OwnedBy), "it is a local table"
     if owned.application != application:
@@ -285,7 +299,7 @@ def build_send_to_local(
 
 @dataclass(frozen=True, slots=True)
 class SendToDataset(DatasetSend):
-    """Records written to the stream that feeds a dataset."""
+    """Records written to the input stream of the dataset named `table`."""
 
     table: str
 
@@ -294,7 +308,7 @@ class SendToDataset(DatasetSend):
 
     def _fed(self, app: Application) -> str:
         stream = app.dataset(self.table).stream
-        assert stream is not None  # MessageStream.send_to refuses others
+        assert stream is not None  # MessageStream.send_to rejects datasets without a stream
         return stream
 
     def summary(self) -> str:
@@ -314,8 +328,8 @@ class SendToDataset(DatasetSend):
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
         """Write the records to the dataset's stream; the dataset reads them when it next advances.
 
-        The stream keeps its own partitioning, which may differ from the dataset's buckets: another deployment may have
-        changed those.
+        They are partitioned as the stream is, which may differ from the dataset's buckets: another deployment may have
+        repartitioned the dataset.
         """
         (frame,) = frames
         fed = self._fed(batch.app)
@@ -344,13 +358,16 @@ class SendToStream(OutputStreamSpec):
         )
 
     def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
-        """Append to the output stream and return what was appended, read back if the system allows it."""
+        """Append to the output stream; return the appended records for the next operators.
+
+        They are read back from the stream if nobody else can have written between them (`appends_alone`).
+        """
         (frame,) = frames
         output = batch.app.outputs[self.stream]
         system = require_writer(batch.system_of(self.stream))
         goes_on = batch.has_consumers(operator)
         if goes_on and not system.appends_alone:
-            # Others may write between these records: continue with the records that were sent, computed once.
+            # Others may write between these records, so they are not read back: materialize what is sent.
             frame = batch.materialize(operator, frame)
         result = batch.send(operator, frame, self.stream, key=output.key, partitions=output.partitions)
         if result is None or not goes_on or not system.appends_alone:
@@ -360,7 +377,7 @@ class SendToStream(OutputStreamSpec):
 
 @dataclass(frozen=True, slots=True)
 class Sink(Spec):
-    """Records passed to `function` in Spark tasks; its results continue if it has `returns`, else the records."""
+    """Records passed to `function` in Spark tasks. With `returns`, its results continue, else the records."""
 
     kind: ClassVar[str] = "sink"
     function: SinkFunction
@@ -403,7 +420,7 @@ class Sink(Spec):
 
 
 def build_sink(after: str, function: SinkFunction, returns: Schema | None, keeps_partitioning: bool) -> Sink:
-    """Return the sink for a user's arguments, after the operator `after`."""
+    """Return the sink for a user's arguments; `after` is the id of the operator before it, for errors."""
     what = f"sink after {after}"
     check_plain_function(what, function, "function", "records", "context")
     if returns is not None and not returns.fields:

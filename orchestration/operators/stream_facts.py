@@ -1,4 +1,7 @@
-"""Facts of streams for planning, column lineage, and watermark spans: plain data without I/O."""
+"""What the planner knows of streams and columns: their facts, the lineage of columns, and delays of watermarks.
+
+Plain data, without I/O.
+"""
 
 from __future__ import annotations
 
@@ -38,14 +41,14 @@ class LineageNode:
 Sources = tuple[tuple[LineageNode, str], ...]
 """The source columns of one column, each with its asset."""
 ColumnSources = dict[str, Sources]
-"""The sources of columns, by name: () or no entry where they are unknown."""
+"""The source columns of each column, by its name: () or no entry where they are unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class ColumnFacts:
     """A column of records: its type, None where unknown, and its source columns, () where unknown.
 
-    A struct of updates for a table also has `fields`.
+    `fields` are those of a struct of updates for a table (`update.seats`), else empty.
     """
 
     type: str | None = None
@@ -55,9 +58,9 @@ class ColumnFacts:
 
 @dataclass(frozen=True)
 class Columns:
-    """The columns of records in order, as far as they are known: all of them if `complete`.
+    """The columns of records in order, as far as they are known. If `complete`, there are no others.
 
-    If `typed` and `complete`, all types are known, except those that are None.
+    If also `typed`, their types are known, except for columns whose type is None.
     """
 
     known: Mapping[str, ColumnFacts] = field(default_factory=dict)
@@ -66,7 +69,10 @@ class Columns:
 
     @classmethod
     def of_schema(cls, schema: Schema | None, source: LineageNode | None = None) -> Columns:
-        """Return the columns of a schema, each made of that of the `source`; unknown ones for None."""
+        """Return the columns of a schema; the source of each is the column of the same name in `source`, if given.
+
+        With `schema` None, the columns are unknown.
+        """
         if schema is None:
             return cls(complete=False)
         return cls(
@@ -75,7 +81,7 @@ class Columns:
 
     @classmethod
     def of_frame(cls, frame: DataFrame) -> Columns:
-        """Return the columns of a DataFrame without hidden ones; their sources are unknown."""
+        """Return the columns of a DataFrame without the hidden ones; their sources are unknown."""
         return cls({name: ColumnFacts(kind) for name, kind in frame.dtypes if not name.startswith("__")})
 
     @property
@@ -84,18 +90,18 @@ class Columns:
 
     @cached_property
     def types(self) -> Types:
-        """The types by name, those of fields as "update.seats"; None if they are unknown."""
+        """The types of columns by name, also those of `fields` ("update.seats"); None if the columns are unknown."""
         if not (self.complete and self.typed):
             return None
         return {name: column.type for name, column in self._flat.items()}
 
     @cached_property
     def sources(self) -> ColumnSources:
-        """The sources by name, those of fields as "update.seats"."""
+        """The sources of columns by name, also those of `fields` ("update.seats")."""
         return {name: column.sources for name, column in self._flat.items()}
 
     def add(self, more: Mapping[str, ColumnFacts], *, typed: bool = True) -> Columns:
-        """Return these columns and `more`, which replace those of the same names."""
+        """Return these columns and `more`, which replace columns of the same names; `typed` is that of `more`."""
         return replace(self, known={**self.known, **more}, typed=self.typed and typed)
 
     @cached_property
@@ -109,39 +115,39 @@ class Columns:
 
 
 def identity_sources(node: LineageNode, columns: Iterable[str]) -> ColumnSources:
-    """Return the sources of an asset's own columns: each is its own source."""
+    """Return the sources of the columns of an asset: each column is its own source."""
     return {name: ((node, name),) for name in columns}
 
 
 def add_sources(made: ColumnSources, name: str, sources: Sources) -> None:
-    """Add sources to those of a column in `made`."""
+    """Add `sources` to those of the column `name` in `made`, which is changed."""
     made[name] = tuple(dict.fromkeys((*made.get(name, ()), *sources)))
 
 
 def merge_sources(columns: Iterable[ColumnFacts]) -> Sources:
-    """Return the sources of what is made of these columns; () if those of one of them are unknown."""
+    """Return the sources of a column that is made of these columns; () if those of one of them are unknown."""
     all_sources = [column.sources for column in columns]
     return tuple(dict.fromkeys(chain.from_iterable(all_sources))) if all(all_sources) else ()
 
 
 def sources_from_sql(expression: str, columns: Mapping[str, Sources]) -> Sources:
-    """Return the sources of an expression; () if those of one of its columns are unknown."""
+    """Return the sources of a column with this expression; () if those of one of the columns in it are unknown."""
     return sources_from_expression(parse_expression(expression), columns)
 
 
 def sources_from_expression(
     read: Expression, columns: Mapping[str, Sources], aliases: Mapping[str, Sources] | None = None
 ) -> Sources:
-    """Return the sources of a parsed expression; () if those of one of its columns are unknown.
+    """Return the sources of a column with this parsed expression; () if those of one of the columns in it are unknown.
 
-    `aliases` are the earlier aliases of its select list, used for names that are not columns.
+    `aliases` has the sources of the names given before it in its select list, which it may use like columns.
     """
     known = {name.lower(): sources for name, sources in (*(aliases or {}).items(), *columns.items())}
     result: dict[tuple[LineageNode, str], None] = {}
     for name in read.columns:
         column = name.name.lower()
         sources = known.get(str(name).lower()) or known.get(column)
-        if not sources:  # of a struct, as far as those of its fields are known
+        if not sources:  # of a struct: those of its fields, as far as they are known
             of_fields = (those for field, those in known.items() if field.startswith(f"{column}."))
             sources = tuple(chain.from_iterable(of_fields))
         if not sources and column not in NILADIC:
@@ -158,7 +164,7 @@ UNKNOWN: Partitioner = "unknown"
 
 @dataclass(frozen=True, slots=True)
 class StreamFacts:
-    """An existing stream: `name` is "system.stream", `key` are its partitioning columns.
+    """What the planner knows of an existing stream: `name` is "system.stream", `key` are its partitioning columns.
 
     `schema` is None where the columns are unknown. `evolves` says that writers may add and widen columns, `numbered`
     that offsets are numbers, and `in_arrow` that its records can be read without Spark. `identity` is that of
@@ -180,10 +186,11 @@ class StreamFacts:
 
 
 class Catalog(dict[str, StreamFacts]):
-    """The facts of streams by name, with the reasons for missing streams where they were read from stream systems.
+    """The facts of existing streams, by name.
 
-    `size_of` returns the bytes of a stream, None where they are unknown; it is called only for errors. `new_streams`
-    are the properties of new streams, by system.
+    `missing` has the reasons why other streams could not be read, by name. `size_of` returns the stored bytes of a
+    stream, None if unknown; it is called only for errors. `new_streams` has, by stream system, the properties that a
+    stream gets when it is created.
     """
 
     def __init__(
@@ -201,7 +208,7 @@ class Catalog(dict[str, StreamFacts]):
 
 
 def require_facts(catalog: Catalog, stream: str, what: str) -> StreamFacts:
-    """Return the facts of a stream, or raise PlanningError if it does not exist; `what` names its reader."""
+    """Return the facts of a stream; raises PlanningError if it does not exist. `what` names who reads it."""
     facts = catalog.get(stream)
     if facts is not None:
         return facts
@@ -215,18 +222,19 @@ def require_facts(catalog: Catalog, stream: str, what: str) -> StreamFacts:
 
 
 def output_partitioner(catalog: Catalog, stream: str) -> Partitioner:
-    """Return the partitioner of an existing or new output stream."""
+    """Return the partitioner of an output stream, which need not exist yet."""
     return (catalog.get(stream) or new_stream_defaults(catalog, stream)).partitioner
 
 
 def new_stream_defaults(catalog: Catalog, stream: str) -> NewStreams:
-    """Return the properties of new streams in the system of a stream."""
+    """Return the properties that this stream would get if it were created."""
     return catalog.new_streams.get(split_stream_name(stream)[0], NewStreams())
 
 
 # as-of: as-of joins use the entry that was valid at the record's time, other joins the served version.
-# current: all joins use the served version; as-of joins use current entries, whatever the record's time.
-# recorded: all joins use the version of the batch that first read the record; as-of joins at the record's time.
+# current: all joins use the served version; as-of joins use its current entries, whatever the record's time.
+# recorded: all joins use the version that the first batch with the record used; as-of joins the entry at the
+# record's time.
 JoinVersions: TypeAlias = Literal["as-of", "current", "recorded"]
 AS_OF: JoinVersions = "as-of"
 CURRENT: JoinVersions = "current"
@@ -238,13 +246,16 @@ _ZERO = timedelta(0)
 
 
 def watermark_inputs(operators: Iterable[Operator]) -> dict[str, dict[str, timedelta]]:
-    """Return, by stateful operator, its input streams and the delay of their watermarks on the way to it."""
+    """Return {state name: {input stream: delay}} for each operator with state over time.
+
+    The delay is how much the operators in between hold back the stream's watermark on its way to the operator.
+    """
     arriving = _sum_on_the_way(operators, lambda spec: spec.watermark_delay)
     return {operator.spec.over_time: spans for operator, spans in arriving if operator.spec.over_time is not None}
 
 
 def required_retention(operators: Iterable[Operator]) -> dict[str, timedelta]:
-    """Return, by input stream, for how long after its time a record may be needed by operators."""
+    """Return, by input stream, how long after its event time a record may still be needed by an operator."""
     needed: dict[str, timedelta] = {}
     for operator, spans in _sum_on_the_way(operators, lambda spec: spec.max_result_delay):
         for stream, span in spans.items():
@@ -255,7 +266,10 @@ def required_retention(operators: Iterable[Operator]) -> dict[str, timedelta]:
 def _sum_on_the_way(
     operators: Iterable[Operator], own: Callable[[Spec], timedelta]
 ) -> list[tuple[Operator, dict[str, timedelta]]]:
-    """Return each operator with its input streams, and the largest sum of the spans of operators on the way."""
+    """Return each operator with {input stream: sum} of what `own` returns for the operators between the two.
+
+    If there are several ways from the stream to the operator, the largest sum counts.
+    """
     leaving: dict[str, dict[str, timedelta]] = {}
     found = []
     for operator in operators:

@@ -63,12 +63,13 @@ if TYPE_CHECKING:
 
 
 UNMATCHABLE = (NULL_TIME, NULL_KEY)
-"""The reasons of records that can't match anything."""
+"""Values of EXCLUSION for records that can have no match: outer joins emit them."""
 NEW = "__new"
 KIND, FIRST, SECOND, TIME = "__kind", "__first", "__second", "__time"
-"""Of a result: "both", "left" or "right"; the records that it is made of; its event time, in microseconds."""
+"""Columns of a result: the sides of which it has a row ("both", "left", "right"); the unique keys of these one or two
+rows; its event time, in microseconds."""
 LIMIT = "__limit"
-"""The watermark that a result is behind: that of a late record without a match."""
+"""The watermark that a result is behind, if it is made of a late record, which can have no match; else null."""
 BOTH = "both"
 _SPAN = "__span"
 
@@ -82,16 +83,19 @@ class Bound:
 
     @property
     def width(self) -> int:
-        """The length of a span. Time is divided into spans, and a row is compared with the rows of two spans only."""
+        """The length of a span in microseconds, at least 1.
+
+        Time is divided into spans of this length, so that the matches of a row are in at most two of them.
+        """
         return max(self.before + self.after, 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One side: its name, its key columns, those of them that it is partitioned by, and its stored columns.
+    """One side of the join: its name ("left", "right"), its key columns, the ones among them that it is partitioned by,
+    and all columns that are stored of it.
 
-    `outer` says that rows without a match are emitted. `ahead` is how much later than a row a match may be, in
-    microseconds.
+    If `outer`, rows without a match are emitted. A match may be up to `ahead` microseconds later than its row.
     """
 
     name: str
@@ -102,16 +106,16 @@ class Side:
     ahead: int
 
     def prefixed(self, name: str) -> str:
-        """Return the name of a column in the joined rows, where both sides have columns."""
+        """Return the name that a column of this side has in rows of both sides."""
         return f"__{self.name}_{name}"
 
     def column(self, name: str) -> Column:
-        """Return a column in the joined rows."""
+        """Return a column of this side in rows of both sides."""
         return named_column(self.prefixed(name))
 
 
 def unmatchable_results(frame: DataFrame, side: Side) -> DataFrame:
-    """Return results for the classified records that can't match anything."""
+    """Return a result for each record of this side that can have no match; `frame` has the column EXCLUSION."""
     return frame.where(F.col(EXCLUSION).isin(*UNMATCHABLE)).select(
         *[named_column(name).alias(side.prefixed(name)) for name in side.columns],
         F.lit(side.name).alias(KIND),
@@ -125,8 +129,11 @@ def unmatchable_results(frame: DataFrame, side: Side) -> DataFrame:
 def match_rows(
     left: DataFrame, right: DataFrame, sides: tuple[Side, Side], bound: Bound, since: int | None
 ) -> DataFrame:
-    """Return the new pairs of a batch: its new left rows with all right rows, and its new right rows with older left
-    rows. No new row is earlier than `since`."""
+    """Return the pairs that a batch adds: its new left rows with all right rows, and its new right rows with older left
+    rows.
+
+    `since`, in microseconds, is a time that no new row is earlier than, so that older rows can be skipped.
+    """
     one, other = sides
     lefts, rights = _prefix_columns(left, one), _prefix_columns(right, other)
     if since is not None:
@@ -144,7 +151,8 @@ def match_rows(
 def find_unmatched(
     left: DataFrame, right: DataFrame, sides: tuple[Side, Side], bound: Bound, of: Side, watermarks: Watermarks
 ) -> DataFrame:
-    """Return the rows of one side that have no match when the watermark passes the time of the latest possible one."""
+    """Return results for the rows of the side `of` without a match whose latest possible match the watermark has passed
+    in this batch."""
     assert watermarks.after is not None, "nothing has passed"
     other = sides[1] if of is sides[0] else sides[0]
     rows = {side.name: _prefix_columns(frame, side) for side, frame in zip(sides, (left, right), strict=True)}
@@ -166,9 +174,10 @@ def combine_results(
     types: Sequence[dict[str, str]],
     added: Sequence[joins.SelectedColumn],
 ) -> DataFrame:
-    """Return all results with the left columns and those `added` of the right side, null where there is no row.
+    """Return the union of all results, with the left columns and the columns `added` of the right side.
 
-    The key is in the left columns, whichever side it comes from.
+    Columns of a side without a row are null, except for the key: the left key columns have it from either side.
+    `types` are the types of both inputs' columns.
     """
     left, right = sides
     right_keys = dict(zip(left.keys, right.keys, strict=True))
@@ -192,15 +201,16 @@ def combine_results(
 
 
 def _prefix_columns(rows: DataFrame, side: Side) -> DataFrame:
-    """Return stored rows with names that the other side does not have, and their time in microseconds."""
+    """Return stored rows with prefixed column names, which the other side does not have, and AT in microseconds."""
     named = [named_column(name).alias(side.prefixed(name)) for name in (*side.columns, RECORD, NEW)]
     return rows.select(*named, F.unix_micros(named_column(AT)).alias(side.prefixed(AT)))
 
 
 def _add_spans(rows: DataFrame, side: Side, bound: Bound, *, both: bool = False) -> DataFrame:
-    """Return the rows with the start of their first span, or if `both`, once for each span in which matches may be.
+    """Return the rows with the start of a span in `_SPAN`; with `both`, each row twice, with two adjacent spans.
 
-    The first span of a left row is that of its earliest match; its latest match is in the same span or in the next one.
+    A right row's one span is that of its own time; a left row's one span is that of its earliest possible match, whose
+    latest is in that span or the next. So of the rows that are joined, one side must have both spans.
     """
     time, width = side.column(AT), bound.width
     time, width = (time - bound.before, width) if side.name == "left" else (time, -width)
@@ -224,11 +234,11 @@ _MICROSECOND = timedelta(microseconds=1)
 
 @dataclass(frozen=True, slots=True)
 class StreamJoin(Spec):
-    """Records of the left and the right input with equal keys, whose times are within `before` and `after`.
+    """Pairs of a left and a right record with equal keys; the right one is at most `before` earlier or `after` later.
 
-    `on` has pairs (left column, right column). `partition_by` names the left columns of the pairs by which both streams
-    are partitioned. `select` None means all columns of the right side except its key, with `prefix` before their names.
-    `name` begins the names of the state tables.
+    `on` has pairs (left column, right column). `partition_by` names the left columns of these pairs by which both
+    streams are partitioned. `select` None means all columns of the right side except its key, with `prefix` before
+    their names. `name` begins the names of the state tables.
     """
 
     kind: ClassVar[str] = "stream-join"
@@ -246,7 +256,7 @@ class StreamJoin(Spec):
 
     @property
     def bound(self) -> Bound:
-        """The times that match."""
+        """`before` and `after` in microseconds."""
         return Bound(self.before // _MICROSECOND, self.after // _MICROSECOND)
 
     @property
@@ -347,7 +357,7 @@ class StreamJoin(Spec):
     def _sides(
         self, operator: str, frames: Sequence[DataFrame], batch: BatchContext
     ) -> tuple[tuple[Side, Side], Sequence[joins.SelectedColumn]]:
-        """Return both sides, of the right one only the columns that are needed, and the columns that it adds."""
+        """Return both sides, and the columns that the right one adds; of these and its key its stored rows consist."""
         self.check_frames(operator, frames, batch.app)
         own = [[name for name in frame.columns if not name.startswith("__")] for frame in frames]
         chosen = self.selection(own[1])
@@ -364,11 +374,12 @@ class StreamJoin(Spec):
     def _classify(
         self, operator: str, frame: DataFrame, side: Side, watermarks: Watermarks, batch: BatchContext
     ) -> DataFrame:
-        """Return the records of one side with EXCLUSION; late ones are passed to an operator that reads them.
+        """Return the records of one side with EXCLUSION, and pass the rejected ones on if an operator reads them.
 
-        Times are null if the records would be retained after the year 9999. Whether a record is late depends on the
-        records before it in its own partition only, and so not on how batches are cut. The watermark at the start of
-        the batch is higher than that only where idle partitions were not waited for.
+        Those are late records and, unless the join emits them as unmatched, records without a time or key. A time is
+        taken for null if the record would be retained after the year 9999. Whether a record is late depends only on
+        the records before it in its own partition, and so not on how batches are cut; only where idle partitions were
+        not waited for, the watermark at the start of the batch is higher.
         """
         time, is_late = F.unix_micros(EVENT_TIME), F.col(BEHIND).isNotNull()
         if watermarks.before is not None:
@@ -376,7 +387,7 @@ class StreamJoin(Spec):
         null_time = time.isNull() | (time > MAX_MICROS - self.record_retention // _MICROSECOND)
         frame = frame.withColumn(EXCLUSION, exclusion_column(frame, side.keys, null_time, is_late))
         has_late_consumer = batch.has_late_consumer(operator)
-        if side.outer or has_late_consumer:  # they are read more than once
+        if side.outer or has_late_consumer:  # the records are read more than once
             frame = batch.materialize(operator, frame)
         if has_late_consumer:
             why = F.col(EXCLUSION)
@@ -385,10 +396,10 @@ class StreamJoin(Spec):
         return frame
 
     def _store(self, operator: str, frame: DataFrame, side: Side, batch: BatchContext) -> DataFrame:
-        """Store the records of one side; return all its stored rows."""
+        """Add the records of one side to its state table; return all rows of the table, with NEW."""
         conditions = exclusion_conditions() | {side.name: F.col(EXCLUSION).isNull()}
         counted = batch.count_records(operator, frame, conditions)
-        # A row is needed while matches may arrive, and while an outer join decides about rows of the other side.
+        # A row is needed while matches may arrive; if the other side is outer, until its rows within reach are decided.
         is_outer = self._is_outer("right" if side.name == "left" else "left")
         needed = (self.bound.before + self.bound.after if is_outer else side.ahead) + 1
         columns = [named_column(name) for name in side.columns]

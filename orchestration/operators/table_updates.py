@@ -1,4 +1,4 @@
-"""`SendToTable`, which writes records or updates to a remote table, and its checks."""
+"""`SendToTable`, which sends records or updates to a remote table, and the checks of what it sends."""
 
 from __future__ import annotations
 
@@ -63,9 +63,10 @@ Pairs = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """The expressions of an update: pairs of a table's column and what it is set to, or what is added or appended.
+    """The expressions that make an update of a record: pairs (the table's column, Spark SQL expression).
 
-    `remove` names columns that lose their value. `if_missing` is the default record, None where there is none.
+    The value is assigned (`set`), added or appended. `remove` names columns that are set to null. `if_missing` has the
+    default record, to which an update is applied if there is no record; None: a missing record is an error.
     """
 
     set: Pairs = ()
@@ -76,22 +77,23 @@ class Update:
 
     @property
     def parts(self) -> dict[str, Pairs]:
-        """The changes of columns, by the names that `Changes` has for them."""
+        """The pairs by kind of change ("set", "add", "append"), without kinds that have none."""
         return {name: pairs for name in ("set", "add", "append") if (pairs := getattr(self, name))}
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The table's columns that an update changes."""
+        """The names of the table's columns that an update changes."""
         return (*(name for pairs in self.parts.values() for name, _ in pairs), *self.remove)
 
     @property
     def written(self) -> tuple[tuple[str, str, str], ...]:
-        """Every expression, as (part, the table's column, expression); the default record's part is "if_missing"."""
+        """All expressions, as (argument, the table's column, expression); the argument is "set", "add", "append" or
+        "if_missing"."""
         parts = {**self.parts, "if_missing": self.if_missing or ()}
         return tuple((part, name, expression) for part, pairs in parts.items() for name, expression in pairs)
 
     def expressions(self) -> tuple[str, ...]:
-        """Return the structs, as `map` takes them."""
+        """Return the expressions by which `map` makes the update and, if there is one, the default record."""
         structs = [f"'{name}', {struct_expression(pairs)}" for name, pairs in self.parts.items()]
         # Spark has no struct without fields: an update that only removes columns is a boolean.
         update = f"named_struct({', '.join(structs)})" if structs else "true"
@@ -99,7 +101,7 @@ class Update:
 
 
 def default_expression(pairs: Pairs | None) -> tuple[str, ...]:
-    """Return the expression of a default record, for `map`; none where there is no default."""
+    """Return the expression by which `map` makes the default record; () if `pairs` is None."""
     if pairs is None:
         return ()
     # Spark has no struct without fields: a default record without columns is a boolean.
@@ -107,14 +109,14 @@ def default_expression(pairs: Pairs | None) -> tuple[str, ...]:
 
 
 def struct_expression(pairs: Pairs) -> str:
-    """Return the struct of these columns in Spark SQL."""
+    """Return the Spark SQL expression of a struct with these fields."""
     return f"named_struct({', '.join(f'{quote_text(name)}, {expression}' for name, expression in pairs)})"
 
 
 def parse_pairs(what: str, columns: Expressions, *, empty: bool = False) -> Pairs:
-    """Return columns and their expressions, given as a mapping or as a list of columns that keep their names.
+    """Return pairs (column, expression), given as a mapping or as a list of columns that keep their names.
 
-    `what` ends with the argument: "update after join-2: set=".
+    `what` names operator and argument in errors: "update after join-2: set=".
     """
     argument = what.rpartition(" ")[2].rstrip("=")
     pairs = dict(columns) if isinstance(columns, Mapping) else {name: quote_name(name) for name in columns}
@@ -161,7 +163,7 @@ def build_update(
 
 
 def check_key_unchanged(what: str, key: Sequence[str], pairs: Pairs) -> None:
-    """Raise ConfigurationError for expressions that give a record another key than the record they are made of."""
+    """Raise ConfigurationError for expressions that give a key column another value than the record has."""
     for name, expression in pairs:
         if name in key and (parse_expression(expression).column or "").lower() != name.lower():
             problem = (
@@ -202,7 +204,7 @@ _WIDENS_TO = {Kind.INTEGER: (Kind.FLOAT, Kind.DECIMAL)}
 _NUMBERS = (Kind.INTEGER, Kind.FLOAT, Kind.DECIMAL)
 _ADDABLE = (*_NUMBERS, Kind.JSON, Kind.OTHER)
 _UNORDERED = (Kind.BOOLEAN, Kind.LIST, Kind.JSON)
-# Of the types that Spark has and columns don't, these may become one of theirs; a struct is an object in JSON.
+# Types that no column of a table has, but whose values may fit one. (Structs are objects in JSON.)
 _MAY_BE_ANY = re.compile(r"void$|null$|string collate ")
 _NEVER_IN_JSON = re.compile(
     r"(?:^|[<:,])(?:map<|(?:interval|date|timestamp|timestamp_ntz|time|decimal|binary|variant)\b(?!\s*:))"
@@ -219,7 +221,7 @@ class TableSink:
 
     @property
     def update(self) -> Update:
-        """The update; an empty one for whole records and for update messages."""
+        """The expressions of the update; an empty `Update` if records or update messages are sent."""
         return self.send.update or Update()
 
     @property
@@ -228,12 +230,12 @@ class TableSink:
 
     @property
     def columns(self) -> dict[str, str] | None:
-        """The table's columns and their types, where they are declared."""
+        """{column: type} as the table's write function declares it, or None."""
         return function_column_types(self.function)
 
 
 def _sink_problems(sink: TableSink) -> Problems:
-    """Yield why the table does not support the send, whatever the records are."""
+    """Yield why the table does not support the send, whatever columns the records have."""
     function = sink.function
     if function is None:
         yield " has no write function, and records are sent to it.", "Declare it with write_function=…."
@@ -287,16 +289,16 @@ def _update_problems(sink: TableSink, name: str, can: Capabilities) -> Problems:
 
 
 def check_sink_columns(operator: str, sink: TableSink, types: Types, stored: dict[str, str] | None = None) -> None:
-    """Raise PlanningError for columns that the table does not have, or has with other types, as far as known.
+    """Raise PlanningError for a sent column that the table certainly does not have, or has with another type.
 
-    `types` are those of the records; the columns within their structs have names like "update.seats". `stored` are the
-    table's columns where they are known better than they are declared.
+    `types` are those of the records' columns; fields of structs have names like "update.seats". `stored` is {column:
+    type} as the store reports it, used instead of the declared columns.
     """
     raise_first_problem(operator, sink.table, _column_problems(sink, types, stored))
 
 
 def compare_sink_types(sink: TableSink, types: Types) -> list[ComparedColumn]:
-    """Return the columns that are written, by their names in the table, with the types on both sides."""
+    """Return the table's columns that are written, each with the type of what is sent and the declared type."""
     columns = sink.columns or {}
     if sink.send.update is not None:
         written = [(name, (types or {}).get(name)) for name in sink.table.key]
@@ -313,7 +315,10 @@ def compare_sink_types(sink: TableSink, types: Types) -> list[ComparedColumn]:
 
 
 def find_summed_columns(sink: TableSink, types: Types) -> frozenset[str]:
-    """Return the columns to which updates add numbers, by the table's declared types or by those of the values."""
+    """Return the columns to which updates add numbers, as opposed to JSON.
+
+    For that, the column's declared type or the type of the added value must be known to be a number.
+    """
     columns = sink.columns or {}
     return frozenset(
         name
@@ -352,7 +357,7 @@ def _column_problems(sink: TableSink, types: Types, stored: dict[str, str] | Non
 
 
 def _addition_problems(sink: TableSink, types: Types, columns: dict[str, str]) -> Problems:
-    """Yield the values that can't be added or appended to these columns of the table."""
+    """Yield a problem for each value that can't be added or appended to its column; `columns` is {column: type}."""
     update = sink.update
     for name, text in update.add:  # only the members of a struct can be added to JSON
         kind = _sent_type(name, text, types) or "null"
@@ -386,7 +391,7 @@ def _addition_problems(sink: TableSink, types: Types, columns: dict[str, str]) -
 
 
 def _newest_by_problems(sink: TableSink, sent: dict[str, str | None], columns: dict[str, str] | None) -> Problems:
-    """Yield the problems of newest_by: a column that is not sent or not set, and values that have no order."""
+    """Yield problems of the column `newest_by`: it is not sent, updates do not set it, or its values have no order."""
     name = sink.table.newest_by
     if name is None:
         return
@@ -409,7 +414,7 @@ def _newest_by_problems(sink: TableSink, sent: dict[str, str | None], columns: d
 
 
 def _sent_types(sink: TableSink, types: Types) -> dict[str, str | None] | None:
-    """Return the types of the table's columns as they are sent, None where they are unknown."""
+    """Return {the table's column: type of what is sent to it}; None if the sent columns are unknown."""
     known: dict[str, str | None] = types or {}
     keys = {name: known.get(name) for name in sink.table.key}
     if sink.send.update is not None:
@@ -445,7 +450,7 @@ def _type(expression: str, types: Types) -> str | None:
 
 
 def _fits(sent: str | None, declared: str) -> bool:
-    """Whether values of a type can be stored in a column; unknown types are assumed to fit."""
+    """Whether values of the type `sent` can be stored in a column; an unknown type (None) is assumed to fit."""
     return sent is None or _fits_column(parse_column("sent", sent), parse_column("declared", declared))
 
 
@@ -455,7 +460,7 @@ def _fits_column(sent: Column, declared: Column) -> bool:
         return True
     if theirs is Kind.JSON:
         return _NEVER_IN_JSON.search(sent.type) is None
-    if sent.type.startswith("array<…"):  # of unknown elements
+    if sent.type.startswith("array<…"):  # an array whose element type is unknown
         return theirs is Kind.LIST
     if sent.element is not None and declared.element is not None:
         return _fits_column(sent.element, declared.element)
@@ -465,7 +470,7 @@ def _fits_column(sent: Column, declared: Column) -> bool:
 
 
 def _suggest_cast(name: str, sent: str | None, declared: str) -> str:
-    """Return how to convert a value of the type `sent` to one that the column accepts."""
+    """Return a next step: how to convert the value sent to the column `name` to its `declared` type."""
     kind, sent = parse_column("declared", declared).kind, sent or ""
     if kind is Kind.JSON:
         if sent.startswith("map<"):
@@ -480,7 +485,7 @@ def _suggest_cast(name: str, sent: str | None, declared: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class SendToTable(PassThroughSpec):
-    """Records written to a remote table, as `send` says."""
+    """Records, or updates made of them, sent to a remote table as `send` describes; the records continue."""
 
     kind: ClassVar[str] = "send-to-table"
     send: TableSend
@@ -582,7 +587,7 @@ class SendToTable(PassThroughSpec):
         return frame
 
     def _with_lists(self, frame: DataFrame) -> Update:
-        """Return the update that appends lists: a single value becomes a list of it, null appends nothing."""
+        """Return the update with lists to append: a single value becomes a list of it, null appends nothing."""
         pairs = self._update.append
         kinds = frame.selectExpr(*[expression for _, expression in pairs]).schema.fields if pairs else []
         lists = {

@@ -1,1 +1,1 @@
-"""The execution planner: from a described application to a proven plan, without Spark and without I/O."""
+"""The execution planner: turns an application into a proven plan, without Spark. Its only I/O: facts of streams."""

@@ -47,12 +47,12 @@ from dagster_adjunct.resources.sql.expression import (
 _MAX_LISTED = 10
 _MAX_TEXT = 60
 Arriving = tuple[Flow, ...]
-"""The records of each input of an operator."""
+"""The partitioning of an operator's arriving records, for each input."""
 Repartition = Callable[[Operator, Arriving], Arriving]
 
 
 def format_place(place: CodeLine | None) -> str | None:
-    """Return a source line as "visits.py:12", relative to the working directory if below it; None for none."""
+    """Return a line of code as "visits.py:12"; the path is relative if the file is below the working directory."""
     if place is None:
         return None
     file = Path(place.file)
@@ -61,7 +61,7 @@ def format_place(place: CodeLine | None) -> str | None:
 
 
 def add_location(error: PlanningError, operator: Operator) -> PlanningError:
-    """Return an operator's error, prefixed with the user's line that added the operator."""
+    """Return an operator's error with the user's line that added the operator as `declared_at`, unless it has one."""
     line = format_place(operator.declared_at)
     if line is None or error.declared_at is not None:
         return error
@@ -73,7 +73,7 @@ def add_location(error: PlanningError, operator: Operator) -> PlanningError:
 def note_unless_strict(
     app: Application, operator: Operator, problem: str, next_step: str, *, column: str | None = None
 ) -> str:
-    """Return the problem as a note; a strict application raises it as a PlanningError."""
+    """Return the problem, to be a note of the plan; raises it as a PlanningError if the application is strict."""
     if not app.strict:
         return problem
     error = PlanningError(f"{problem} The application is strict.", next_step, operator=operator.id, column=column)
@@ -81,9 +81,9 @@ def note_unless_strict(
 
 
 def visit_operators(app: Application, visit: Callable[[Operator], None]) -> None:
-    """Call a function with each operator; in the end raise the PlanningError that it raised, or one that lists several.
+    """Call `visit` with each operator, except those after an operator for which it has raised a PlanningError.
 
-    An operator after one that has an error is skipped.
+    After all calls, raises that error, or one PlanningError that lists all of them.
     """
     errors: list[PlanningError] = []
     skipped: set[str] = set()
@@ -104,13 +104,13 @@ def visit_operators(app: Application, visit: Callable[[Operator], None]) -> None
 
 @dataclass(frozen=True, slots=True)
 class Flows:
-    """For every operator its input records (`arriving`, one flow per input) and those `after` it."""
+    """The flow of records by operator: of each input (`arriving`), and of the records that leave it (`after`)."""
 
     arriving: dict[str, Arriving]
     after: dict[str, Flow]
 
     def merges_streams(self, operator: Operator) -> bool:
-        """Whether the operator merges streams with different partitions."""
+        """Whether the operator merges several streams, whose records then form a stream named by the operator's id."""
         return operator.spec.role is None and self.after[operator.id].stream == operator.id
 
 
@@ -122,9 +122,10 @@ def trace_flows(
     *,
     earlier: Flows | None = None,
 ) -> Flows:
-    """Return the flows of all operators; `repartition` may add exchanges, `counts` are the decided ones.
+    """Return the flows of all operators; `counts` are the partition counts of streams, once decided.
 
-    `earlier` flows of the same application and counts are reused where the input of an operator is the same.
+    `repartition` returns the flows that arrive at an operator after the exchanges that it inserts. `earlier` flows of
+    the same application and counts are reused for an operator whose arriving flows are the same.
     """
     flows = Flows({}, {})
 
@@ -144,11 +145,11 @@ def trace_flows(
 
 
 def _check_sql_windows(operator: Operator, arriving: Sequence[Flow]) -> None:
-    """Raise PlanningError for a SQL window whose records are not in one partition.
+    """Raise PlanningError for a SQL window (`over`) unless all records that it takes together arrive in one partition.
 
-    Spark would repartition them into partitions that differ from the planned ones.
+    Otherwise Spark would repartition the records, into other partitions than planned.
     """
-    for text in operator.spec.sql if arriving else ():  # an input's event time can't have windows
+    for text in operator.spec.sql if arriving else ():  # without inputs, SQL is an event time, which has no windows
         for window in window_clauses(text):
             (flow,) = arriving
             shared, lie_by = ({name.lower() for name in names} for names in (window.columns, flow.partitioned_by))
@@ -173,8 +174,10 @@ def _window_error(operator: str, text: str, window: WindowClause, flow: Flow) ->
 
 
 def check_datasets(app: Application, catalog: Catalog) -> None:
-    """Raise PlanningError for a dataset that can't be built from its source, joined or not: its key, columns, order,
-    projection or validators name columns that are missing or have other types."""
+    """Raise PlanningError for a declared dataset that can't be built from its source.
+
+    That is if its key, columns, order, projection or validators name columns that are missing or have other types.
+    """
     for dataset in app.datasets:
         facts = catalog.get(dataset.input) if isinstance(dataset.input, str) else None
         records = source_schema(dataset, catalog)
@@ -219,8 +222,8 @@ def _check_projection(dataset: AdjunctDataset, projection: Projection, records: 
 def check_fed_datasets(app: Application, operator: str, stream: str, stored: Schema, sent: Schema) -> None:
     """Raise PlanningError if a dataset on `stream` would not accept the columns sent to the stream.
 
-    A stream accepts wider columns; a dataset's key, order and extractor do not. After such a batch was committed, the
-    dataset could never advance again.
+    `stored` are the stream's columns now. It accepts wider types; a dataset's key, order and extractor do not. If such
+    records were committed, the dataset could never advance again.
     """
     for dataset in app.datasets:
         if dataset.stream != stream:
@@ -247,7 +250,7 @@ def check_fed_datasets(app: Application, operator: str, stream: str, stored: Sch
 
 
 def derive_columns(app: Application, catalog: Catalog) -> tuple[tuple[str, ...], dict[str, Columns]]:
-    """Return notes on unproven types, and the columns after each operator.
+    """Return notes on types that are not known yet, and the columns after each operator, by its id.
 
     Raises PlanningError for a missing stream, for columns that are missing, duplicate or of types that certainly do not
     fit, and for outputs whose columns their streams can't accept.
@@ -262,7 +265,7 @@ def derive_columns(app: Application, catalog: Catalog) -> tuple[tuple[str, ...],
         arriving = [after[source] for source in operator.inputs]
         after[operator.id] = spec.derive_columns(context, arriving)
         target = spec.target(app)
-        facts = None if target is None else catalog.get(target.name)  # of a stream: no other name holds a dot
+        facts = None if target is None else catalog.get(target.name)  # None for other assets, whose names have no dot
         if target is not None:
             (columns,) = arriving
             written = spec.written(columns).types
@@ -271,7 +274,7 @@ def derive_columns(app: Application, catalog: Catalog) -> tuple[tuple[str, ...],
             if written is not None and facts is not None:
                 _check_existing_stream(app, operator.id, facts, written)
             elif written is not None and spec.role == "output" and new_stream_defaults(catalog, target.name).typed:
-                with _as_column_error(operator.id, target.name):  # an unknown type may be any
+                with _as_column_error(operator.id, target.name):  # an unknown type counts as string
                     schema = Schema(tuple(Field(name, kind or "string") for name, kind in written.items()))
                     check_key_types(schema, app.outputs[target.name].key, "there")
                 if unknown := [repr(name) for name, kind in written.items() if kind is None]:
@@ -288,7 +291,7 @@ def derive_columns(app: Application, catalog: Catalog) -> tuple[tuple[str, ...],
 
 
 def _note_compared_types(app: Application, operator: Operator, compared: Sequence[ComparedColumn]) -> list[str]:
-    """Return notes on compared columns of unknown types."""
+    """Return a note for each pair of columns that need equal types, if a type is unknown."""
     unproven = []
     for pair in compared:
         if pair.type is None or pair.other_type is None:
@@ -308,9 +311,9 @@ def _note_compared_types(app: Application, operator: Operator, compared: Sequenc
 def _note_declared_types(
     app: Application, operator: Operator, declared: Sequence[ComparedColumn], *, columns_known: bool
 ) -> list[str]:
-    """Return notes on columns of unknown type that a target or key declares a type for.
+    """Return a note on the columns of unknown type for which a table, stream or key declares a type; [] for none.
 
-    Unknown columns have a note of their own.
+    Without `columns_known`, another note says that all columns are unknown; only a strict application gets this, too.
     """
     unknown = [pair for pair in declared if pair.type is None]
     if not unknown or not (app.strict or columns_known):
@@ -328,7 +331,10 @@ def _note_declared_types(
 
 
 def _compare_stored_types(facts: StreamFacts, types: Mapping[str, str | None] | None) -> list[ComparedColumn]:
-    """Return the columns that are written to an existing stream, with the types of both."""
+    """Return the columns that are written to an existing stream, each with the sent type and the stored type.
+
+    `types` are those of the sent columns; None if these are unknown.
+    """
     if facts.schema is None or not facts.evolves:
         return []
     stored = {field.name: field.type for field in facts.schema.fields}
@@ -343,7 +349,7 @@ def _check_existing_stream(app: Application, operator: str, facts: StreamFacts, 
     if facts.schema is None or not facts.evolves:
         return
     stored = {field.name: field.type for field in facts.schema.fields}
-    # Every column can hold null, whose type is void.
+    # A column of nulls has the type void, which fits every column.
     known = {name: stored.get(name, "string") if kind in (None, "void") else kind for name, kind in types.items()}
     with _as_column_error(operator, facts.name):
         declared = Schema(tuple(Field(name, str(kind)) for name, kind in known.items()))
@@ -363,7 +369,7 @@ def _check_existing_stream(app: Application, operator: str, facts: StreamFacts, 
 
 @contextmanager
 def _as_column_error(operator: str, stream: str) -> Iterator[None]:
-    """Raise PlanningError for columns that a stream can't have."""
+    """Turn a SchemaMismatchError of the block into the PlanningError that the stream can't store the sent columns."""
     try:
         yield
     except SchemaMismatchError as error:
@@ -372,7 +378,7 @@ def _as_column_error(operator: str, stream: str) -> Iterator[None]:
 
 
 def note_batch_windows(app: Application) -> Iterator[str]:
-    """Yield a note for each operator with a SQL window, which sees the records of one batch only."""
+    """Yield a note for each operator with a SQL window (`over`): the window sees the records of one batch only."""
     for operator in app.operators:
         texts = [text for text in operator.spec.sql if window_clauses(text)]
         if texts:
@@ -388,9 +394,9 @@ def note_batch_windows(app: Application) -> Iterator[str]:
 
 
 def note_nondeterministic_results(app: Application, columns: Mapping[str, Columns]) -> Iterator[str]:
-    """Yield a note for each operator whose expressions give other results in a repeated batch.
+    """Yield a note for each operator whose SQL may give other results in a repeated batch, such as `rand()`.
 
-    `columns` are those after each operator. Users' functions are not checked.
+    `columns` are those after each operator, by its id. Users' functions are not checked.
     """
     for operator in app.operators:
         arriving = columns[(operator.inputs or (operator.id,))[0]].types or {}
@@ -407,7 +413,10 @@ def note_nondeterministic_results(app: Application, columns: Mapping[str, Column
 
 
 def note_unproven_columns(app: Application, columns: Mapping[str, Columns]) -> tuple[str, ...]:
-    """Return a note on the first unproven columns, without those that follow from them; () if all are proven."""
+    """Return a note on what of columns and expressions is not known before a dry run; () if everything is.
+
+    `columns` are those after each operator. An operator whose input columns are unknown already is not listed.
+    """
     unproven: list[str] = []
     for operator in app.operators:
         unproven += _describe_unread(operator.id, operator.spec.sql)
@@ -421,7 +430,7 @@ def note_unproven_columns(app: Application, columns: Mapping[str, Columns]) -> t
 
 
 def iterate_dataset_sql(dataset: AdjunctDataset) -> Iterator[tuple[str, str, bool]]:
-    """Yield what a text of SQL of a dataset belongs to, the text, and whether it is a SELECT: rules and projections."""
+    """Yield (owner, SQL, whether it is a SELECT) for the SQL in a dataset's validators and projection."""
     yield from ((f"validator {name!r}", text, is_select) for name, text, is_select in iterate_sql_rules(dataset))
     if isinstance(dataset.extractor, Projection):
         texts = (*dict(dataset.extractor.select).values(), dataset.extractor.where)
@@ -429,7 +438,7 @@ def iterate_dataset_sql(dataset: AdjunctDataset) -> Iterator[tuple[str, str, boo
 
 
 def note_unproven_datasets(app: Application, catalog: Catalog) -> tuple[str, ...]:
-    """Return a note on the SQL of datasets that can't be checked here; () if there is none."""
+    """Return a note on the SQL of datasets that is only checked when they advance; () if there is none."""
     unproven: list[str] = []
     for dataset in app.datasets:
         records = source_schema(dataset, catalog)
@@ -447,7 +456,10 @@ def note_unproven_datasets(app: Application, catalog: Catalog) -> tuple[str, ...
 
 
 def _describe_unread(where: str, texts: Sequence[str], *, is_select: bool = False) -> list[str]:
-    """Return the parts of these expressions that can't be parsed, and functions that are not Spark's."""
+    """Return an item for each expression that our parser can't read, and for each function that Spark does not have.
+
+    `where` names their owner.
+    """
     parsed = [] if is_select else [(text, parse_expression(text).unread) for text in texts]
     unread = [f"{where}: {_shorten(text)} ({problem})" for text, problem in parsed if problem]
     for name in dict.fromkeys(name for text in texts for name in unknown_functions(text)):
@@ -457,13 +469,13 @@ def _describe_unread(where: str, texts: Sequence[str], *, is_select: bool = Fals
 
 
 def _join_note(what: str, unproven: Sequence[str]) -> tuple[str, ...]:
-    """Return one note that lists the first unproven items and counts the others; () for none."""
+    """Return one note, which begins with `what`, lists the first items and counts the others; () for no items."""
     more = f"; and {len(unproven) - _MAX_LISTED} more" if len(unproven) > _MAX_LISTED else ""
     return (f"{what}: {'; '.join(unproven[:_MAX_LISTED])}{more}.",) if unproven else ()
 
 
 def abbreviate(names: Sequence[str]) -> str:
-    """Return the first names, and how many more there are."""
+    """Return the first names as text, and how many more there are: "a, b and 5 more"."""
     more = f" and {len(names) - _MAX_LISTED:,} more" if len(names) > _MAX_LISTED else ""
     return f"{', '.join(names[:_MAX_LISTED])}{more}"
 

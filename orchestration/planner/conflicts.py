@@ -1,13 +1,14 @@
-"""Joins that can't be proven: exchanges that make them provable, conflicts, and the error with ways to fix them.
+"""Joins whose sides are not co-partitioned: exchanges that make them so, or an error with ways to fix them.
 
-With `auto_repartition=True` the planner inserts exchanges. A dataset is in its buckets already, so always the stream
-moves, and one exchange serves all later joins with the same requirement. An intermediate stream with an open count gets
-the count that most branches after it require first. Streams that are joined get the count that most of them have.
+With `auto_repartition=True`, the planner inserts exchanges. A dataset is in its buckets already, so it is always the
+stream that is repartitioned ("moves"); one exchange serves all later joins with the same requirement. An intermediate
+stream without a declared count gets the count that most of the first joins on the branches after it require. Streams
+that are joined get the count that most of them have.
 
-Otherwise one error lists all conflicts, each with fixes, the cheapest first. A fix makes all counts at an operator
-equal to one of them: it moves a stream before the operator (the cost is its size), rewrites a dataset in place (the
-size of its source stream), or changes the declared count of an intermediate stream (free). An inferred count can change
-at its origin. A fix that leaves the conflict, or causes another one, is not proposed.
+Otherwise one error lists all conflicts, each with fixes, the cheapest first. A fix makes all partition counts at an
+operator equal to one of them: it moves a stream before the operator (the cost is the stream's size), rewrites a dataset
+in place (the size of its source stream), or changes the declared count of an intermediate stream (free). An inferred
+count can be changed where it comes from. Fixes that leave the conflict, or cause another one, are not proposed.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from functools import cache, cached_property
 from typing import Any
 
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.operators.operator import Flow, Operator, Requirement, StreamEdge
+from dagster_adjunct.orchestration.operators.operator import Flow, Operator, PlannedStream, Requirement
 from dagster_adjunct.orchestration.operators.stream_facts import SPARK, TASK_NUMBER, Catalog
 from dagster_adjunct.orchestration.planner.columns import Arriving, Flows, abbreviate, format_place, trace_flows
 from dagster_adjunct.orchestration.planner.partition_counts import (
@@ -38,7 +39,7 @@ from dagster_adjunct.resources.errors import PartitionCountMismatchError, Planni
 
 
 def plan_repartitioning(app: Application, catalog: Catalog, needs: Requirements) -> Insertions:
-    """Return the exchanges that make every join of an application provable; none without `auto_repartition`."""
+    """Return the exchanges by which all joins of an application are co-partitioned; none without `auto_repartition`."""
     if not app.auto_repartition:
         return {}
     counts = declared_counts(app, catalog)
@@ -54,12 +55,12 @@ def plan_repartitioning(app: Application, catalog: Catalog, needs: Requirements)
         wrong = {number: describe_mismatch(needed, arriving[number]) for number, needed in requirements}
         target = next((needed.partitions for _, needed in requirements if needed.partitions is not None), None)
         if target is None:
-            target = equal.most([arriving[number].stream for number, why in wrong.items() if not why])
+            target = equal.most_frequent([arriving[number].stream for number, why in wrong.items() if not why])
         together = []
         for number, needed in requirements:
             flow, why = arriving[number], wrong[number]
             if not why:
-                why = equal.differs(flow.stream, target)
+                why = equal.describe_difference(flow.stream, target)
             if why:
                 columns = _required_columns(app, needed)
                 item = InsertedExchange(operator.id, number, flow.stream, columns, target, why)
@@ -68,7 +69,7 @@ def plan_repartitioning(app: Application, catalog: Catalog, needs: Requirements)
                 moved[number] = item.moved(flow)
             together.append(moved[number].stream)
         equal.join(together, target)
-        equal.note(operator.id, [flow.stream for flow in moved])
+        equal.record_inputs(operator.id, [flow.stream for flow in moved])
         return tuple(moved)
 
     trace_flows(app, catalog, decide)
@@ -76,7 +77,7 @@ def plan_repartitioning(app: Application, catalog: Catalog, needs: Requirements)
 
 
 def apply_insertions(inserted: Insertions) -> Callable[[Operator, Arriving], Arriving]:
-    """Return the function that applies these exchanges to an operator's inputs."""
+    """Return a function that `trace_flows` takes as `repartition`: it inserts these exchanges."""
 
     def moved(operator: Operator, arriving: Arriving) -> Arriving:
         insertions = [(inserted.get((operator.id, number)), flow) for number, flow in enumerate(arriving)]
@@ -86,7 +87,7 @@ def apply_insertions(inserted: Insertions) -> Callable[[Operator, Arriving], Arr
 
 
 def describe_mismatch(needed: Requirement, flow: Flow) -> str:
-    """Return why a stream's partitioning does not meet a requirement, ignoring counts; "" if it does."""
+    """Return why a flow's partitioning does not meet a requirement, counts aside; "" if it does."""
     if flow.partitioner == TASK_NUMBER:
         return "it is broadcast: every task gets all of it"
     if needed.columns is None or (flow.partitioned_by == needed.columns and flow.partitioner == SPARK):
@@ -99,7 +100,10 @@ def describe_mismatch(needed: Requirement, flow: Flow) -> str:
 
 
 def _preferred_counts(app: Application, flows: Flows, needs: Requirements) -> dict[str, int]:
-    """Return the count that most first joins after each intermediate stream need; the earliest on a tie."""
+    """Return a partition count for each intermediate stream: the one that most first joins after it require.
+
+    On a tie, that is the one required first. Streams before no such join are left out.
+    """
     votes: dict[str, Counter[int]] = {}
     joined: set[str] = set()  # operators whose records were joined with a partitioned dataset since their stream began
     for operator in app.operators:
@@ -122,11 +126,11 @@ def _preferred_counts(app: Application, flows: Flows, needs: Requirements) -> di
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """A join whose streams have different counts.
+    """An operator, here called the join, whose streams have different partition counts.
 
-    `at` are the operators where the counts differ: the join itself, sends to its table, or operators that merge streams
-    before it. `nodes` are all streams that take part, also those that feed or read its table. `joins` is the number of
-    joins that read this table.
+    `at` are the ids of the operators where counts differ: the join itself, sends to its dataset, or operators that
+    merge streams before it. `nodes` are the ids of all streams that must have its count, also of
+    those whose records are sent to its dataset or joined with it elsewhere. `joins` is the number of joins with it.
     """
 
     join: str
@@ -136,12 +140,15 @@ class Conflict:
 
 
 def find_conflicts(draft: Draft) -> tuple[Conflict, ...]:
-    """Return every join with a conflict once, in order of definition."""
+    """Return a conflict for each join whose streams have different counts, in order of definition.
+
+    Several joins with one dataset have one conflict.
+    """
     needs, groups, counts = draft.needs, draft.groups, draft.counts
-    place = {node: number for number, node in enumerate(draft.edges)}
+    place = {node: number for number, node in enumerate(draft.streams)}
     feeds: dict[str, str] = {}
-    reading: dict[str, list[str]] = defaultdict(list)  # the operators that join a dataset
-    meeting: dict[str, list[str]] = defaultdict(list)  # those that join or feed it, by its node
+    reading: dict[str, list[str]] = defaultdict(list)  # the operators that join a dataset, by its name
+    meeting: dict[str, list[str]] = defaultdict(list)  # those that join a dataset or send to it, by its node id
     for operator, requirements in needs.items():
         for needed in requirements:
             if needed is not None and needed.dataset is not None:
@@ -161,7 +168,7 @@ def find_conflicts(draft: Draft) -> tuple[Conflict, ...]:
     joins: dict[str, int] = {}
     for conflict in counts.conflicts:
         operator = conflict
-        while operator not in needs:  # one that merges streams: find the join that relies on it
+        while operator not in needs:  # it merges streams: find the join that relies on it
             operator = relying[operator]
         readers = reading[feeds[operator]] if operator in feeds else [operator]
         at[readers[0]].append(conflict)
@@ -170,7 +177,7 @@ def find_conflicts(draft: Draft) -> tuple[Conflict, ...]:
     by_table: dict[tuple[str, ...], tuple[str, ...]] = {}  # joins of one table involve the same streams
 
     def involved(join: str, where: Sequence[str]) -> tuple[str, ...]:
-        """Return the streams of the join's groups, also those that were merged and the origins of inferred counts."""
+        """Return the node ids of the streams in the join's groups, those merged there, and origins of counts."""
         read = tuple(member for member in groups.get(join, ()) if member in meeting)
         if read not in by_table or not read:
             operators = dict.fromkeys([join, *where, *(operator for table in read for operator in meeting[table])])
@@ -192,7 +199,10 @@ def find_conflicts(draft: Draft) -> tuple[Conflict, ...]:
 
 
 def find_majority(nodes: Iterable[str], counts: Counts) -> tuple[int, tuple[str, ...]] | None:
-    """Return the most frequent count that is not inferred, and its streams; None if there is no majority."""
+    """Return the most frequent partition count, leaving out inferred ones, and the node ids that have it.
+
+    None if no count is more frequent than all others.
+    """
     own = [node for node in nodes if node not in counts.inferred]
     most = Counter(counts.partitions[node] for node in own).most_common(2)
     if not most or most[0][1] < 2 or (len(most) > 1 and most[1][1] == most[0][1]):
@@ -202,16 +212,16 @@ def find_majority(nodes: Iterable[str], counts: Counts) -> tuple[int, tuple[str,
 
 _MAX_TRIED = 10
 _MAX_TRIED_OPERATORS = 20_000
-"""Fixes are tried for at most `_MAX_TRIED` groups, and for fewer if trying would plan more operators than this. For the
-other groups, a fix is proposed by its size alone."""
+"""Trying a fix plans the application again. Fixes are tried at no more than `_MAX_TRIED` operators, and at fewer
+if that would plan more operators than this. Further fixes are proposed untried."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fix:
-    """Changes that make the counts at the operator `at` equal to `partitions`.
+    """Changes that make all partition counts at the operator `at` equal to `partitions`.
 
-    `moved` inputs move, `datasets` are rewritten, and `given` partition_by operators get that count. `size` is the cost
-    in bytes, None where unknown. `tried` says whether it was verified to solve the conflict.
+    Exchanges are inserted for `moved` inputs, `datasets` are rewritten, and the partition_by operators `given` get that
+    count. `size` is the cost in bytes, None if unknown. `tried` says whether the conflict was verified to be solved.
     """
 
     at: str
@@ -223,13 +233,13 @@ class Fix:
     tried: bool = True
 
     @property
-    def changes(self) -> tuple[bool, int, int, int]:
-        """The sort key: the size if known, then the number of changes, then that of changed datasets."""
+    def cost(self) -> tuple[bool, int, int, int]:
+        """The key by which fixes are sorted: size if known, number of exchanges and datasets, number of datasets."""
         return self.size is None, self.size or 0, len(self.moved) + len(self.datasets), len(self.datasets)
 
 
 class FixFinder:
-    """Finds the fixes for groups in conflict."""
+    """Finds the fixes for operators at which partition counts differ."""
 
     def __init__(self, draft: Draft) -> None:
         self._draft = draft
@@ -241,18 +251,18 @@ class FixFinder:
         self._size = cache(draft.catalog.size_of)
 
     def find(self, at: str) -> tuple[Fix, ...]:
-        """Return the fixes for the group at an operator, the cheapest first."""
+        """Return the fixes for the counts at the operator `at`, the cheapest first."""
         targets = dict.fromkeys(self._draft.counts.partitions[node] for node in self._draft.groups[at])
-        # The origin of an inferred count has other joins, too: a change there is proposed only if it was tried.
+        # Other joins depend on the origin of an inferred count, too: a change there is proposed only if it was tried.
         where = (False, True) if at in self._tried else (False,)
         fixes = dict.fromkeys(self._build(at, target, at_sources=sources) for target in targets for sources in where)
         possible = [fix for fix in fixes if self._solves(fix)]
-        known = all(fix.size is not None for fix in possible)  # sizes of only some can't be compared
+        known = all(fix.size is not None for fix in possible)  # otherwise sizes can't be compared
         possible = [replace(fix, size=fix.size if known else None, tried=at in self._tried) for fix in possible]
-        return tuple(sorted(possible, key=lambda fix: (fix.changes, -fix.partitions)))
+        return tuple(sorted(possible, key=lambda fix: (fix.cost, -fix.partitions)))
 
     def _solves(self, fix: Fix) -> bool:
-        """Return whether a fix leaves neither its conflict nor causes others; True for one that is not tried."""
+        """Whether a fix solves its conflict and causes no other; True for a fix that is not to be tried."""
         if fix.at not in self._tried:
             return True
         inserted = {(item.operator, item.input): item for item in fix.moved}
@@ -265,7 +275,10 @@ class FixFinder:
         return fix.at not in left and left <= set(draft.counts.conflicts)
 
     def _build(self, at: str, target: int, *, at_sources: bool) -> Fix:
-        """Return the fix that makes all counts at an operator the target; `at_sources` changes origins of counts."""
+        """Return the changes that make all counts at an operator the target.
+
+        With `at_sources`, an inferred count is changed at the join from which it comes, else before this operator.
+        """
         draft, counts = self._draft, self._draft.counts
         moved: list[InsertedExchange] = []
         datasets: dict[str, int | None] = {}
@@ -276,7 +289,7 @@ class FixFinder:
             requirements = draft.needs.get(place, (None,) * len(arriving))
             for number, (needed, flow) in enumerate(zip(requirements, arriving, strict=True)):
                 if needed is None and place in draft.needs:
-                    continue  # its count need not be equal
+                    continue  # the count of this input need not be equal
                 if needed is not None and needed.dataset is not None and needed.partitions != target:
                     stream = draft.app.dataset(needed.dataset).stream
                     datasets[needed.dataset] = None if stream is None else self._size(stream)
@@ -302,12 +315,12 @@ class FixFinder:
     def _columns(self, operator: str, needed: Requirement | None, flow: Flow) -> tuple[str, ...]:
         if needed is not None:
             return _required_columns(self._draft.app, needed)
-        flows = (flow, *self._draft.flows.arriving[operator])  # a merge: all inputs need the same partitioning
+        flows = (flow, *self._draft.flows.arriving[operator])  # all merged inputs need the same partitioning
         return next((one.partitioned_by for one in flows if one.partitioned_by), ())
 
     @cached_property
     def _read_streams(self) -> dict[str, frozenset[str]]:
-        """The input streams that the records after each operator come from."""
+        """The names of the input streams that the records after each operator come from, by its id."""
         read: dict[str, frozenset[str]] = {}
         for operator in self._draft.app.operators:
             own = () if operator.spec.reads is None else (operator.spec.reads,)
@@ -324,25 +337,24 @@ def _required_columns(app: Application, needed: Requirement) -> tuple[str, ...]:
 
 
 _MAX_LISTED = 20
-"""The maximum of streams of a conflict, and of conflicts of an application, that the error lists."""
+"""How many streams of a conflict, and how many conflicts, the error lists at most."""
 
 
 def check_co_partitioning(draft: Draft) -> None:
     """Raise one PlanningError for all joins whose streams are not co-partitioned.
 
-    It is a PartitionCountMismatchError if counts differ. Equal counts are not enough: the partitioning columns and the
-    hash must be the same.
+    It is a PartitionCountMismatchError if partition counts differ. Partitioning columns and hash must be equal, too.
     """
-    app, counts, edges = draft.app, draft.counts, draft.edges
+    app, counts, streams = draft.app, draft.counts, draft.streams
     differing, elsewhere = find_conflicts(draft), _find_mispartitioned(draft)
     if not differing and not elsewhere:
         return
-    problems = [(conflict.join, _describe_conflict(conflict, counts, edges)) for conflict in differing[:_MAX_LISTED]]
+    problems = [(conflict.join, _describe_conflict(conflict, counts, streams)) for conflict in differing[:_MAX_LISTED]]
     problems += [(where, problem) for where, problem, _ in elsewhere[:_MAX_LISTED]]
     finder = FixFinder(draft)
-    same: dict[str, list[str]] = {}  # the operators at which the same is to do
+    same: dict[str, list[str]] = {}  # operators by what to do there
     for at in dict.fromkeys(at for conflict in differing[:_MAX_LISTED] for at in conflict.at[:_MAX_LISTED]):
-        same.setdefault(_describe_fixes(finder.find(at), edges), []).append(at)
+        same.setdefault(_describe_fixes(finder.find(at), streams), []).append(at)
     steps = [f"At {abbreviate(places)}: {step}." for step, places in same.items()]
     in_conflict = {at for conflict in differing for at in conflict.at}
     steps += [step for where, _, step in elsewhere[:_MAX_LISTED] if where not in in_conflict]
@@ -363,7 +375,10 @@ def check_co_partitioning(draft: Draft) -> None:
     about: dict[str, Any] = {"application": app.name, "operator": operator, "declared_at": line}
     if differing:
         every = tuple(
-            (conflict.join, tuple((edges[node].name, edges[node].partitions) for node in conflict.nodes[:_MAX_LISTED]))
+            (
+                conflict.join,
+                tuple((streams[node].name, streams[node].partitions) for node in conflict.nodes[:_MAX_LISTED]),
+            )
             for conflict in differing
         )
         raise PartitionCountMismatchError(problem, step, **about, counts=every[0][1], conflicts=every)
@@ -371,30 +386,30 @@ def check_co_partitioning(draft: Draft) -> None:
     raise PlanningError(problem, step, **about, dataset=dataset)
 
 
-def _describe_conflict(conflict: Conflict, counts: Counts, edges: Mapping[str, StreamEdge]) -> str:
-    sides = [edges[node] for node in conflict.nodes]
+def _describe_conflict(conflict: Conflict, counts: Counts, streams: Mapping[str, PlannedStream]) -> str:
+    sides = [streams[node] for node in conflict.nodes]
     others = f" (and {conflict.joins - 1:,} more joins of its table)" if conflict.joins > 1 else ""
     most = find_majority(conflict.nodes, counts)
     majority = ""
     if most is not None and len(most[1]) < len(sides):
-        majority = f"; most have {most[0]}: {abbreviate([edges[node].name for node in most[1]])}"
+        majority = f"; most have {most[0]}: {abbreviate([streams[node].name for node in most[1]])}"
     counted = abbreviate([f"{side.name} has {side.partitions} ({side.count_from})" for side in sides])
     return f"{conflict.join}{others} needs equal partition counts: {counted}{majority}."
 
 
-def _describe_fixes(fixes: Sequence[Fix], edges: Mapping[str, StreamEdge]) -> str:
+def _describe_fixes(fixes: Sequence[Fix], streams: Mapping[str, PlannedStream]) -> str:
     if not fixes:
         return "no single change makes them equal; fix the conflicts before it first"
-    first, *others = [_describe_fix(fix, edges) for fix in fixes]
+    first, *others = [_describe_fix(fix, streams) for fix in fixes]
     remarks = ["the fewest changes" if fixes[0].size is None else "the cheapest by bytes"] if others else []
     remarks += [] if fixes[0].tried else ["not verified, because there are many conflicts"]
     how = f" ({'; '.join(remarks)})" if remarks else ""
     return f"{first}{how}" + (f"; or {'; or '.join(others[:3])}" if others else "")
 
 
-def _describe_fix(fix: Fix, edges: Mapping[str, StreamEdge]) -> str:
+def _describe_fix(fix: Fix, streams: Mapping[str, PlannedStream]) -> str:
     parts = [
-        f"move {_stream_label(item.stream, edges)} with {_partition_by(item.columns)} before "
+        f"move {_stream_label(item.stream, streams)} with {_partition_by(item.columns)} before "
         f"{'it' if item.operator == fix.at else item.operator}"
         for item in fix.moved
     ]
@@ -408,24 +423,24 @@ def _describe_fix(fix: Fix, edges: Mapping[str, StreamEdge]) -> str:
 
 
 def _find_mispartitioned(draft: Draft) -> list[tuple[str, str, str]]:
-    """Return the operators whose input is not partitioned by the required columns, why, and what to write."""
-    app, flows, edges = draft.app, draft.flows, draft.edges
+    """Return (operator, problem, next step) for each input that is not partitioned by the required columns and hash."""
+    app, flows, streams = draft.app, draft.flows, draft.streams
     found = []
     for operator, requirements in draft.needs.items():
         for number, (needed, flow) in enumerate(zip(requirements, flows.arriving[operator], strict=True)):
             if needed is None or needed.columns is None or not (why := describe_mismatch(needed, flow)):
                 continue
-            name = _stream_label(flow.stream, edges)
+            name = _stream_label(flow.stream, streams)
             problem = f"input {number + 1} ({name}) is not partitioned as the operator needs"
             if needed.dataset is not None:
                 by = _by_columns(app.dataset(needed.dataset).partition_by)
-                stream = f"stream {name}" if flow.stream in edges else name
+                stream = f"stream {name}" if flow.stream in streams else name
                 problem = f"{stream} is not partitioned like dataset {needed.dataset}, which is partitioned by {by}"
             merged = flows.arriving.get(flow.stream, ())
             breaking = [(at, one, wrong) for at, one in enumerate(merged) if (wrong := describe_mismatch(needed, one))]
-            if 0 < len(breaking) < len(merged):  # a merge whose inputs are not all wrong
+            if 0 < len(breaking) < len(merged):  # it merges streams, of which some are partitioned as required
                 inputs = {
-                    f"input {at + 1} of {flow.stream} ({_stream_label(one.stream, edges)})": wrong
+                    f"input {at + 1} of {flow.stream} ({_stream_label(one.stream, streams)})": wrong
                     for at, one, wrong in breaking
                 }
                 why = "; ".join(f"{each} breaks it: {wrong}" for each, wrong in inputs.items())
@@ -439,7 +454,7 @@ def _find_mispartitioned(draft: Draft) -> list[tuple[str, str, str]]:
 
 
 def _suggest_partition_by(app: Application, operator: str, needed: Requirement, flow: Flow) -> str:
-    """Return the advice to use partition_by= for records that are partitioned by a subset of the key, or ""."""
+    """Return the advice to use `partition_by=` if records are partitioned by a part of the operator's key, else ""."""
     by = flow.partitioned_by
     if not by or flow.partitioner != SPARK or not set(by) < set(needed.columns or ()):
         return ""
@@ -453,8 +468,8 @@ def _by_columns(columns: Iterable[str]) -> str:
     return f"({', '.join(columns)}) with {SPARK}"
 
 
-def _stream_label(node: str, edges: Mapping[str, StreamEdge]) -> str:
-    return edges[node].name if node in edges else f"the output of {node}"
+def _stream_label(node: str, streams: Mapping[str, PlannedStream]) -> str:
+    return streams[node].name if node in streams else f"the output of {node}"
 
 
 def _format_bytes(size: int) -> str:

@@ -1,8 +1,10 @@
-"""The parts of a plan on joins by time, state, and sends to remote tables: order per key, marks and replays.
+"""The parts of a plan on as-of joins, state, and sends to remote tables: order per key, marks, effects of replays.
+
+A mark is the position of the last record that a table has applied from a source partition; it skips earlier ones.
 
 A stream is ordered within a partition. If a table's key includes the unchanged partitioning columns of the input, all
-records of one key come from one partition, and the table gets them in that order even after exchanges. Otherwise they
-come from several partitions, between which only event time is an order. Sums need no order.
+records of one key come from one partition, and the table gets them in the order of that, even after exchanges.
+Otherwise they come from several partitions, and only a time in the records can order them. Sums need no order.
 
 A local table is written while the batch runs: a join defined after a send sees its records in the same batch, a join
 defined before it in the next one. A dataset with a stream takes its changes between batches.
@@ -25,7 +27,7 @@ from dagster_adjunct.resources.errors import PlanningError
 
 
 def plan_joins_by_time(app: Application) -> tuple[JoinByTime, ...]:
-    """Return the joins by time, in order of definition."""
+    """Return the as-of joins, in order of definition."""
     joins = []
     for operator in app.operators:
         match = operator.spec.match
@@ -45,7 +47,7 @@ STATE_REPLAY = (
 
 
 def plan_fed_joins(app: Application) -> tuple[FedJoin, ...]:
-    """Return, for each join with a dataset that the application writes, in which batch it sees sent records."""
+    """Return the joins with datasets that the application itself sends records to: in which batch they see these."""
     last = {operator.spec.feeds: operator.id for operator in app.operators if operator.spec.feeds is not None}
     sent: dict[str, str] = {}
     joins = []
@@ -64,7 +66,7 @@ def plan_fed_joins(app: Application) -> tuple[FedJoin, ...]:
 
 
 def plan_state(app: Application) -> tuple[PlannedState, ...]:
-    """Return the local tables that the application writes, with their sends and the effect of a replay."""
+    """Return the local tables that the application writes, each with its sends and the effect of a replay on it."""
     sends: dict[str, list[str]] = {}
     for operator in app.operators:
         feeds = operator.spec.feeds
@@ -74,7 +76,7 @@ def plan_state(app: Application) -> tuple[PlannedState, ...]:
 
 
 def check_state_names(app: Application) -> None:
-    """Raise PlanningError if an operator's state table has the name of a dataset of the application."""
+    """Raise PlanningError if an operator's state table would have the name of a declared dataset."""
     datasets = {dataset.name for dataset in app.datasets}
     for operator in app.operators:
         for state in operator.spec.states:
@@ -90,7 +92,10 @@ def check_state_names(app: Application) -> None:
 
 
 def note_state(app: Application) -> Iterator[str]:
-    """Yield a note for each stateful operator: the names of its tables, and its watermark."""
+    """Yield a note for each stream join and window: its state tables, and the streams that its watermark depends on.
+
+    Another note, an error in a strict application, says that it takes the updates of a window for records.
+    """
     spans = watermark_inputs(app.operators)
     for operator in app.operators:
         name = operator.spec.over_time
@@ -113,7 +118,7 @@ def note_state(app: Application) -> Iterator[str]:
 
 
 def _find_updating_windows(app: Application, operator: Operator) -> list[str]:
-    """Return the windows whose updates reach an operator without a filter on final results."""
+    """Return the ids of the windows whose updates, not only final results, reach an operator."""
     updating, waiting, seen = [], list(operator.inputs), set[str]()
     while waiting:
         before = app.operator(waiting.pop())
@@ -128,11 +133,11 @@ def _find_updating_windows(app: Application, operator: Operator) -> list[str]:
 
 
 def name_writers(app: Application, writer: str) -> dict[str, str]:
-    """Return the name in a table's marks for each send to a remote table, by operator.
+    """Return the name under which the table stores the marks of each send to a remote table, by operator id.
 
-    It is `writer`, with a suffix for all but the first unnamed send: its `marks_as`, or its number among unnamed ones.
-    Sends to two tables over one table of a store share its marks. Raises PlanningError for duplicate names, and for
-    `marks_as` on a table without marks.
+    It is `writer`, followed for all but the first unnamed send by "#" and its `marks_as`, or its number among the
+    unnamed ones. Sends to two declared tables over one table of a store are numbered together. Raises PlanningError for
+    duplicate names, and for `marks_as` on a table without marks.
     """
     names: dict[str, str] = {}
     unnamed: Counter[str] = Counter()
@@ -165,7 +170,7 @@ def name_writers(app: Application, writer: str) -> dict[str, str]:
 
 
 def store_key(app: Application, table: str) -> str:
-    """Return a key that is equal for tables over the same table of a store."""
+    """Return a text that is equal for declared tables which are over the same table of a store."""
     return repr(app.tables[table].write_function or table)
 
 
@@ -174,7 +179,7 @@ def has_marks(table: AnyTable) -> bool:
 
 
 def note_marks(app: Application) -> list[str]:
-    """Return a warning for each idempotent table whose marks depend on the order of the sends."""
+    """Return a warning for each idempotent table with several unnamed sends: their marks have the sends' numbers."""
     sends: dict[str, list[str]] = {}
     names: dict[str, str] = {}
     for operator in app.operators:
@@ -193,10 +198,12 @@ def note_marks(app: Application) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Origin:
-    """The origin of the records after an operator: their flow, partitioned as in the input, and the input streams.
+    """Where the records that leave an operator come from: the input `streams`, which have `partitions` partitions.
 
-    `keyed` are the input's partitioning columns, `lost_at` the operator that drops or changes them, `why` the reason if
-    there are none. `renumbered` is the output whose positions replaced those of the inputs.
+    `flow` is their partitioning as if no exchange had moved them, `keyed` the input's partitioning columns, `lost_at`
+    the operator that drops or changes these, and `why` the reason if there are none. `renumbered` is the operator that
+    writes an output stream whose positions have replaced those of several inputs. With several inputs, `partitions` is
+    0.
     """
 
     flow: Flow
@@ -210,23 +217,25 @@ class _Origin:
 
 @dataclass(frozen=True, slots=True)
 class _SendConflicts:
-    """A send to a table and the other sends to it.
+    """A send to a table, and how other sends to that table conflict with it.
 
-    `changed` are its columns, None for all. `ways` are the sends that change the same columns, so that order matters;
-    `apart` those that set other columns of the same records. `mixed`: this send or one of `ways` adds or appends.
+    `changed` are the columns that it changes, None for all. `same_columns` are the ids of the sends that change the
+    same columns, so that the order between them matters; `other_columns` those that set other columns, which one newer
+    record would hide. `mixed`: this send or one of `same_columns` adds or appends.
     """
 
     changed: ChangedColumns | None
-    ways: Sequence[str] = ()
-    apart: Sequence[str] = ()
+    same_columns: Sequence[str] = ()
+    other_columns: Sequence[str] = ()
     mixed: bool = False
 
 
 def plan_tables(app: Application, catalog: Catalog, columns: Mapping[str, Columns]) -> tuple[PlannedTable, ...]:
-    """Return each send to a remote table with its guaranteed order; `columns` are those after each operator.
+    """Return the sends to remote tables with the guaranteed order of records; `columns` are those after each operator.
 
-    Raises PlanningError for marks over offsets that are not numbers. A strict application raises it also for an order
-    per source partition only, and for a table that keeps the newest record and loses columns of late ones.
+    Raises PlanningError for a table that can't mark records: their offsets are not numbers, or a replay can't be
+    recognised. For a strict application, it is also raised for an order per source partition only, and for a table that
+    keeps the newest record and loses columns of late ones.
     """
     read: dict[str, _Origin] = {}
     tables = []
@@ -267,7 +276,7 @@ def plan_tables(app: Application, catalog: Catalog, columns: Mapping[str, Column
 
 
 def _find_send_conflicts(app: Application, columns: Mapping[str, Columns]) -> dict[str, _SendConflicts]:
-    """Return the columns that each send to a remote table changes, and the other sends to it."""
+    """Return, by operator id, which columns each send to a remote table changes, and which sends conflict with it."""
     to_tables: dict[str, dict[str, ChangedColumns | None]] = {}
     for operator in app.operators:
         if operator.spec.send is not None:
@@ -277,21 +286,21 @@ def _find_send_conflicts(app: Application, columns: Mapping[str, Columns]) -> di
     conflicts = {}
     for sends in to_tables.values():
         for one, changed in sends.items():
-            ways, apart = [], []
+            same_columns, other_columns = [], []
             for other, theirs in sends.items():
                 if other == one:
                     continue
                 if changed is None or theirs is None:
-                    ways.append(other)
+                    same_columns.append(other)
                     if changed is not theirs:
-                        apart.append(other)
+                        other_columns.append(other)
                     continue
                 if changed.depends_on_order_with(theirs):
-                    ways.append(other)
+                    same_columns.append(other)
                 if changed.set and theirs.set and changed.set != theirs.set:
-                    apart.append(other)  # a newer record of one would hide the other's columns
-            mixed = any(it is not None and it.adds for it in (changed, *(sends[way] for way in ways)))
-            conflicts[one] = _SendConflicts(changed, ways, apart, mixed)
+                    other_columns.append(other)  # a newer record of one would hide the other's columns
+            mixed = any(it is not None and it.adds for it in (changed, *(sends[it] for it in same_columns)))
+            conflicts[one] = _SendConflicts(changed, same_columns, other_columns, mixed)
     return conflicts
 
 
@@ -312,7 +321,7 @@ def _trace_origin(operator: Operator, app: Application, catalog: Catalog, read: 
         renumbered = next((one.renumbered for one in before if one.renumbered), "")
         return _Origin(flow, streams, f"{several}{operator.id} merges", 0, renumbered=renumbered)
     (one,) = before
-    if spec.role is not None:  # new partitions do not order records of different input partitions
+    if spec.role is not None:  # records of several input partitions have no order in new partitions, either
         return replace(one, renumbered=operator.id) if spec.role == "output" and len(streams) > 1 else one
     flow = spec.flow(context, [one.flow])
     lost = one.flow.partitioned_by and not flow.partitioned_by and one.partitions != 1
@@ -326,8 +335,9 @@ def _plan_table(operator: Operator, table: AnyTable, before: _Origin, sent: _Sen
         how = f", which {lost} drops or changes" if lost else ""
         key = ", ".join(table.key)
         why = f"its key is ({key}), and {streams} is partitioned by ({', '.join(before.keyed)}){how}"
-    if not why and sent.ways:
-        why = f"{' and '.join(sent.ways)} write to it, too: a batch writes all records of one send before the next"
+    if not why and sent.same_columns:
+        others = " and ".join(sent.same_columns)
+        why = f"{others} write to it, too: a batch writes all records of one send before the next"
     harm, mends = "", ""
     if table.newest_by is not None:
         order, reason = "newest", f"the store keeps the newest record by {table.newest_by}"
@@ -336,7 +346,7 @@ def _plan_table(operator: Operator, table: AnyTable, before: _Origin, sent: _Sen
         order, reason = "per key", "all records of a key come from one partition"
         if before.partitions == 1:
             reason = "its input has one partition"
-    elif changed is not None and changed.only_sums and not sent.ways:
+    elif changed is not None and changed.only_sums and not sent.same_columns:
         first = f", and the first one sets {', '.join(sorted(changed.begun))}" if changed.begun else ""
         order = "any"
         reason = f"it only adds numbers, whose sum does not depend on the order while nothing is deleted{first}: {why}"
@@ -351,18 +361,19 @@ def _plan_table(operator: Operator, table: AnyTable, before: _Origin, sent: _Sen
 
 
 def _suggest_order(sent: _SendConflicts, *, by_key: bool) -> str:
-    """Return how to give a table the order that it lacks. `by_key`: the input is ordered per key."""
+    """Return the next step: how to give a table the order that it lacks; `by_key` says that its input has an order."""
     changed = sent.changed
     adds = changed is not None and changed.adds
-    if sent.ways and (sent.mixed or sent.apart):
+    if sent.same_columns and (sent.mixed or sent.other_columns):
         return (
-            f"Give it and {' and '.join(sent.ways)} columns or tables of their own; or bring their records together "
-            "with merge() and send them once."
+            f"Give it and {' and '.join(sent.same_columns)} columns or tables of their own; or bring their records "
+            "together with merge() and send them once."
         )
     once = ", and declare the table with idempotent=True" if adds else ""
-    ways = [f"partition the input by the table's key{once}"] if by_key and not sent.ways else []
-    if sent.apart:
-        ways.append(f"give it and {' and '.join(sent.apart)} tables of their own, and declare these with newest_by")
+    ways = [f"partition the input by the table's key{once}"] if by_key and not sent.same_columns else []
+    if sent.other_columns:
+        others = " and ".join(sent.other_columns)
+        ways.append(f"give it and {others} tables of their own, and declare these with newest_by")
     elif changed is not None and changed.merged:
         if not by_key:
             ways.append("let each input stream add to a column of its own")
@@ -380,11 +391,11 @@ def _suggest_order(sent: _SendConflicts, *, by_key: bool) -> str:
 
 
 def _describe_late_loss(sent: _SendConflicts) -> tuple[str, str]:
-    """Return what a table with newest_by loses of this send, and the fix; "" if nothing."""
-    if sent.apart:
+    """Return what a table with `newest_by` may lose of this send's records, and the next step; ("", "") for nothing."""
+    if sent.other_columns:
         return (
-            f"newest_by compares whole records, so this send is skipped if {' or '.join(sent.apart)} has sent a newer "
-            "record, with other columns",
+            f"newest_by compares whole records, so this send is skipped if {' or '.join(sent.other_columns)} has sent "
+            "a newer record, with other columns",
             "Give each a table of its own; or partition the input by the table's key, leave newest_by out, and let "
             "each set columns of its own.",
         )
@@ -398,7 +409,7 @@ def _describe_late_loss(sent: _SendConflicts) -> tuple[str, str]:
 
 
 def _describe_replay(order: str, table: AnyTable, adds: bool) -> str:
-    """Return the state of a table, in words, after its records were read again."""
+    """Return in words what a replay leaves of a table: "unchanged: …", "changed: …" or "older …"."""
     if table.idempotent and table.on_replay == "skip":
         return (
             "unchanged: messages up to the last applied one of each key are skipped, and a bounded replay (until) "

@@ -1,11 +1,11 @@
 """Partition counts of streams: declared, inferred from joins (SAMZA-1889), or the default; and the tasks.
 
-All members of a join group must have equal counts. A stream with an open count gets the known count of its group, which
-may decide other groups, until nothing changes. Streams that are still open get the default.
+The streams that an operator requires to be co-partitioned are its group: its inputs with requirements and, as members
+with a count of their own, the datasets that it joins or, if some join reads them, sends to. So streams that are related
+through a dataset or another join share a member, and get equal counts.
 
-An operator's group is the set of its inputs with requirements. A dataset is a member with a count of its own of each
-group that joins it, and a send to it forms a group if some join reads it. So streams that are related through a table
-or another join get equal counts through the member that they share.
+All members of a group must have equal counts. A stream is *open* if it declares no count: it gets the known count of
+its group, which may decide other groups, until nothing changes. Streams that are open then get the default.
 
 Task i owns partition i of all inputs and bucket i of all datasets; with a limit of n tasks, task i owns those whose
 number modulo n is i.
@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.operators.operator import BROADCAST, Flow, PlanContext, Requirement, StreamEdge
+from dagster_adjunct.orchestration.operators.operator import BROADCAST, Flow, PlanContext, PlannedStream, Requirement
 from dagster_adjunct.orchestration.operators.stream_facts import SPARK, Catalog, require_facts
 from dagster_adjunct.orchestration.planner.columns import Flows
 from dagster_adjunct.orchestration.planner.plan import Task
@@ -28,7 +28,10 @@ from dagster_adjunct.resources.streams.system import SystemStreamPartition
 
 
 class EqualCounts:
-    """Disjoint sets of streams with one count each, None while it is open."""
+    """Disjoint sets of streams, named by node ids, with one partition count for each set, None while it is open.
+
+    The streams that an operator merges may be in different sets until something relies on their counts.
+    """
 
     def __init__(self, counts: Mapping[str, int | None]) -> None:
         self._parent = {node: node for node in counts}
@@ -36,34 +39,34 @@ class EqualCounts:
         self._merged: dict[str, list[str]] = {}
 
     def add(self, node: str, count: int | None) -> None:
-        """Add a stream."""
+        """Add a stream as a set of its own."""
         self._parent[node], self._count[node] = node, count
 
-    def note(self, operator: str, streams: Sequence[str]) -> None:
-        """Record the input streams of an operator that may merge them."""
+    def record_inputs(self, operator: str, streams: Sequence[str]) -> None:
+        """Record the input streams of an operator: if it merges them, its id stands for all of them."""
         self._merged[operator] = list(dict.fromkeys(leaf for stream in streams for leaf in self._leaves(stream)))
 
-    def most(self, nodes: Iterable[str]) -> int | None:
-        """Return the most frequent count, the earliest on a tie; None where all are open."""
+    def most_frequent(self, nodes: Iterable[str]) -> int | None:
+        """Return the most frequent count of these streams, the first one on a tie; None if all are open."""
         known = Counter(count for node in nodes for count in self._counts(node))
         return known.most_common(1)[0][0] if known else None
 
-    def differs(self, node: str, target: int | None) -> str:
-        """Return the text for a stream whose count differs from the target, "" if it has or can get it."""
+    def describe_difference(self, node: str, target: int | None) -> str:
+        """Return how many partitions a stream has, in words; "" if that is the target, or open."""
         other = sorted(self._counts(node) - {target})
         if target is None or not other:
             return ""
         return f"it has {' and '.join(map(str, other))} partitions"
 
     def join(self, nodes: Sequence[str], count: int | None) -> None:
-        """Join streams into one set, with this count unless None."""
+        """Unite the sets of these streams; the new set has the count `count` or, with None, that of the first set."""
         roots = list(dict.fromkeys(self._root(leaf) for node in nodes for leaf in self._leaves(node)))
         for root in roots:
             self._parent[root] = roots[0]
         if roots and count is not None:
             self._count[roots[0]] = count
         for node in nodes:
-            if node not in self._parent:  # an operator that merges streams has their count from here on
+            if node not in self._parent:  # an operator that merges streams counts as one stream from now on
                 self._parent[node] = roots[0]
 
     def _counts(self, node: str) -> set[int]:
@@ -71,7 +74,7 @@ class EqualCounts:
         return {count for count in known if count is not None}
 
     def _leaves(self, node: str) -> list[str]:
-        """Return the streams that `node` merges, or itself if it is a stream."""
+        """Return the streams that the operator `node` merges, or `node` itself if it is a stream."""
         return [node] if node in self._parent else self._merged[node]
 
     def _root(self, node: str) -> str:
@@ -83,9 +86,9 @@ class EqualCounts:
 
 @dataclass(frozen=True, slots=True)
 class InsertedExchange:
-    """An exchange by `columns` that the planner inserts before an operator's input (from 0), and why.
+    """An exchange by `columns` that the planner inserts before the input number `input` (from 0) of an operator.
 
-    `stream` is the node id of the flow before it; `partitions` is None while the count is open.
+    `why` is the reason, `stream` the node id of the flow before it; `partitions` is None while the count is open.
     """
 
     operator: str
@@ -97,7 +100,7 @@ class InsertedExchange:
 
     @property
     def node(self) -> str:
-        """The id of the exchange among streams."""
+        """The node id of the stream that begins at the exchange."""
         return f"exchange:{self.input}:{self.operator}"
 
     def moved(self, flow: Flow) -> Flow:
@@ -106,26 +109,26 @@ class InsertedExchange:
 
 
 Insertions = Mapping[tuple[str, int], InsertedExchange]
-"""The exchanges by operator and input."""
+"""The inserted exchanges by operator id and number of the input."""
 
 
 Groups = dict[str, tuple[str, ...]]
-"""The ids that need equal counts, streams first, by the operator that requires it."""
+"""The node ids, streams before datasets, that need equal counts, by the id of the operator that requires it."""
 
 
 def dataset_node(name: str) -> str:
-    """Return the id of a dataset among the streams of a join."""
+    """Return the node id of a dataset. That of a stream is the id of the operator or exchange at which it begins."""
     return f"dataset:{name}"
 
 
 def find_join_groups(app: Application, needs: Requirements, flows: Flows) -> Groups:
-    """Return the groups that need equal counts, by operator.
+    """Return the groups of streams and datasets that need equal counts, by operator id.
 
-    If a member is an operator that merges streams (`merge_flows`), its inputs are a group, too.
+    If a member is an operator that merges streams (`merge_flows`), this and its inputs are a group, too.
     """
     groups: Groups = {}
     relied_on: set[str] = set()
-    for operator in reversed(app.operators):  # visits operators that merge streams after those that rely on them
+    for operator in reversed(app.operators):  # an operator that merges streams comes after those that rely on it
         arriving = flows.arriving[operator.id]
         members: dict[str, None] = {}
         if operator.id in relied_on and flows.merges_streams(operator):
@@ -140,50 +143,50 @@ def find_join_groups(app: Application, needs: Requirements, flows: Flows) -> Gro
 
 
 def task_count(partitions: int, limit: int | None) -> int:
-    """Return the number of tasks; with `limit` None there is one per partition."""
+    """Return the number of tasks: at most `limit`; with None, one per partition."""
     return partitions if limit is None else min(partitions, limit)
 
 
-def assign_tasks(streams: tuple[StreamEdge, ...], limit: int | None) -> tuple[Task, ...]:
+def assign_tasks(streams: tuple[PlannedStream, ...], limit: int | None) -> tuple[Task, ...]:
     """Return at most `limit` tasks, each with its partitions of all inputs and buckets of partitioned datasets.
 
-    The number of partitions is the largest count of inputs, datasets and intermediate streams. Every task reads all
-    partitions of broadcast inputs.
+    Without the limit, there are as many as the input, dataset or intermediate stream with most partitions has. Every
+    task reads all partitions of broadcast inputs.
     """
-    inputs = [edge for edge in streams if edge.role == "input"]
-    shared = [edge for edge in streams if edge.role == "broadcast-input"]
-    everywhere = tuple(_partition(edge, number) for edge in shared for number in range(edge.partitions or 0))
-    datasets = [edge for edge in streams if edge.dataset is not None and edge.partitions is not None]
-    whole = [edge for edge in streams if edge.dataset is not None and edge.partitions is None]
-    broadcast = (*(edge.name for edge in shared), *(str(edge.dataset) for edge in whole))
-    total = max((edge.partitions or 0 for edge in streams if edge.role not in ("output", *BROADCAST)), default=0)
+    inputs = [stream for stream in streams if stream.role == "input"]
+    shared = [stream for stream in streams if stream.role == "broadcast-input"]
+    everywhere = tuple(_partition(stream, number) for stream in shared for number in range(stream.partitions or 0))
+    datasets = [stream for stream in streams if stream.dataset is not None and stream.partitions is not None]
+    whole = [stream for stream in streams if stream.dataset is not None and stream.partitions is None]
+    broadcast = (*(stream.name for stream in shared), *(str(stream.dataset) for stream in whole))
+    total = max((stream.partitions or 0 for stream in streams if stream.role not in ("output", *BROADCAST)), default=0)
     count = task_count(total, limit)
     called = "Partition" if count == total else "Task"
     return tuple(
         Task(
             f"{called} {task}",
             (
-                *(_partition(edge, at) for edge in inputs for at in range(task, edge.partitions or 0, count)),
+                *(_partition(stream, at) for stream in inputs for at in range(task, stream.partitions or 0, count)),
                 *everywhere,
             ),
-            tuple(f"{edge.dataset}.{at}" for edge in datasets for at in range(task, edge.partitions or 0, count)),
+            tuple(f"{stream.dataset}.{at}" for stream in datasets for at in range(task, stream.partitions or 0, count)),
             broadcast,
         )
         for task in range(count)
     )
 
 
-def _partition(edge: StreamEdge, number: int) -> SystemStreamPartition:
-    return SystemStreamPartition(*split_stream_name(edge.name), number)
+def _partition(stream: PlannedStream, number: int) -> SystemStreamPartition:
+    return SystemStreamPartition(*split_stream_name(stream.name), number)
 
 
 MAX_DEFAULT_PARTITIONS = 256
-"""The largest default count, however many partitions the inputs have."""
+"""The largest default partition count, however many partitions the inputs have."""
 
 
 @dataclass(frozen=True, slots=True)
 class Inference:
-    """Where an inferred count comes from: another member of a join group."""
+    """Where an inferred count comes from: the stream or dataset `source`, in the group of the operator `join`."""
 
     source: str
     join: str
@@ -191,7 +194,10 @@ class Inference:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """The count of every stream; `inferred` has the origin of inferred ones, `conflicts` the groups that differ."""
+    """The partition count of each stream, by node id.
+
+    `inferred` has the origin of inferred counts, `conflicts` the ids of operators whose group has different counts.
+    """
 
     partitions: dict[str, int]
     inferred: dict[str, Inference]
@@ -199,7 +205,7 @@ class Counts:
 
 
 def declared_counts(app: Application, catalog: Catalog) -> dict[str, int | None]:
-    """Return the declared count of every stream and dataset of an application, None where it is open."""
+    """Return the declared partition count of each stream and dataset, by node id; None where it is open."""
     counts: dict[str, int | None] = {}
     for operator in app.operators:
         if operator.spec.role is not None:
@@ -212,7 +218,7 @@ def declared_counts(app: Application, catalog: Catalog) -> dict[str, int | None]
 
 
 def default_count(app: Application, catalog: Catalog) -> tuple[int, str]:
-    """Return the count of streams that is neither declared nor inferred, and its origin."""
+    """Return the count for streams that have neither a declared nor an inferred one, and where it comes from."""
     if app.intermediate_partitions is not None:
         return app.intermediate_partitions, "intermediate_partitions of the application"
     divided = [name for name, spec in app.inputs.items() if spec.broadcast is None]
@@ -227,9 +233,10 @@ def default_count(app: Application, catalog: Catalog) -> tuple[int, str]:
 
 
 def assign_counts(counts: Mapping[str, int | None], groups: Mapping[str, Sequence[str]], default: int) -> Counts:
-    """Return the count of every stream: from `counts`, inferred from groups, or the default.
+    """Return the partition count of each stream and dataset: from `counts`, inferred from groups, or the default.
 
-    Members of groups that are not in `counts` are open. Groups are processed in order, so the result is deterministic.
+    Members of groups that are not in `counts` are open. Groups are processed in their order, so the result is always
+    the same.
     """
     counts = dict.fromkeys(member for members in groups.values() for member in members) | dict(counts)
     known = {stream: count for stream, count in counts.items() if count is not None}
@@ -238,7 +245,7 @@ def assign_counts(counts: Mapping[str, int | None], groups: Mapping[str, Sequenc
     for join, members in groups.items():
         for member in members:
             containing.setdefault(member, []).append(join)
-    decided: set[str] = set()  # groups whose members all have a count
+    decided: set[str] = set()  # operators whose group members all have a count
     waiting = deque(groups)
     while waiting:
         join = waiting.popleft()
@@ -260,7 +267,10 @@ def assign_counts(counts: Mapping[str, int | None], groups: Mapping[str, Sequenc
 
 
 def add_broadcast_counts(app: Application, counts: Counts) -> Counts:
-    """Return the counts with those of broadcast streams, which have one copy per task (`assign_tasks`)."""
+    """Add the counts of broadcast streams: they have one partition per task (`assign_tasks`).
+
+    Raises PlanningError if all inputs are broadcast.
+    """
     roles = {operator.id: operator.spec.role for operator in app.operators}
     broadcast = [node for node, role in roles.items() if role in BROADCAST]
     if not broadcast:
@@ -278,7 +288,7 @@ def add_broadcast_counts(app: Application, counts: Counts) -> Counts:
 
 
 def add_merged_counts(app: Application, flows: Flows, counts: Counts) -> Counts:
-    """Return the counts with those of merging operators that no join relies on: the largest count of their inputs."""
+    """Add the counts of operators that merge streams and that no join relies on: the largest count of their inputs."""
     partitions = dict(counts.partitions)
     for operator in app.operators:
         if flows.merges_streams(operator) and operator.id not in partitions:
@@ -287,11 +297,11 @@ def add_merged_counts(app: Application, flows: Flows, counts: Counts) -> Counts:
 
 
 Requirements = Mapping[str, tuple[Requirement | None, ...]]
-"""The requirements of each operator that has any, one per input."""
+"""The requirements of each operator that has any, by its id; one per input, or None."""
 
 
 def collect_requirements(app: Application) -> Requirements:
-    """Return the requirements of operators; a send to a dataset that nothing joins has none."""
+    """Return the requirements of operators, without those of sends to datasets that no operator joins."""
     required = {operator.id: operator.spec.requirements(app) for operator in app.operators}
     joined = {need.dataset for needs in required.values() for need in needs if need is not None and not need.feeds}
     kept = {
@@ -303,7 +313,7 @@ def collect_requirements(app: Application) -> Requirements:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A plan before it is proven: what operators need, inserted exchanges, flows, groups, counts and stream edges."""
+    """A plan before it is proven; `needs` are the operators' requirements, `streams` the planned streams by node id."""
 
     app: Application
     catalog: Catalog
@@ -312,19 +322,22 @@ class Draft:
     flows: Flows
     groups: Groups
     counts: Counts
-    edges: Mapping[str, StreamEdge] = field(default_factory=dict)
+    streams: Mapping[str, PlannedStream] = field(default_factory=dict)
 
 
-def build_stream_edges(draft: Draft, default_from: str) -> dict[str, StreamEdge]:
-    """Return the stream edges by node id: streams in order of definition, then side inputs."""
+def build_planned_streams(draft: Draft, default_from: str) -> dict[str, PlannedStream]:
+    """Return the planned streams by node id: streams in order of definition, then side inputs.
+
+    `default_from` says where default counts come from.
+    """
     app, catalog, counts = draft.app, draft.catalog, draft.counts
-    edges: dict[str, StreamEdge] = {}
+    streams: dict[str, PlannedStream] = {}
     for operator in app.operators:
         for number in range(len(operator.inputs)):
             item = draft.inserted.get((operator.id, number))
             if item is not None:
                 name = f"{app.name}-before-{operator.id}" + (f"-{number + 1}" if len(operator.inputs) > 1 else "")
-                edges[item.node] = StreamEdge(
+                streams[item.node] = PlannedStream(
                     name, "intermediate", counts.partitions[item.node], item.columns, SPARK, "auto_repartition",
                     operator.id,
                 )  # fmt: skip
@@ -332,34 +345,36 @@ def build_stream_edges(draft: Draft, default_from: str) -> dict[str, StreamEdge]
         if spec.role is not None:
             count, by, partitioner = counts.partitions[flow.stream], flow.partitioned_by, flow.partitioner
             _, origin = spec.declared_count(PlanContext(operator.id, app, catalog))
-            if spec.role == "broadcast-input" and spec.reads:  # the flow describes the copies that tasks get of it
+            if spec.role == "broadcast-input" and spec.reads:  # the flow describes the tasks' copies
                 facts = require_facts(catalog, spec.reads, operator.id)
                 count, by, partitioner = facts.partitions, facts.key, facts.partitioner
             name = spec.reads or spec.writes or f"{app.name}-{operator.id}"
-            edges[operator.id] = StreamEdge(name, spec.role, count, by, partitioner, origin, operator.id)
+            streams[operator.id] = PlannedStream(name, spec.role, count, by, partitioner, origin, operator.id)
     for dataset in app.datasets:
         if dataset.stream is not None:
             require_facts(catalog, dataset.stream, f"dataset {dataset.name!r}")
-        edges[dataset_node(dataset.name)] = StreamEdge(
+        streams[dataset_node(dataset.name)] = PlannedStream(
             dataset.name if dataset.is_local else str(dataset.input),
             "local-table" if dataset.is_local else "side-input", dataset.partitions, dataset.partition_by, SPARK,
             f"dataset {dataset.name}", None, dataset.name,
         )  # fmt: skip
-    return {node: _resolve_count_source(node, edge, edges, counts, default_from) for node, edge in edges.items()}
+    return {
+        node: _resolve_count_source(node, stream, streams, counts, default_from) for node, stream in streams.items()
+    }
 
 
 def _resolve_count_source(
-    node: str, edge: StreamEdge, edges: Mapping[str, StreamEdge], counts: Counts, default_from: str
-) -> StreamEdge:
-    if edge.count_from:
-        return edge
+    node: str, stream: PlannedStream, streams: Mapping[str, PlannedStream], counts: Counts, default_from: str
+) -> PlannedStream:
+    if stream.count_from:
+        return stream
     reason = default_from
     inference = counts.inferred.get(node)
     if inference is not None:
         at = inference.source
-        while at not in edges:  # the count of merged streams comes from one of them
+        while at not in streams:  # the count of merged streams comes from one of them
             at = counts.inferred[at].source
-        source = edges[at]
+        source = streams[at]
         named = f"dataset {source.dataset}" if source.dataset else source.name
         reason = f"inferred from {named} in {inference.join}"
-    return replace(edge, count_from=reason)
+    return replace(stream, count_from=reason)

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from dagster_adjunct.orchestration.operators.operator import Exchange, PlannedCall, StreamEdge
+from dagster_adjunct.orchestration.operators.operator import Exchange, PlannedCall, PlannedStream
 from dagster_adjunct.orchestration.operators.stream_facts import Columns
 from dagster_adjunct.orchestration.planner.render import describe_differences, render_mermaid, render_text
 from dagster_adjunct.resources.common import first_validation_problem, to_json_value
@@ -27,11 +27,11 @@ _HOW_TO_WRITE = "Write it with adjunct plan MODULE:APP --format json."
 
 @dataclass(frozen=True, slots=True)
 class JoinGroup:
-    """The streams that an operator needs co-partitioned; all of them have `partitions` partitions.
+    """The streams that the operator `join` needs co-partitioned; all of them have `partitions` partitions.
 
     `streams` are the names of its inputs (for merged streams, the id of the operator that merges them) and of the
     source of the joined `dataset`, if any; `partitioned_by` are the partitioning columns of the first input. Streams
-    that take part through a table are in `FedDataset`.
+    whose records are sent to the dataset are in `FedDataset`.
     """
 
     join: str
@@ -43,7 +43,10 @@ class JoinGroup:
 
 @dataclass(frozen=True, slots=True)
 class FedDataset:
-    """A joined dataset whose input streams the application itself writes, with the operators `sinks`."""
+    """A joined dataset that the application itself sends records to, at the operators `sinks`.
+
+    The records come from `streams`, which have as many partitions as the dataset.
+    """
 
     dataset: str
     streams: tuple[str, ...]
@@ -53,9 +56,10 @@ class FedDataset:
 
 @dataclass(frozen=True, slots=True)
 class PlannedOperator:
-    """An operator and the records that leave it; `columns` is None where they are unknown before it runs.
+    """An operator, with the partitioning and `columns` of the records that leave it; None if columns are unknown yet.
 
-    `reads` names the stream that it reads, `looks_up` the table that it joins, `writes` the target that it writes.
+    `reads` names the stream that it reads, `looks_up` the dataset or remote table that it joins, `writes` the stream,
+    table or function that it sends records to.
     """
 
     id: str
@@ -74,10 +78,11 @@ class PlannedOperator:
 class PlannedTable:
     """A send to a remote table.
 
-    `order` is the guaranteed order of records of one key: "newest" (the store keeps the newest), "per key" (stream
-    order), "any" (order does not matter), or "per source partition" only. `why` explains it, `harm` says what may go
-    wrong, and `mends` how to fix that. `replay` describes the effect of reading `streams` again. `marks` is the
-    writer's name in the marks of applied records; None for a table without marks.
+    `order` is the guaranteed order of the records of a key: "newest" (the store keeps the newest), "per key" (the
+    stream's), "any" (order does not matter), or "per source partition" only. `why` explains it, `harm` says what may go
+    wrong, and `mends` how to fix that. `replay` describes the effect of reading `streams` again. A table with marks
+    stores the position of the last record that it applied from each source partition; `marks` is the name of this send
+    there, else None.
     """
 
     operator: str
@@ -93,10 +98,10 @@ class PlannedTable:
 
 @dataclass(frozen=True, slots=True)
 class FedJoin:
-    """A join with a dataset that the application itself writes.
+    """A join with a dataset that the application itself sends records to.
 
-    It sees sent records in "this batch" or in the "next batch" (`sees`). With "both", it sees records of the sends up
-    to `last_send` in this batch, and those of later sends in the next.
+    `sees` says when it finds sent records: in "this batch", in the "next batch", or "both". With "both", it finds those
+    of the sends up to `last_send` in this batch, and those of later sends in the next.
     """
 
     join: str
@@ -124,9 +129,9 @@ class JoinByTime:
 
 @dataclass(frozen=True, slots=True)
 class PlannedState:
-    """A local table that the application writes by the operators `sends`; for one key, the later send wins.
+    """A local table that the application writes at the operators `sends`; for one key, the later send wins.
 
-    `replay` describes the effect of reading its input again.
+    `replay` describes the effect on it of reading inputs again.
     """
 
     table: str
@@ -136,9 +141,10 @@ class PlannedState:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A task ("Partition 3"): the input partitions (`ssps`) and dataset buckets ("planes.3") that it owns.
+    """A task ("Partition 3"): the partitions of input streams (`ssps`) and dataset buckets ("planes.3") that it owns.
 
-    `broadcast` names the datasets and input streams that it reads completely; `ssps` has all partitions of these.
+    `broadcast` names the datasets and input streams that it reads completely; `ssps` includes all partitions of these
+    streams.
     """
 
     name: str
@@ -149,7 +155,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class SparkNeed:
-    """What of an operator needs Spark, as a noun phrase."""
+    """Why an operator needs Spark; `what` is a noun phrase, such as "a DataFrame function"."""
 
     operator: str
     what: str
@@ -163,13 +169,13 @@ T = TypeVar("T")
 class ExecutionPlan:
     """A proven application. Equal applications and catalogs give equal plans.
 
-    `columns` are those after each operator; documents of plans have only their names. With the `engine` "auto",
-    `needs_spark` says why no batch is computed without Spark; it is empty where small ones are.
+    `columns` are those after each operator, by its id; the JSON has only their names. With the `engine` "auto",
+    `needs_spark` says why no batch is computed without Spark; it is empty if small batches are.
     """
 
     application: str
     operators: tuple[PlannedOperator, ...]
-    streams: tuple[StreamEdge, ...]
+    streams: tuple[PlannedStream, ...]
     join_groups: tuple[JoinGroup, ...]
     exchanges: tuple[Exchange, ...]
     tasks: tuple[Task, ...]
@@ -184,17 +190,23 @@ class ExecutionPlan:
     engine: str = "spark"
     needs_spark: tuple[SparkNeed, ...] = ()
 
-    def stream(self, name: str) -> StreamEdge:
-        """Return the edge of an input, output or intermediate stream, else of a side input."""
-        edges = sorted(self.streams, key=lambda edge: edge.dataset is not None)
-        return self._find("stream", name, {edge.name: edge for edge in reversed(edges)})
+    def stream(self, name: str) -> PlannedStream:
+        """Return the planned stream of this name; raises PlanningError for an unknown one.
+
+        If the application reads or writes the stream and a dataset is also built from it, that is the former.
+        """
+        streams = sorted(self.streams, key=lambda stream: stream.dataset is not None)
+        return self._find("stream", name, {stream.name: stream for stream in reversed(streams)})
 
     def operator(self, operator_id: str) -> PlannedOperator:
-        """Return the planned operator of this id."""
+        """Return the planned operator of this id; raises PlanningError for an unknown one."""
         return self._find("operator", operator_id, {operator.id: operator for operator in self.operators})
 
     def task(self, name: str) -> Task:
-        """Return the task of this name: "Partition 3", or "Task 3" where tasks own several partitions."""
+        """Return the task of this name: "Partition 3", or "Task 3" if tasks own several partitions.
+
+        Raises PlanningError for an unknown name.
+        """
         return self._find("task", name, {task.name: task for task in self.tasks})
 
     def _find(self, kind: str, name: str, known: Mapping[str, T]) -> T:
@@ -213,7 +225,7 @@ class ExecutionPlan:
         return {task.name: frozenset(task.ssps) for task in self.tasks}
 
     def tables_joined_after_sends(self) -> frozenset[str]:
-        """Return the local tables that a join reads together with records sent in the same batch."""
+        """Return the names of the local tables in which a join finds records that are sent in the same batch."""
         return frozenset(join.dataset for join in self.fed_joins if join.last_send is not None)
 
     def to_json(self) -> dict[str, Any]:
@@ -223,9 +235,9 @@ class ExecutionPlan:
 
     @classmethod
     def from_json(cls, document: object) -> ExecutionPlan:
-        """Return the plan of a document written by `to_json`.
+        """Return the plan from what `to_json` returned.
 
-        Raises MalformedDocumentError for a later format, and for an invalid document, naming the wrong member.
+        Raises MalformedDocumentError for a later format, and for an invalid document; the error names the wrong member.
         """
         if not isinstance(document, dict):
             raise _malformed_error(f"it is {type(document).__name__}: expected an object")
@@ -240,7 +252,7 @@ class ExecutionPlan:
         try:
             if isinstance(document.get("tasks"), list):
                 document = {**document, "tasks": [_parse_partitions(task) for task in document["tasks"]]}
-            # Strict validation of JSON text accepts a list for a tuple, but no string for a number.
+            # Strict validation rejects lists for tuples, except of JSON text, and it rejects a string for a number.
             return TypeAdapter(cls).validate_json(json.dumps(document), strict=True)
         except ValidationError as error:
             raise _malformed_error(first_validation_problem(error)) from error
@@ -248,7 +260,7 @@ class ExecutionPlan:
             raise _malformed_error(str(error)) from error
 
     def differences_from(self, older: ExecutionPlan) -> tuple[str, ...]:
-        """Return the differences from an older plan, one line each; renumbered operators are matched."""
+        """Return the differences from an older plan, one line each; a new number of an operator is no difference."""
         return describe_differences(older.to_json(), self.to_json())
 
     def to_mermaid(self) -> str:
@@ -261,7 +273,7 @@ class ExecutionPlan:
 
 
 def _parse_partitions(task: Any) -> Any:
-    """Return the task of a document with its partitions ("system.stream.3") as objects."""
+    """Return a task of a plan's JSON with its partitions ("system.stream.3") parsed."""
     if not isinstance(task, dict) or not isinstance(task.get("ssps"), list):
         return task
     return {**task, "ssps": [asdict(SystemStreamPartition.parse(ssp)) for ssp in task["ssps"]]}

@@ -16,7 +16,7 @@ from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, QuerySour
 from dagster_adjunct.assets.declaration.snapshots import QuerySnapshot
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.application.graph import describe_partitions
-from dagster_adjunct.orchestration.operators.operator import Exchange, PlanContext, StreamEdge
+from dagster_adjunct.orchestration.operators.operator import Exchange, PlanContext, PlannedStream
 from dagster_adjunct.orchestration.operators.stream_facts import Catalog, Columns, StreamFacts
 from dagster_adjunct.orchestration.planner import notes, partition_counts
 from dagster_adjunct.orchestration.planner.columns import (
@@ -44,12 +44,12 @@ from dagster_adjunct.resources.validation import validated
 
 @validated
 def systems_for(app: Application, *, lake: Lake | None = None) -> dict[str, StreamSystem]:
-    """Return the stream systems of an application's streams, by name; `lake` defaults to `open_lake()`."""
+    """Return the stream systems of an application's streams by their names; `lake` defaults to `open_lake()`."""
     return open_systems(open_lake() if lake is None else lake, _stream_names(app))
 
 
 def open_dataset_systems(datasets: Iterable[AdjunctDataset], lake: Lake) -> dict[str, StreamSystem]:
-    """Return the stream systems of the datasets' source streams, by name."""
+    """Return the stream systems of the datasets' source streams by their names."""
     return open_systems(lake, (dataset.stream for dataset in datasets if dataset.stream))
 
 
@@ -57,7 +57,7 @@ def open_dataset_systems(datasets: Iterable[AdjunctDataset], lake: Lake) -> dict
 def plan_application(
     app: Application, *, lake: Lake | None = None, systems: Mapping[str, StreamSystem] | None = None
 ) -> ExecutionPlan:
-    """Return the application's plan over the current streams; raises PlanningError if there is none.
+    """Return the application's plan over the current streams; raises PlanningError if it can't be planned.
 
     `systems` defaults to those of the application in `lake`, and `lake` to `open_lake()`.
     """
@@ -103,9 +103,9 @@ def _stream_names(app: Application) -> set[str]:
 
 
 def build_plan(app: Application, facts: Mapping[str, StreamFacts]) -> ExecutionPlan:
-    """Return the plan of an application; `facts` are those of the streams that exist.
+    """Return the plan of an application; `facts` are those of the existing streams, by name.
 
-    Inputs and source streams of datasets must be among them; outputs may be. Raises PartitionCountMismatchError if
+    Inputs and source streams of datasets must exist; outputs may. Raises PartitionCountMismatchError if
     partition counts can't agree, and PlanningError for anything else that can't work: a missing stream, a missing or
     duplicate column, a join that is not co-partitioned.
     """
@@ -128,13 +128,13 @@ def build_plan(app: Application, facts: Mapping[str, StreamFacts]) -> ExecutionP
     counts = partition_counts.assign_counts(open_counts, groups, default)
     counts = partition_counts.add_merged_counts(app, flows, partition_counts.add_broadcast_counts(app, counts))
     draft = partition_counts.Draft(app, catalog, needs, inserted, flows, groups, counts)
-    draft = replace(draft, edges=partition_counts.build_stream_edges(draft, default_from))
+    draft = replace(draft, streams=partition_counts.build_planned_streams(draft, default_from))
     check_co_partitioning(draft)
     if any(flows.merges_streams(operator) for operator in app.operators):
         # Only now is it known whether the inputs of merged streams have equal counts.
         flows = trace_flows(app, catalog, apply_insertions(inserted), counts.partitions)
         draft = replace(draft, flows=flows)
-    streams = tuple(draft.edges.values())
+    streams = tuple(draft.streams.values())
     tables = notes.plan_tables(app, catalog, columns)
     calls = (operator.spec.call(operator.id, app) for operator in app.operators)
     return ExecutionPlan(
@@ -176,7 +176,7 @@ def _iter_spark_needs(app: Application, catalog: Catalog, columns: Mapping[str, 
 
 
 def _iter_exchanges(draft: partition_counts.Draft) -> Iterator[Exchange]:
-    app, edges, counts = draft.app, draft.edges, draft.counts.partitions
+    app, streams, counts = draft.app, draft.streams, draft.counts.partitions
     for operator in app.operators:
         for number in range(len(operator.inputs)):
             item = draft.inserted.get((operator.id, number))
@@ -184,11 +184,11 @@ def _iter_exchanges(draft: partition_counts.Draft) -> Iterator[Exchange]:
                 why = f"the stream: {item.why}"
                 yield Exchange(operator.id, "auto_repartition", item.columns, counts[item.node], why, number)
         if operator.spec.role == "intermediate":
-            edge = edges[operator.id]
-            why = f"count: {edge.count_from}"
-            yield Exchange(operator.id, "partition_by", edge.partitioned_by, counts[operator.id], why)
+            stream = streams[operator.id]
+            why = f"count: {stream.count_from}"
+            yield Exchange(operator.id, "partition_by", stream.partitioned_by, counts[operator.id], why)
         if operator.spec.role == "broadcast":
-            by = edges[operator.id].partitioned_by
+            by = streams[operator.id].partitioned_by
             yield Exchange(operator.id, "broadcast", by, counts[operator.id], "every task gets all records")
         if operator.spec.writes is not None:
             (flow,) = draft.flows.arriving[operator.id]
@@ -220,19 +220,19 @@ def _iter_join_groups(draft: partition_counts.Draft) -> Iterator[JoinGroup]:
             nodes = dict.fromkeys(flow.stream for _, flow in joined)
             nodes |= {partition_counts.dataset_node(needed.dataset): None for needed, _ in joined if needed.dataset}
             needed, flow = joined[0]
-            names = tuple(_stream_label(node, draft.edges) for node in nodes)
+            names = tuple(_stream_label(node, draft.streams) for node in nodes)
             yield JoinGroup(join, needed.dataset, names, draft.counts.partitions[flow.stream], needed.columns or ())
 
 
 def _plan_fed_datasets(draft: partition_counts.Draft) -> tuple[FedDataset, ...]:
-    """Return the joined datasets that the application feeds, in order of declaration."""
+    """Return the joined datasets that the application itself sends records to, in order of declaration."""
     sinks: dict[str, list[str]] = {}
     streams: dict[str, dict[str, None]] = {}
     for operator, requirements in draft.needs.items():
         for needed, flow in zip(requirements, draft.flows.arriving[operator], strict=True):
             if needed is not None and needed.feeds and needed.dataset is not None:
                 sinks.setdefault(needed.dataset, []).append(operator)
-                streams.setdefault(needed.dataset, {})[_stream_label(flow.stream, draft.edges)] = None
+                streams.setdefault(needed.dataset, {})[_stream_label(flow.stream, draft.streams)] = None
     return tuple(
         FedDataset(dataset.name, tuple(streams[dataset.name]), tuple(sinks[dataset.name]), dataset.partitions or 0)
         for dataset in draft.app.datasets
@@ -240,17 +240,17 @@ def _plan_fed_datasets(draft: partition_counts.Draft) -> tuple[FedDataset, ...]:
     )
 
 
-def _stream_label(node: str, edges: Mapping[str, StreamEdge]) -> str:
-    """Return the name of a stream, or the id of the operator that merges several."""
-    return edges[node].name if node in edges else node
+def _stream_label(node: str, streams: Mapping[str, PlannedStream]) -> str:
+    """Return the name of the stream with this node id; of merged streams, the id of the operator that merges them."""
+    return streams[node].name if node in streams else node
 
 
 def _iter_notes(draft: partition_counts.Draft) -> Iterator[str]:
-    app, edges = draft.app, draft.edges
+    app, streams = draft.app, draft.streams
     for item in draft.inserted.values():
         yield (
-            f"auto_repartition: {_stream_label(item.stream, edges)} moves before {item.operator} into "
-            f"{edges[item.node].partitions} partitions by ({', '.join(item.columns)}), because {item.why}."
+            f"auto_repartition: {_stream_label(item.stream, streams)} moves before {item.operator} into "
+            f"{streams[item.node].partitions} partitions by ({', '.join(item.columns)}), because {item.why}."
         )
     specs = [operator.spec for operator in app.operators]
     written = {spec.writes for spec in specs if spec.writes is not None}
@@ -268,7 +268,7 @@ def _iter_notes(draft: partition_counts.Draft) -> Iterator[str]:
 def check_syntax(app: Application) -> None:
     """Raise PlanningError for the first SQL of an application that Spark can't parse.
 
-    The parser runs in a JVM without a session, and only if there is more to parse than column names. Without Java
+    Spark's parser runs in a JVM without a session, and only if there is more to parse than column names. Without Java,
     nothing is checked.
     """
     to_parse = []
@@ -281,7 +281,7 @@ def check_syntax(app: Application) -> None:
     from dagster_adjunct.resources.spark.session import syntax_errors
 
     mistakes: list[str] = []
-    with suppress(ConfigurationError):  # no Java
+    with suppress(ConfigurationError):  # there is no Java
         mistakes = syntax_errors([(text, whole) for text, whole, _, _ in to_parse])
     for mistake, (text, whole, what, facts) in zip(mistakes, to_parse, strict=False):
         if mistake:
@@ -291,7 +291,7 @@ def check_syntax(app: Application) -> None:
 
 
 def _iter_sql(app: Application) -> Iterator[tuple[str, bool, str, dict[str, str | None]]]:
-    """Yield each SQL text, whether it is a whole query, its owner, and the fields for an error."""
+    """Yield (SQL, whether it is a whole query, its owner, the fields of an error) for all SQL of an application."""
     for operator in app.operators:
         facts = {"operator": operator.id, "declared_at": format_place(operator.declared_at)}
         yield from ((text, False, operator.id, facts) for text in operator.spec.sql)

@@ -2,9 +2,9 @@
 
 A plan as JSON is `ExecutionPlan.to_json` (planner/plan.py).
 
-Operators are numbered in order of definition, so inserting one renumbers those after it. Differences therefore pair
-operators by kind, name and summary, and use the numbers of the newer plan. Members that only one of the two documents
-has are not compared.
+Operators are numbered in order of definition, so inserting one renumbers those after it. Operators of two plans are
+therefore paired by kind, name and summary, and differences use the numbers of the newer plan. Members of the JSON that
+only one of the plans has are not compared.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from dagster_adjunct.orchestration.operators.operator import BROADCAST, Exchange, StreamEdge
+from dagster_adjunct.orchestration.operators.operator import BROADCAST, Exchange, PlannedStream
 
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.planner.plan import ExecutionPlan, FedJoin, PlannedOperator, Task
@@ -23,7 +23,7 @@ Item = Mapping[str, Any]
 
 _TOKEN = re.compile(r"[\w-]+")
 _NUMBER = re.compile(r"-\d+(?=-|$)")
-# The members of a plan that are lists of items: what one is called, and its name.
+# Members of a plan's JSON that are lists: what an item is called in differences, and a template of its name.
 _ITEMS = {
     "streams": ("stream", "{name} ({place})"),
     "join_groups": ("proven join", "{join}"),
@@ -69,7 +69,10 @@ def describe_differences(older: Item, newer: Item) -> tuple[str, ...]:
 
 
 def _pair_operators(older: Sequence[Item], newer: Sequence[Item]) -> list[tuple[Item | None, Item | None]]:
-    """Return pairs (old, new) of operators with the same id apart from its number, and None for unpaired ones."""
+    """Return pairs (old, new) of operators whose ids differ at most in the number; None for a missing partner.
+
+    Operators that also have the same summary are paired first.
+    """
 
     def kind(item: Item) -> object:
         return _NUMBER.sub("", item["id"], count=1)
@@ -89,7 +92,7 @@ def _pair_operators(older: Sequence[Item], newer: Sequence[Item]) -> list[tuple[
 
 
 def _renumber(value: Any, renamed: Mapping[str, str], application: str) -> Any:
-    """Return a document with operator ids replaced by those of the other plan, also within texts and stream names."""
+    """Return a plan's JSON with operator ids replaced (old: new), also within texts and names of streams."""
 
     def token(match: re.Match[str]) -> str:
         for prefix in ("", f"{application}-", f"{application}-before-"):
@@ -127,14 +130,14 @@ def _by_label(part: str, items: Sequence[Item]) -> dict[str, Item]:
         place = item.get("role") if item.get("dataset") is None else item["dataset"]
         label = first = f"{what} {template.format(**{**item, 'place': place})}"
         number = 2
-        while label in result:  # more than one exchange at an operator, say
+        while label in result:  # for example several exchanges at one operator
             label, number = f"{first} ({number})", number + 1
         result[label] = item
     return result
 
 
 def _describe_changes(what: str, old: Item, new: Item, without: Sequence[str]) -> Iterator[str]:
-    """Yield a line for each member that both have and that differs."""
+    """Yield a line for each member that both items have with different values, except members in `without`."""
     for name in (name for name in new if name in old and name not in without):
         before, after = _to_lists(old[name]), _to_lists(new[name])
         if before == after:
@@ -175,7 +178,7 @@ def _format_value(value: Any) -> str:
 
 
 LONGEST_LINE = 48
-# Brackets, fill and stroke of the nodes of a flowchart.
+# Of the nodes of a flowchart: the brackets that give their shape, and the colours of fill and stroke.
 _BRACKETS = {"box": ("[", "]"), "stream": ("([", "])"), "dataset": ("[(", ")]"), "table": ("[[", "]]")}
 _COLOURS = {
     "input": ("#dbeafe", "#2563eb"),
@@ -191,24 +194,24 @@ _TARGET_REASONS = ("output", "remote table", "dataset", "local table")
 
 
 def render_mermaid(plan: ExecutionPlan) -> str:
-    """Return a Mermaid flowchart from top to bottom; links with an exchange are marked."""
-    counts = {edge.name: edge for edge in plan.streams if edge.dataset is None}
-    datasets = {edge.dataset: edge for edge in plan.streams if edge.dataset is not None}
+    """Return a Mermaid flowchart from top to bottom; the links with an exchange are thick and say so."""
+    counts = {stream.name: stream for stream in plan.streams if stream.dataset is None}
+    datasets = {stream.dataset: stream for stream in plan.streams if stream.dataset is not None}
     remote = {table.table for table in plan.tables}
     before = {(item.operator, item.input): item for item in plan.exchanges if item.reason not in _TARGET_REASONS}
     written = {item.operator: item for item in plan.exchanges if item.reason in _TARGET_REASONS}
     moves = {item.operator for item in plan.exchanges if item.reason in ("partition_by", "broadcast")}
     calling = {call.operator for call in plan.calls if call.kind == "sink"}
-    nodes: dict[str, tuple[str, str, Sequence[str]]] = {}  # shape, colour, lines
+    nodes: dict[str, tuple[str, str, Sequence[str]]] = {}  # by key: shape, name of the colour, lines of text
     links: list[tuple[str, str, Exchange | None]] = []
 
     def outside(name: str) -> str:
         key = f"outside {name}"
         if key not in nodes:
-            edge = datasets.get(name) or counts.get(name)
+            stream = datasets.get(name) or counts.get(name)
             is_stream = name in counts or (name not in datasets and name not in remote and "." in name)
             shape = "dataset" if name in datasets else "stream" if is_stream else "table"
-            nodes[key] = (shape, "outside", (name, _describe_count(edge)) if edge else (name,))
+            nodes[key] = (shape, "outside", (name, _describe_count(stream)) if stream else (name,))
         return key
 
     for item in plan.operators:
@@ -251,12 +254,12 @@ def render_mermaid(plan: ExecutionPlan) -> str:
     return "\n".join(chart) + "\n"
 
 
-def _describe_count(edge: StreamEdge) -> str:
-    if edge.partitions is None:
+def _describe_count(stream: PlannedStream) -> str:
+    if stream.partitions is None:
         return "broadcast"
-    if edge.role in BROADCAST:
-        return f"{_partitions(edge.partitions)}, read whole by every task"
-    return _partitions(edge.partitions) + _by(edge.partitioned_by)
+    if stream.role in BROADCAST:
+        return f"{_partitions(stream.partitions)}, read whole by every task"
+    return _partitions(stream.partitions) + _by(stream.partitioned_by)
 
 
 def _partitions(number: int) -> str:
@@ -272,7 +275,7 @@ def _truncate(line: str, length: int) -> str:
 
 
 def _escape(text: str) -> str:
-    """Replace characters with a meaning in Mermaid, Markdown or HTML by numbered entities."""
+    """Return the text with characters that mean something in Mermaid, Markdown or HTML as numbered entities."""
     return "".join(c if (c.isalnum() or c in _PLAIN) else f"#{ord(c)};" for c in text)
 
 
@@ -287,11 +290,11 @@ _WITHOUT_ENTRY = {
     "fail": "fails the batch",
 }
 _MAX_DEPTH = 20
-"""The maximum depth of nested branches that are indented."""
+"""How deep nested branches are indented at most."""
 
 
 _Table: TypeAlias = dict[str, str | Callable[[Any], object]]
-"""The columns of a table of items: their titles, and the members of the items, or functions of them."""
+"""The columns of a text table of items: {title: the item's member to show, or a function of the item}."""
 
 
 def render_text(plan: ExecutionPlan) -> str:
@@ -305,7 +308,7 @@ def render_text(plan: ExecutionPlan) -> str:
 
     section("Operators", {}, (), _draw_graph(plan.operators))
     streams: _Table = {"name": "name", "role": "role", "partitions": "partitions", "by": "partitioned_by"}
-    streams["partitioner"] = lambda edge: edge.partitioner if edge.partitioned_by else "-"
+    streams["partitioner"] = lambda stream: stream.partitioner if stream.partitioned_by else "-"
     streams["count from"] = "count_from"
     section("Streams", streams, plan.streams)
     groups: _Table = {"partitions": "partitions", "by": "partitioned_by", "streams": "streams"}
@@ -345,7 +348,7 @@ def render_text(plan: ExecutionPlan) -> str:
 
 
 def _cell(value: object) -> str:
-    """Return a member of a plan as text; only a broadcast dataset has no partitions."""
+    """Return a value of a plan as text. None is shown as "broadcast": only those datasets have no partition count."""
     return ", ".join(value) or "-" if isinstance(value, tuple) else "broadcast" if value is None else str(value)
 
 
@@ -358,9 +361,9 @@ def _describe_seen(join: FedJoin) -> str:
 
 
 def _draw_graph(operators: Sequence[PlannedOperator]) -> list[str]:
-    """Return the graph as lines: chains go down, branches are indented and begin with "+".
+    """Return the graph as lines of text: chains go down, branches are indented and begin with "+".
 
-    An operator with several inputs is drawn after the last of them.
+    An operator with several inputs is drawn after the last of them; after the others, "-> ID" refers to it.
     """
     following: dict[str, list[PlannedOperator]] = defaultdict(list)
     for operator in operators:
@@ -388,7 +391,7 @@ def _draw_graph(operators: Sequence[PlannedOperator]) -> list[str]:
 
 
 def _describe_tasks(tasks: Sequence[Task]) -> list[str]:
-    """Return the tasks as lines, one for consecutive tasks that own partitions of the same streams."""
+    """Return lines about the tasks: one for consecutive tasks that own partitions or buckets of the same things."""
     lines: list[str] = []
     if tasks and tasks[0].name.startswith("Task"):
         lines.append(f"  task i modulo {len(tasks)} owns partition i, and bucket i of each dataset")
@@ -408,7 +411,7 @@ def _describe_tasks(tasks: Sequence[Task]) -> list[str]:
 
 
 def _owned(task: Task) -> tuple[list[str], list[str]]:
-    """Return the inputs and datasets of which a task owns a part."""
+    """Return the names of the inputs and of the datasets of which a task owns partitions or buckets."""
     streams = dict.fromkeys(ssp.qualified_stream for ssp in task.ssps)
     buckets = dict.fromkeys(bucket.rpartition(".")[0] for bucket in task.buckets)
     return [name for name in streams if name not in task.broadcast], list(buckets)

@@ -27,6 +27,7 @@ from dagster_adjunct.assets.unbounded.local_table import (
 from dagster_adjunct.assets.versions.version import build_layout, datetime_from_micros
 from dagster_adjunct.assets.writing.generation import SPARK, SPARK_ONE_TASK
 from dagster_adjunct.orchestration.batch_log.batch_log import Counters, add_counters
+from dagster_adjunct.orchestration.operators.as_of_join import BEFORE_HISTORY, NO_TIME, TimedRows
 from dagster_adjunct.orchestration.operators.columns import (
     BATCH_ONLY,
     BRANCH,
@@ -38,7 +39,7 @@ from dagster_adjunct.orchestration.operators.columns import (
 )
 from dagster_adjunct.orchestration.operators.event_time import Watermarks
 from dagster_adjunct.orchestration.operators.functions import RecordCall, call_in_tasks, pickle_function
-from dagster_adjunct.orchestration.operators.joins import BEFORE_HISTORY, MATCHED, NO_TIME, TimedRows
+from dagster_adjunct.orchestration.operators.joins import MATCHED
 from dagster_adjunct.orchestration.operators.operator import Exchange, Operator
 from dagster_adjunct.orchestration.operators.remote_tables import AnyTable, SinkFunction, TableLookup, TableSend
 from dagster_adjunct.orchestration.operators.stream_facts import RECORDED

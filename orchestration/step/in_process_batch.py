@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.assets.reading.valid_time import Reader
 from dagster_adjunct.assets.reading.version_reader import VersionReader
+from dagster_adjunct.orchestration.operators.as_of_join import BEFORE_HISTORY, NO_TIME
 from dagster_adjunct.orchestration.operators.columns import BRANCH, ORIGIN, first_duplicate
 from dagster_adjunct.orchestration.operators.functions import RecordCall, call_in_process
-from dagster_adjunct.orchestration.operators.joins import BEFORE_HISTORY, MATCHED, NO_TIME, SelectedColumn
+from dagster_adjunct.orchestration.operators.joins import MATCHED, SelectedColumn
 from dagster_adjunct.orchestration.operators.operator import AsOf, Exchange, Operator
 from dagster_adjunct.orchestration.operators.remote_tables import AnyTable, TableLookup, TableSend
 from dagster_adjunct.orchestration.step import recorded_answers

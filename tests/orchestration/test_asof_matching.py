@@ -14,7 +14,8 @@ import pytest
 
 from dagster_adjunct.assets.declaration.dataset import unbounded_dataset
 from dagster_adjunct.assets.versions.version import TOMBSTONE
-from dagster_adjunct.orchestration.operators.joins import AsOfJoin, TimedRows, build_join
+from dagster_adjunct.orchestration.operators.as_of_join import AsOfJoin, TimedRows
+from dagster_adjunct.orchestration.operators.joins import build_join
 from dagster_adjunct.orchestration.operators.operator import AsOf
 from dagster_adjunct.orchestration.step.batch import BatchContext
 from dagster_adjunct.orchestration.step.kept_entries import TimedEntries

@@ -1,1 +1,1 @@
-"""Windows over the times of records: tumbling, sliding and by sessions."""
+"""Windows over the event times of records: tumbling, sliding, and sessions."""

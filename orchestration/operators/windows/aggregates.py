@@ -1,7 +1,8 @@
 """The values that windows compute: Count, Sum, Min, Max, Mean, Distinct, and users' functions.
 
-An aggregate is stored as *partial values*, columns of the window's row in the state table: computed from the records
-of a batch, and added to the stored ones. All of them are Spark SQL as text. Nulls are ignored, as by SQL's aggregates.
+An aggregate is stored as *partial values*, columns of the window's row in the state table. A batch computes them from
+its records and adds them to the stored ones, by expressions that are Spark SQL texts. Nulls are ignored, as by the
+aggregates of SQL.
 """
 
 from __future__ import annotations
@@ -22,19 +23,22 @@ from dagster_adjunct.resources.validation import validated
 AggregateFunction: TypeAlias = Callable[[Any], Any]
 FLOATS = ("float", "double")
 _SET = "array<string>"
-# The most digits after the point for which a mean has four more: with them and 13 for the number of records, 38.
+# Means of decimals with at most this many digits after the point have four more: 21 + 4, and 13 for the number of
+# records, are the 38 digits of a decimal.
 _DIVIDED_APART = 21
 WIDEST = "decimal(38,0)"
 _LOW, _NARROW, _SMALL = 20, 27, 28
-"""Of 38 digits, 27 or 28 of each record leave ten or more for their number."""
+"""Numbers of digits: of the low part of a wide sum; of the widest decimal whose sum is one number; of the largest
+numbers that are not split. Sums have 38 digits, so 27 or 28 leave at least ten for the number of records."""
 
 
 @dataclass(frozen=True, slots=True)
 class Partial:
-    """A column of a window's row with a partial value, computed from records by the aggregate `made`.
+    """A column of a window's row with a partial value, and the Spark SQL that computes it.
 
-    `merged` aggregates the partial values of several rows. `added` adds two of them, {0} and {1}, of which one may be
-    null. `ordered` says that the last digits depend on the order of additions, which therefore has to be repeatable.
+    `made` aggregates records, `merged` the partial values of several rows, and `added` is the expression that adds two
+    partial values, {0} and {1}, of which one may be null. `ordered` says that the value depends on the order of
+    additions, if only in its last digits; then this order must be repeatable.
     """
 
     name: str
@@ -47,11 +51,11 @@ class Partial:
 
 @dataclass(frozen=True, slots=True)
 class ExactSum:
-    """The stored sum for a window's value `name`, of a column of the type `kind`: an integer or a decimal.
+    """The exact sum of a column of the type `kind`, an integer or a decimal, as it is stored for the aggregate `name`.
 
-    Records are added in the order in which they arrive, so a partial sum may exceed the type of the result although the
-    final sum does not. Therefore only results are checked. Integers, and decimals of at most 27 digits, are stored as
-    one decimal of 38 digits. Wider decimals are stored as two whole numbers, in units of their last digit:
+    Before the last record has arrived, a sum may exceed the type of the result although the final one does not, so it
+    is stored exactly, and only results are checked. Sums of integers, and of decimals of at most 27 digits, are stored
+    as one decimal of 38 digits. Sums of wider decimals are stored as two whole numbers, in units of their last digit:
 
         sum = high * 10**20 + low    high: the sum of the first 18 digits of each record, low: of the other 20
     """
@@ -61,24 +65,24 @@ class ExactSum:
 
     @property
     def scale(self) -> int:
-        """The digits after the point."""
+        """The number of digits after the point."""
         return (decimal_digits(self.kind) or (0, 0))[1]
 
     @property
     def is_wide(self) -> bool:
-        """Whether it is stored as two numbers."""
+        """Whether the sum is stored as two numbers, `high` and `low`."""
         return (decimal_digits(self.kind) or (0, 0))[0] > _NARROW
 
     @property
     def wider(self) -> str | None:
-        """The widest type whose sums are stored in the same way, if its results are wider than those of this type."""
+        """The widest type whose sums are stored in the same way as those of `kind`; None if it is not wider."""
         digits = decimal_digits(self.kind)
         if digits is None:
             return "decimal(20,0)"
         return f"decimal({_NARROW},{self.scale})" if digits[0] < _NARROW else None
 
     def partials(self, column: str) -> tuple[Partial, ...]:
-        """Return the partial values for this column of the records."""
+        """Return the partial values of the sum of this column of the records."""
         value, scale = quote_name(column), self.scale
         if self.is_wide:
             value, split = f"cast({value} as decimal(38,{scale}))", _power(_LOW - scale)
@@ -92,19 +96,22 @@ class ExactSum:
             return _added(self._low, low, 0), _added(self._high, high, 0)
         made = f"sum({value})"
         if self.kind == "bigint":
-            # The sum of halves in a batch fits in a bigint; decimals would take twice as long.
+            # A batch's sums of the upper and lower 32 bits fit in bigints; adding decimals would take twice as long.
             made = f"cast(sum({value} >> 32) as {WIDEST}) * 4294967296L + sum({value} & 4294967295L)"
         return (_added(self._low, made, scale),)
 
     def total(self) -> str:
-        """Return the sum: a number, or of a wide one its digits as text, which may be too many for any type."""
+        """Return Spark SQL for the sum: a number; if it is wide a text, maybe with too many digits for any type."""
         if not self.is_wide:
             return quote_name(self._low)
         sign, high, low = self._digits()
         return self._unless_null(f"concat({sign}, {high}, lpad({low}, {_LOW}, '0'), 'E-{self.scale}')")
 
     def mean(self, number: str, scale: int) -> str:
-        """Return a wide sum divided by `number` as text: exact, cut off one digit after those of `scale`."""
+        """Return Spark SQL for a wide sum divided by `number`, as text.
+
+        It has `scale` + 1 digits after the point, cut off and not rounded.
+        """
         sign, high, low = self._digits()
         more = scale - self.scale + 1
         number = f"cast({number} as decimal(19,0))"
@@ -123,7 +130,10 @@ class ExactSum:
         return f"{self.name}$high"
 
     def _digits(self) -> tuple[str, str, str]:
-        """Return the sign of a wide sum, and `high` and `low` of its absolute value, with at most 20 digits in low."""
+        """Return Spark SQL for the sign of a wide sum, and for `high` and `low` of its absolute value.
+
+        `low` then has at most 20 digits.
+        """
         high, low = f"coalesce({quote_name(self._high)}, 0)", quote_name(self._low)
         negative = f"({_carry(high, low)} < 0)"
         high, low = (f"(case when {negative} then 0 - {part} else {part} end)" for part in (high, low))
@@ -134,19 +144,22 @@ class ExactSum:
 
 
 def exact_column(name: str) -> str:
-    """Return the column with the exact value of an aggregate: a long expression, which Spark analyses once."""
+    """Return the name of the column for the exact value of an aggregate.
+
+    Its expression is long and used several times; as a column, Spark analyses it once.
+    """
     return f"__exact_{name}"
 
 
 class Aggregation(ABC):
-    """One value of each window, computed from the column `column` of its records."""
+    """A value that is computed for each window from the column `column` of its records; with None, from the records."""
 
     __slots__ = ()
     column: str | None
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns of the records that it is computed from."""
+        """The columns of the records that the value is computed from."""
         return () if self.column is None else (self.column,)
 
     def describe(self) -> str:
@@ -154,29 +167,37 @@ class Aggregation(ABC):
         return f"{type(self).__name__.lower()}({self.column or ''})"
 
     def accepts(self, kind: str) -> bool:
-        """Whether it can be computed from values of this type."""
+        """Whether the value can be computed from a column of the type `kind`."""
         return True
 
     @abstractmethod
     def result_type(self, kind: str | None) -> str | None:
-        """Return the type of the value, given that of the column; None where it is unknown."""
+        """Return the type of the value for a column of the type `kind`; None if that is unknown."""
 
     def partials(self, name: str, kind: str) -> tuple[Partial, ...]:
-        """Return the partial values for the value `name` of a column of this type; () if records are stored instead."""
+        """Return the partial values to store for the value called `name`, of a column of the type `kind`.
+
+        () if the window's records are stored instead.
+        """
         return ()
 
     def unit(self, kind: str) -> str:
-        """Return how values of this type are stored, where those of a wider type may be stored otherwise; else ""."""
+        """Return the unit in which values of a column of the type `kind` are stored, "in units of 1E-2"; often "".
+
+        State that was stored in one unit is rejected by a window with another.
+        """
         return ""
 
     def result(self, name: str, kind: str) -> str:
-        """Return the value, computed from the partial values, or from the column `exact_column(name)`, which has what
-        `exact` returns, where it returns something; null if its type can't hold it.
+        """Return Spark SQL for the value called `name`; null if its type can't hold it.
+
+        It is computed from the partial values or, if `exact` returns an expression, from the column
+        `exact_column(name)`, which has the value of that.
         """
         return quote_name(name)
 
     def exact(self, name: str, kind: str) -> str | None:
-        """Return the exact value in a wider type or as text, None where the type of the result always holds it."""
+        """Return Spark SQL for the exact value, wider or as text; None if the type of the value always holds it."""
         return None
 
 
@@ -200,7 +221,7 @@ class Count(Aggregation):
 @validated
 @dataclass(frozen=True, slots=True)
 class Sum(Aggregation):
-    """The sum of a column: bigint for integers, a decimal for decimals, double for others."""
+    """The sum of a column: bigint for integers, decimal for decimals (both exact), double for float and double."""
 
     column: str
 
@@ -266,9 +287,10 @@ class Max(_Extreme):
 @validated
 @dataclass(frozen=True, slots=True)
 class Mean(Aggregation):
-    """The mean of a column: a decimal with four more digits for decimals, double for others. The sum is exact.
+    """The mean of a column: double for integers, float and double; for decimals, a decimal with four more digits.
 
-    For decimals with more than 21 digits after the point, it has as many digits as Spark's division.
+    With more than 21 digits after the point, it has as many digits as Spark's division gives it. The sum of integers
+    and decimals is exact.
     """
 
     column: str
@@ -313,8 +335,8 @@ class Mean(Aggregation):
 class Distinct(Aggregation):
     """The number of different values of a column.
 
-    It is exact, with all values stored in the window's row; or, if `approximate`, it uses a sketch of at most 4 KiB,
-    which is usually within 3 %.
+    It is exact, with all values stored in the window's row. If `approximate`, a sketch of at most 4 KiB is stored
+    instead, and the number is usually within 3 %.
     """
 
     column: str
@@ -355,8 +377,8 @@ class Distinct(Aggregation):
 class Aggregate(Aggregation):
     """The result of your function for all records of a window: one value of the type `returns`.
 
-    Spark tasks call it with a pyarrow.Table, or with `form="pandas"` a pandas DataFrame, of the columns `of` (default:
-    all), in the order of the records' positions. The records of open windows are stored.
+    Spark tasks call it with a pyarrow.Table (with `form="pandas"`, a pandas DataFrame) of the columns `of` (default:
+    all) of these records, ordered by position. The records of open windows are stored.
     """
 
     function: AggregateFunction
@@ -392,38 +414,41 @@ def _is_number(kind: str) -> bool:
 
 
 def _unit(kind: str, *, whole: bool = False) -> str:
-    """Return the unit of decimals of this type, where they have digits after the point or are `whole`; else ""."""
+    """Return the unit of decimals of this type, "in units of 1E-2"; "" for other types.
+
+    Decimals without digits after the point have a unit only with `whole`.
+    """
     digits = decimal_digits(kind)
     return f"in units of 1E-{digits[1]}" if digits is not None and (digits[1] or whole) else ""
 
 
 def _scale_of_mean(precision: int, scale: int) -> int:
-    """Return the number of digits of a mean after the point: four more, like Spark's, as far as they are computed."""
+    """Return how many digits after the point the mean of a decimal has: four more, or fewer if Spark computes fewer."""
     if scale <= _DIVIDED_APART:
         return scale + 4
     return min(scale + 4, 38 - min(precision + 10, 38) + scale)
 
 
 def _quotient(total: str, number: str, precision: int, scale: int, returns: str) -> str:
-    """Return a sum by a number of records, with all digits of `returns`.
+    """Return Spark SQL for `total` divided by `number`, the number of records, with all digits of the type `returns`.
 
-    Spark reduces the scale of a quotient by the number of digits before the point in the dividend's type. So the part
-    that is divisible is divided separately from the remainder, which is less than the number of records.
+    The more digits before the point the dividend's type has, the fewer digits after it Spark computes. So the divisible
+    part is divided separately from the remainder, which is less than the number of records.
     """
     rest = f"({total} % {number})"
     whole = f"cast({total} - {rest} as decimal({precision + 10 - scale},0)) / {number}"
-    digits = 19 if scale + 4 <= 18 else 13  # of a number of records
+    digits = 19 if scale + 4 <= 18 else 13  # that a number of records may have
     fraction = f"cast({rest} as decimal({digits + scale},{scale})) / {number}"
     return f"cast(cast({whole} as {returns}) + cast({fraction} as {returns}) as {returns})"
 
 
 def _either(both: str) -> str:
-    """Return the expression `both` of two partial values, or one of them where the other is null."""
+    """Return an expression that is `both` for two partial values, {0} and {1}, and if one is null the other one."""
     return f"case when {{0}} is null then {{1}} when {{1}} is null then {{0}} else {both} end"
 
 
 def count_partial(name: str, column: str | None) -> Partial:
-    """Return the number of records, or of those whose `column` is not null, as a partial value of this name."""
+    """Return the partial value `name` that counts records, or those whose `column` is not null."""
     counted = "1" if column is None else quote_name(column)
     added = "coalesce({0}, 0L) + coalesce({1}, 0L)"
     return Partial(name, "bigint", f"count({counted})", f"sum({quote_name(name)})", added)
@@ -438,19 +463,19 @@ def _sum(name: str, column: str, kind: str) -> tuple[Partial, ...]:
 
 
 def _carry(high: str, low: str) -> str:
-    """Return `high` plus what `low` has beyond its 20 digits; it is negative if the sum is."""
+    """Return Spark SQL for `high` plus the carry from `low`, its digits beyond the last 20; negative if the sum is."""
     return f"({high} + ({low} - pmod({low}, {_power(_LOW)})) div {_power(_LOW)})"
 
 
 def _power(exponent: int) -> str:
-    """Return 10**exponent as a decimal of no more digits than it needs: those of a result follow from them."""
+    """Return Spark SQL for 10**exponent in the narrowest decimal type: with a wider one, results would lose digits."""
     kind = f"decimal({exponent + 1},0)" if exponent >= 0 else f"decimal({-exponent},{-exponent})"
     return f"cast('1E{exponent}' as {kind})"
 
 
 def _added(name: str, made: str, scale: int) -> Partial:
     kind = f"decimal(38,{scale})"
-    addend = "cast({} as decimal(37," + f"{scale}))"  # Spark rounds off a digit of the sum of two of 38 digits
+    addend = "cast({} as decimal(37," + f"{scale}))"  # adding two decimals of 38 digits, Spark rounds one off
     both = f"cast({addend.format('{0}')} + {addend.format('{1}')} as {kind})"
     return Partial(name, kind, f"cast({made} as {kind})", f"cast(sum({quote_name(name)}) as {kind})", _either(both))
 
@@ -460,7 +485,7 @@ def _values(text: str) -> str:
 
 
 def _as_text(column: str, kind: str) -> str:
-    """Return a text for each value, different texts for different values: 0.0 and -0.0 are equal."""
+    """Return Spark SQL for a text that is equal for equal values only; 0.0 and -0.0 are equal."""
     value = quote_name(column)
     texts = {"binary": f"hex({value})", "string": value} | dict.fromkeys(FLOATS, f"cast({value} + 0D as string)")
     return texts.get(kind, f"cast({value} as string)")

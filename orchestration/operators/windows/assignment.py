@@ -1,6 +1,6 @@
-"""Assigns records to windows, and updates the windows' stored rows by them.
+"""Assigns records to windows, and updates the windows' stored rows with them.
 
-Users' functions get all records of a window, which are stored for them, and are called in tasks.
+A user's function is called in a task with all records of a window, which are stored until it closes.
 """
 
 from __future__ import annotations
@@ -57,16 +57,17 @@ if TYPE_CHECKING:
 
 START, END = "window_start", "window_end"
 RECORDS = "records$"
-"""The number of records in the window."""
+"""Column of a stored row: the number of records in the window."""
 TOUCHED, CLOSING, ABSORBED = "__touched", "__closing", "__absorbed"
-"""Whether this batch has records of the window; whether it closes the window; the sessions that were merged into it."""
+"""Hidden columns of a window's row: whether the batch has records of it, whether the batch closes it, and the stored
+sessions that were merged into it."""
 TIME = "__micros"
 """The event time of a record, in microseconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Windows:
-    """Windows of a kind by the columns `by`, with the types of the records' columns."""
+    """A `Window` operator's windows of a kind by the columns `by`; `types` are those of the records' columns."""
 
     kind: Kind
     by: tuple[str, ...]
@@ -76,12 +77,12 @@ class Windows:
 
     @property
     def keys(self) -> list[Column]:
-        """The columns `by`."""
+        """The columns `by`, for DataFrames of records or rows."""
         return [named_column(name) for name in self.by]
 
     @property
     def partials(self) -> tuple[Partial, ...]:
-        """The partial values in a window's row."""
+        """The partial values in a window's row: the number of records and those of all aggregates."""
         values = (made.partials(name, self.type_of(made)) for name, made in self.aggregates)
         return (count_partial(RECORDS, None), *chain.from_iterable(values))
 
@@ -92,37 +93,37 @@ class Windows:
 
     @property
     def schema(self) -> Schema:
-        """The columns of the stored rows."""
+        """The columns of the windows' stored rows."""
         columns = {name: self.types[name] for name in self.by} | {START: "timestamp", END: "timestamp"}
         columns |= {partial.name: partial.type for partial in self.partials}
         return Schema.of(columns | {EXPIRES: "timestamp"})
 
     @property
     def units(self) -> str:
-        """The units of stored values that depend on the types of the records' columns, as text."""
+        """The units of those stored values whose unit depends on the type of the column: "; spent in units of 1E-2"."""
         units = {name: made.unit(self.type_of(made)) for name, made in self.aggregates}
         return "".join(f"; {name} {unit}" for name, unit in units.items() if unit)
 
     def type_of(self, made: Aggregation) -> str:
-        """Return the type of the column that a value is computed from; "" for records, or all of their columns."""
+        """Return the type of the (first) column that an aggregate is computed from; "" if it names no column."""
         return self.types[made.columns[0]] if made.columns else ""
 
 
 def epoch_micros(moment: datetime | None) -> int | None:
-    """Return a moment as microseconds since 1970."""
+    """Return a time, in UTC if it has no zone, as microseconds since 1970; None for None."""
     return None if moment is None else to_microseconds(moment if moment.tzinfo else moment.replace(tzinfo=UTC))
 
 
 def aggregate_rows(
     frame: DataFrame, by: Sequence[str], windows: Windows, order: Sequence[str], *more: Column, partial: bool = False
 ) -> DataFrame:
-    """Return a row with the partial values, and `more` aggregates, for each group `by` of records.
+    """Return a row for each group of records with equal columns `by`: its partial values, and the aggregates `more`.
 
-    With `partial`, the rows of the groups have partial values already. They are added in the order of `order` where
-    that makes a difference.
+    With `partial`, `frame` has rows with partial values instead of records. Within a group, they are added in the order
+    of the columns `order`, if the order makes a difference.
     """
     names = [named_column(name) for name in by]
-    if any(value.ordered for value in windows.partials):  # a task adds rows in the order that it receives
+    if any(value.ordered for value in windows.partials):  # a task adds rows in the order in which it gets them
         frame = frame.sortWithinPartitions(*names, *map(named_column, order))
     values = [
         F.expr(value.merged if partial else value.made).cast(value.type).alias(value.name) for value in windows.partials
@@ -136,19 +137,19 @@ def equal_columns(left: str, right: str, names: Iterable[str]) -> Column:
 
 
 def join_old_and_new(left: DataFrame, right: DataFrame, on: Sequence[str]) -> tuple[DataFrame, list[Column]]:
-    """Return the full join of two frames with the aliases "old" and "new", and the columns `on` of either.
+    """Return the full outer join of two frames, aliased as "old" and "new", and its key columns: `on` of either frame.
 
-    Unlike a union, it keeps the partitioning that Spark knows.
+    Unlike after a union, Spark still knows the partitioning of the frames.
     """
     both = left.alias("old").join(right.hint("merge").alias("new"), equal_columns("old", "new", on), "full")
     return both, [F.coalesce(f"old.{quote_name(name)}", f"new.{quote_name(name)}").alias(name) for name in on]
 
 
-def mark_windows(rows: DataFrame, windows: Windows, after: datetime | None) -> DataFrame:
-    """Return the rows that a batch has changed or closes, with EXPIRES and CLOSING; `after` is its watermark.
+def select_changed_windows(rows: DataFrame, windows: Windows, after: datetime | None) -> DataFrame:
+    """Return the windows' rows that a batch has changed or closes, with EXPIRES and CLOSING.
 
-    EXPIRES of `rows` is the stored one, null for a new window. It never becomes earlier, even if the allowed lateness
-    was reduced: otherwise a window could be closed twice.
+    `after` is the watermark at the end of the batch. EXPIRES of `rows` is the stored one, null for a new window. It
+    never becomes earlier, even if the allowed lateness was reduced: otherwise a window could be closed twice.
     """
     kept_until = F.greatest(named_column(EXPIRES), F.timestamp_micros(F.unix_micros(END) + to_micros(windows.lateness)))
     reached = epoch_micros(after)
@@ -158,19 +159,20 @@ def mark_windows(rows: DataFrame, windows: Windows, after: datetime | None) -> D
 
 
 PARTLY_LATE = "__partly"
-"""Whether a counted record is too late for some of its sliding windows."""
+"""Hidden column of records: whether the record counts, but is too late for some of its sliding windows."""
 LEFT_OUT = (LATE, NULL_TIME, NULL_KEY)
-"""The reasons of records in the stream of late records."""
+"""Values of EXCLUSION for records that `late_records()` returns; other excluded records are only counted."""
 BEGIN = "__begin"
-"""The start of the window that a record is assigned to."""
+"""Hidden column of a record: the start of the window that it is assigned to."""
 _LIMIT, _FIRST, _LAST, _START = "__limit", "__first_start", "__last_start", "__start"
 
 
 def classify_window_records(frame: DataFrame, windows: Windows, before: datetime | None) -> DataFrame:
     """Return the records with TIME, EXCLUSION and PARTLY_LATE; `before` is the watermark at the start of the batch.
 
-    Whether a record is late depends only on the earlier records of its own partition, so not on how batches are cut.
-    The exception are records of a partition that was idle: the watermark may have passed them without waiting.
+    Whether a record is late depends only on the earlier records of its own partition, and so not on how batches are
+    cut. The exception is a partition that was idle: the watermark, which did not wait for it, may be later than its
+    records.
     """
     lateness = to_micros(windows.lateness)
     # A later time could not be stored: its window must end and expire before the year 10000.
@@ -191,7 +193,7 @@ def classify_window_records(frame: DataFrame, windows: Windows, before: datetime
 
 
 def assign_windows(records: DataFrame, windows: Windows) -> DataFrame:
-    """Return each record once per tumbling or sliding window for which it is not too late, with the window's BEGIN."""
+    """Return each record once for every tumbling or sliding window that it is in time for, with the window's BEGIN."""
     assert not isinstance(windows.kind, Session)
     if isinstance(windows.kind, Tumbling):
         return records.withColumn(BEGIN, F.timestamp_micros(_LAST))
@@ -202,7 +204,7 @@ def assign_windows(records: DataFrame, windows: Windows) -> DataFrame:
 
 
 def add_window_starts(frame: DataFrame, windows: Windows) -> DataFrame:
-    """Return the records with the starts of their first and their last window."""
+    """Return the records with the starts of the first and the last window that they are in, in microseconds."""
     assert not isinstance(windows.kind, Session)
     if isinstance(windows.kind, Tumbling):
         begin = window_start(F.col(TIME), windows.kind)
@@ -214,10 +216,11 @@ def add_window_starts(frame: DataFrame, windows: Windows) -> DataFrame:
     return frame.withColumns({_FIRST: first, _LAST: last})
 
 
-def update_fixed_windows(stored: DataFrame, records: DataFrame, windows: Windows, marks: Watermarks) -> DataFrame:
-    """Return the rows of the windows that the batch changes or closes, given the stored rows and the counted records.
+def update_fixed_windows(stored: DataFrame, records: DataFrame, windows: Windows, watermarks: Watermarks) -> DataFrame:
+    """Return the rows of the tumbling or sliding windows that a batch changes or closes.
 
-    If both are partitioned by the same columns of the key, nothing is exchanged.
+    `stored` has the stored rows, `records` the records that count. If both are partitioned by the same columns of the
+    key, Spark adds no exchange.
     """
     assert not isinstance(windows.kind, Session)
     key = (*windows.by, START)
@@ -232,7 +235,7 @@ def update_fixed_windows(stored: DataFrame, records: DataFrame, windows: Windows
     touched = F.col(f"new.{quote_name(RECORDS)}").isNotNull().alias(TOUCHED)
     rows = both.select(*keys, *added, touched, F.col(f"old.{quote_name(EXPIRES)}").alias(EXPIRES))
     end = F.timestamp_micros(window_end(F.unix_micros(START), windows.kind))
-    return mark_windows(rows.withColumn(END, end), windows, marks.after)
+    return select_changed_windows(rows.withColumn(END, end), windows, watermarks.after)
 
 
 _NUMBER, _BEGINS, _ITEMS, _STORED, _FIRST_OF_SESSION = "__number", "__begins", "__items", "__stored", "__first"
@@ -240,7 +243,7 @@ _CLOSES = "__closes"
 
 
 def build_session_runs(records: DataFrame, windows: Windows) -> DataFrame:
-    """Return the sessions that the batch's counted records form on their own, with EXPIRES still null."""
+    """Return the sessions that a batch's records form on their own, without the stored ones; EXPIRES is null."""
     from pyspark.sql import Window
 
     assert isinstance(windows.kind, Session)
@@ -252,16 +255,16 @@ def build_session_runs(records: DataFrame, windows: Windows) -> DataFrame:
     return runs.withColumn(EXPIRES, F.lit(None).cast("timestamp"))
 
 
-def union_sessions(stored: DataFrame, runs: DataFrame, windows: Windows, marks: Watermarks) -> DataFrame:
-    """Return the `stored` sessions of keys that have records or a closing session, together with the batch's `runs`.
+def union_sessions(stored: DataFrame, runs: DataFrame, windows: Windows, watermarks: Watermarks) -> DataFrame:
+    """Return the batch's sessions (`runs`) and the stored ones of their keys and of keys with a session to close.
 
-    Each is a row of its own, which Spark can spill to disk: one key may have most of them. Spark does not know the
-    partitioning of the union.
+    Each session is a row of its own, which Spark can spill to disk: one key may have most of them. Spark does not know
+    how the result is partitioned.
     """
     from pyspark.sql import Window
 
     asked = F.col(f"new.{quote_name(windows.by[0])}").isNotNull()
-    reached = epoch_micros(marks.after)
+    reached = epoch_micros(watermarks.after)
     if reached is not None:
         first = F.min(named_column(EXPIRES)).over(Window.partitionBy(*windows.keys))
         stored = stored.withColumn(_CLOSES, F.unix_micros(first) <= reached)
@@ -273,8 +276,8 @@ def union_sessions(stored: DataFrame, runs: DataFrame, windows: Windows, marks: 
     return before.union(runs.select(*map(named_column, names), F.lit(False).alias(_STORED)))
 
 
-def merge_sessions(rows: DataFrame, windows: Windows, marks: Watermarks) -> DataFrame:
-    """Return the sessions that the batch changes or closes, given the rows of `union_sessions`.
+def merge_sessions(rows: DataFrame, windows: Windows, watermarks: Watermarks) -> DataFrame:
+    """Merge the rows of `union_sessions` that overlap; return the sessions that the batch changes or closes.
 
     ABSORBED has START and EXPIRES of the stored sessions that are now part of a session with another start.
     """
@@ -291,11 +294,11 @@ def merge_sessions(rows: DataFrame, windows: Windows, marks: Watermarks) -> Data
     sessions = aggregate_rows(numbered, (*windows.by, _NUMBER), windows, order, *more, partial=True)
     others = F.filter(_ITEMS, lambda item: item[START] != F.col(_FIRST_OF_SESSION))
     merged = sessions.withColumn(ABSORBED, others).drop(_ITEMS, _NUMBER).withColumnRenamed(_FIRST_OF_SESSION, START)
-    return mark_windows(merged, windows, marks.after)
+    return select_changed_windows(merged, windows, watermarks.after)
 
 
 def _number_sessions(frame: DataFrame, begins: Column, windows: Windows, order: Sequence[str]) -> DataFrame:
-    """Return the rows of each key with the number of their session; one begins at each row that meets `begins`."""
+    """Return the rows with the number of their session within the key; each row with `begins` starts a session."""
     from pyspark.sql import Window
 
     so_far = Window.partitionBy(*windows.keys).orderBy(*map(named_column, order))
@@ -305,16 +308,17 @@ def _number_sessions(frame: DataFrame, begins: Column, windows: Windows, order: 
 
 
 def stored_record_schema(windows: Windows) -> Schema:
-    """Return the columns of the records that are stored for functions."""
+    """Return the columns of the records that are stored for users' functions."""
     taken = (name for _, made in windows.functions for name in made.columns or windows.types)
     columns = {name: windows.types[name] for name in (*windows.by, *taken)}
     return Schema.of(columns | STATE_COLUMNS)
 
 
 def prepare_records(records: DataFrame, windows: Windows) -> DataFrame:
-    """Return counted records as they are stored; EXPIRES is that of the last window that they are in.
+    """Return the records that count, in the form in which they are stored.
 
-    For sessions it is the record's own, and moves with the session (`assign_sessions`).
+    EXPIRES is that of the last window that the record is in. Of a session, it is that of a session with this record
+    only, and becomes later as the session grows (`assign_sessions`).
     """
     if isinstance(windows.kind, Session):
         last = F.col(TIME) + to_micros(windows.kind.gap + windows.lateness)
@@ -329,7 +333,7 @@ def prepare_records(records: DataFrame, windows: Windows) -> DataFrame:
 
 
 def merge_records(stored: DataFrame, new: DataFrame, windows: Windows) -> DataFrame:
-    """Return the stored records and those of the batch, which replace stored ones."""
+    """Return the stored records and the `new` ones of the batch, which replace stored ones of the same RECORD."""
     key = (*windows.by, RECORD)
     both, keys = join_old_and_new(stored, new, key)
     is_new = F.col(f"new.{quote_name(RECORD)}").isNotNull()
@@ -342,19 +346,19 @@ def merge_records(stored: DataFrame, new: DataFrame, windows: Windows) -> DataFr
 
 
 def assign_sessions(records: DataFrame, rows: DataFrame, windows: Windows) -> DataFrame:
-    """Return the records of the sessions `rows`, with the session's BEGIN, and its EXPIRES instead of their own."""
+    """Return those records that are in the sessions `rows`, with BEGIN, EXPIRES, TOUCHED and CLOSING of the session."""
     sessions = rows.select(*windows.keys, START, END, named_column(EXPIRES), TOUCHED, CLOSING).alias("session")
     time = F.col(f"record.{quote_name(AT)}")
     within = (time >= F.col(f"session.{START}")) & (time < F.col(f"session.{END}"))
     own = [F.col(f"record.{quote_name(name)}") for name in stored_record_schema(windows).names if name != EXPIRES]
-    marks = [F.col(f"session.{quote_name(name)}") for name in (EXPIRES, TOUCHED, CLOSING)]
+    of_session = [F.col(f"session.{quote_name(name)}") for name in (EXPIRES, TOUCHED, CLOSING)]
     condition = within & equal_columns("record", "session", windows.by)
     joined = records.alias("record").join(sessions.hint("merge"), condition)
-    return joined.select(*own, F.col(f"session.{START}").alias(BEGIN), *marks)
+    return joined.select(*own, F.col(f"session.{START}").alias(BEGIN), *of_session)
 
 
 def select_window_records(records: DataFrame, rows: DataFrame, windows: Windows) -> DataFrame:
-    """Return each record once per window of `rows` that it is in, with the window's BEGIN."""
+    """Return each record once for every window among `rows` that it is in, with the window's BEGIN."""
     times = {TIME: F.unix_micros(named_column(AT)), "__limit": F.unix_micros(named_column(STORED_BEHIND))}
     assigned = assign_windows(add_window_starts(records.withColumns(times), windows), windows)
     asked = rows.select(*windows.keys, F.col(START).alias(BEGIN)).alias("asked")
@@ -364,7 +368,10 @@ def select_window_records(records: DataFrame, rows: DataFrame, windows: Windows)
 
 @dataclass(frozen=True, slots=True)
 class WindowFunctionCall:
-    """The call of the functions for the records of one window, in a task."""
+    """Calls users' functions, in a task, with the records of one window; returns a row with the key and their values.
+
+    `key` names the key columns, `given` the columns that functions get, `schema` the columns of the result.
+    """
 
     operator: str
     aggregates: tuple[tuple[str, Aggregate], ...]
@@ -404,7 +411,10 @@ class WindowFunctionCall:
 
 
 def call_window_functions(operator: str, records: DataFrame, windows: Windows, sensitive: frozenset[str]) -> DataFrame:
-    """Return the key, START and the functions' values of each window, given its records."""
+    """Return a row for each window, with its key, START and the values of users' functions.
+
+    `records` are those of all windows, with BEGIN.
+    """
     from pyspark.sql.types import StructType
 
     key, functions = (*windows.by, BEGIN), windows.functions

@@ -1,8 +1,8 @@
 """The kinds of windows: tumbling, sliding and sessions, and where windows start and end.
 
-Windows by the clock of a time zone start when its clock first shows a multiple of their length. If the clock was put
-forward past that, they start when it was put forward. With a length of one hour, a window also starts whenever the
-clock shows a full hour again.
+Windows by the clock of a time zone start when that clock first shows a multiple of their length. If it never shows the
+multiple because it was put forward past it, they start when it was put forward. With a length of one hour, a window
+also starts when the clock, put back, shows a full hour for the second time.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _HOUR = 3_600_000_000
 _EPOCH = datetime(1970, 1, 1)
 _MAX_OVERLAP = 1_000
 _HOURS = (1, 2, 3, 4, 6, 8, 12)
-# Files next to the zones that only Python accepts as zones; those in right/ count leap seconds.
+# Names that Python takes for zones, but Spark does not: files next to the zones. Those in right/ count leap seconds.
 _NOT_A_ZONE = re.compile(r"(posix|right)/|(localtime|posixrules|Factory)$")
 
 
@@ -67,7 +67,7 @@ class Tumbling:
 
     @property
     def local(self) -> timedelta | None:
-        """The length of a window by the clock of its zone; None for windows of one size."""
+        """The length of a window as the clock of its zone shows it; None for windows of a fixed `size`."""
         return None if self.zone is None else timedelta(days=self.days or 0, hours=self.hours or 0)
 
     def describe(self) -> str:
@@ -105,9 +105,9 @@ class Sliding:
 @validated
 @dataclass(frozen=True, slots=True)
 class Session:
-    """A window for each series of records of a key in which each follows the previous one in less than `gap`.
+    """A window for each series of records of a key in which each record is less than `gap` later than the one before.
 
-    It ends `gap` after the last record.
+    A session ends `gap` after its last record.
     """
 
     gap: timedelta
@@ -124,14 +124,14 @@ Kind: TypeAlias = Tumbling | Sliding | Session
 
 
 def to_micros(length: timedelta) -> int:
-    """Return a length of time in microseconds."""
+    """Return a duration in microseconds."""
     return length // timedelta(microseconds=1)
 
 
 def max_duration_after(kind: Kind) -> timedelta:
-    """Return for how long a window accepts records after its first one: its size, or the gap of a session.
+    """Return how much later than a record the end of a window with it may be, if it gets no later record.
 
-    A zone's clock has been put back by at most a day.
+    That is the size of the window, or the gap of a session. A zone's clock has been put back by at most a day.
     """
     if isinstance(kind, Session):
         return kind.gap
@@ -145,7 +145,7 @@ def _check_calendar(days: int | None, hours: int | None, zone: str) -> None:
     """Raise ConfigurationError for an unsupported number of days or hours, and for an unknown zone."""
     if days is not None and days not in range(1, 366):
         raise argument_error(f"Tumbling has days={days!r}", "a whole number from 1 to 365", argument="days")
-    if hours is not None and hours not in _HOURS:  # they are counted from midnight
+    if hours is not None and hours not in _HOURS:  # windows of hours are counted from midnight
         expected = f"hours that divide a day: one of {', '.join(map(str, _HOURS))}"
         raise argument_error(f"Tumbling has hours={hours!r}", expected, argument="hours")
     try:
@@ -158,15 +158,15 @@ def _check_calendar(days: int | None, hours: int | None, zone: str) -> None:
 
 
 def window_start(time: Column, kind: Tumbling) -> Column:
-    """Return the start of the window that a time is in."""
+    """Return the start of the window that a time is in, both in microseconds since 1970."""
     if kind.zone is None or kind.local is None:
         assert kind.size is not None
         return time - F.pmod(time, F.lit(to_micros(kind.size)))
     zone, length = kind.zone, to_micros(kind.local)
     _check_known_to_spark(zone)
     label = _floor(_utc_to_clock(time, zone), length)
-    # A clock that is put back shows times twice, and one that is put forward skips some, so the label may be that of
-    # the window before or after.
+    # The label is the clock's time, rounded down. A clock that is put back shows times twice, and one that is put
+    # forward skips some, so the label may be that of the window before or after.
     begin, following = _clock_to_utc(label, zone, length), _clock_to_utc(label + length, zone, length)
     start = (
         F.when(time < begin, _clock_to_utc(label - length, zone, length))
@@ -180,7 +180,7 @@ def window_start(time: Column, kind: Tumbling) -> Column:
 
 
 def window_end(start: Column, kind: Tumbling | Sliding) -> Column:
-    """Return the exclusive end of the window with this start."""
+    """Return the exclusive end of the window with this start, both in microseconds since 1970."""
     if isinstance(kind, Sliding) or kind.zone is None or kind.local is None:
         assert kind.size is not None
         return start + to_micros(kind.size)
@@ -215,14 +215,18 @@ def _floor(clock: Column, length: int) -> Column:
 
 
 def _utc_to_clock(moment: Column, zone: str) -> Column:
-    """Return the local time in the zone, in microseconds since its 1970-01-01T00:00."""
+    """Return the local time of the zone, in microseconds since 1970-01-01T00:00 local time; `moment` is in UTC."""
     return F.unix_micros(F.from_utc_timestamp(F.timestamp_micros(moment), zone))
 
 
 def _clock_to_utc(clock: Column, zone: str, length: int) -> Column:
-    """Return when the clock of the zone first shows this multiple of `length`, or is put forward past it."""
+    """Return the UTC time at which the clock of the zone first shows `clock`, or is put forward past it.
+
+    All in microseconds; `clock` is local time, a multiple of `length`.
+    """
     moment = F.unix_micros(F.to_utc_timestamp(F.timestamp_micros(clock), zone))
-    # Spark adds the amount by which the clock was put forward, which is too late if it was not at a multiple before.
+    # For a skipped time, Spark adds the amount by which the clock was put forward. That is too late if the clock was
+    # not put forward at a multiple of the length.
     for skipped, put_forward in skipped_multiples(zone, length):
         moment = F.when(clock == skipped, put_forward).otherwise(moment)
     return moment
@@ -230,9 +234,10 @@ def _clock_to_utc(clock: Column, zone: str, length: int) -> Column:
 
 @cache
 def skipped_multiples(zone: str, length: int) -> tuple[tuple[int, int], ...]:
-    """Return the multiples of `length` that the clock of the zone skipped, each with the time at which it did.
+    """Return pairs (local time, UTC time): the multiples of `length` that the zone's clock skipped, and when it did.
 
-    In St. John's, for example, clocks were put forward at 00:01 until 2011, and never showed 01:00 that day.
+    All in microseconds. In St. John's, for example, clocks were put forward at 00:01 until 2011, and never showed 01:00
+    that day.
     """
     found = []
     for moment, before, after in _clock_changes(zone):
@@ -244,8 +249,11 @@ def skipped_multiples(zone: str, length: int) -> tuple[tuple[int, int], ...]:
 
 @cache
 def _clock_changes(zone: str) -> tuple[tuple[int, int, int], ...]:
-    """Return when the clock of the zone was or will be changed, with its offsets before and after."""
-    clocks, step = ZoneInfo(zone), timedelta(days=3)  # no zone has changed twice within that
+    """Return (UTC time, offset before, offset after) of each change of the zone's clock from 1850 to 2100.
+
+    All in microseconds.
+    """
+    clocks, step = ZoneInfo(zone), timedelta(days=3)  # no zone has changed its clock twice within three days
 
     def offset(moment: datetime) -> timedelta:
         return clocks.utcoffset(moment.replace(tzinfo=UTC).astimezone(clocks)) or timedelta(0)

@@ -85,10 +85,11 @@ Results: TypeAlias = Literal["final", "updates"]
 def make_results(
     rows: DataFrame, windows: Windows, results: Results, operator: str, sensitive: Collection[str]
 ) -> DataFrame:
-    """Return a result for each row, with TOMBSTONE; updates also have FINAL, and tombstones for merged sessions.
+    """Return the results of a batch, with the column TOMBSTONE, given the windows' rows.
 
-    A sum that its type can't hold fails the batch that closes the window. In earlier updates it is null, because later
-    records may reduce it.
+    With `results` "final", these are the windows that the batch closes. With "updates", they are all `rows`, with the
+    column FINAL, and a tombstone for each session that was merged into another one. A sum that its type can't hold
+    fails the batch that closes the window; in earlier updates it is null, because later records may reduce it.
     """
     masked = frozenset(name.lower() for name in sensitive)
     exact = {name: made.exact(name, windows.type_of(made)) for name, made in windows.aggregates}
@@ -125,8 +126,10 @@ def _value(name: str, made: Aggregation, windows: Windows, operator: str, masked
 
 
 def _next_step(made: Aggregation, kind: str) -> str:
-    """Return the next step for a result that its type can't hold; a wider type continues with the stored sum only if it
-    is stored in the same way."""
+    """Return the next step for a sum or mean that its type can't hold: a wider type, or another application.
+
+    After a change to a wider type, the stored sum is continued only if that type's sums are stored in the same way.
+    """
     column, wider = made.columns[0], ExactSum("", kind).wider
     if wider is not None:
         return (
@@ -143,16 +146,17 @@ def _next_step(made: Aggregation, kind: str) -> str:
 
 
 def select_open_windows(rows: DataFrame, windows: Windows) -> DataFrame:
-    """Return the rows of windows that stay open, as they are stored, with tombstones for absorbed sessions."""
+    """Return what is written to the state table: changed rows of open windows, and tombstones of absorbed sessions."""
     names = [name for name in windows.schema.names if name not in windows.by]
     still_open = rows.filter(TOUCHED).filter(f"not {CLOSING}")
     return _add_retractions(still_open, windows, [named_column(name) for name in names], (START, EXPIRES))
 
 
 def _add_retractions(rows: DataFrame, windows: Windows, values: Sequence[Column], known: Sequence[str]) -> DataFrame:
-    """Return these values of each row, and a tombstone with the `known` columns for each session that it absorbed.
+    """Return the key and `values` of each row, and a tombstone for each session that the row's session has absorbed.
 
-    Exploding one list per row keeps the partitioning that Spark knows; a union would lose it.
+    A tombstone has the key and the columns `known`; others are null. Both come from one exploded list per row, so that
+    Spark still knows the partitioning; after a union it would not.
     """
     key = windows.keys
     if not isinstance(windows.kind, Session):
@@ -173,10 +177,11 @@ def _add_retractions(rows: DataFrame, windows: Windows, values: Sequence[Column]
 
 @dataclass(frozen=True, slots=True)
 class Window(PassThroughSpec):
-    """Aggregates in `windows` by the columns `by`, with the state table `name`, partitioned by `partition_by` of these.
+    """The aggregates of records in `windows` of their event time, for each value of the columns `by`.
 
-    With `results` "final" each window is emitted once, when the watermark has passed its end and `allowed_lateness`;
-    with "updates" whenever a batch has changed it, with FINAL.
+    With `results` "final", each window is emitted once, when the watermark has passed its end and `allowed_lateness`;
+    with "updates", also whenever a batch has changed it, with the column FINAL. Rows are stored in the state table
+    `name`, partitioned by `partition_by`, some of the columns `by`.
     """
 
     kind: ClassVar[str] = "window"
@@ -222,7 +227,7 @@ class Window(PassThroughSpec):
 
     @property
     def moves(self) -> int:
-        # The rows of changed windows, the values of functions, and the records of sessions.
+        # One each for the rows of changed windows, the values of functions, and the records of sessions.
         return 1 + self._has_functions * (2 if isinstance(self.windows, Session) else 1)
 
     @property
@@ -250,7 +255,7 @@ class Window(PassThroughSpec):
         return Columns(dict(made), typed=columns.types is not None)
 
     def _check_types(self, operator: str, columns: Columns) -> None:
-        """Raise PlanningError for values that can't be aggregated or stored; types that are None are unknown."""
+        """Raise PlanningError for columns that can't be aggregated or stored; unknown types are not checked."""
         values = [p.name for name, made in self.aggregates for kind in ("", WIDEST) for p in made.partials(name, kind)]
         check_state_names(operator, self.by, (RECORDS, *values))
         check_state_names(operator, (column for _, made in self.aggregates for column in made.columns))
@@ -281,7 +286,7 @@ class Window(PassThroughSpec):
         if windows.functions:
             rows = self._call_functions(operator, rows, counted, windows, batch)
         results = make_results(rows, windows, self.results, operator, batch.sensitive(operator))
-        # The time of a window is its last moment.
+        # The event time of a window's result is the last microsecond of the window.
         last = F.timestamp_micros(F.unix_micros(F.coalesce(END, START)) - 1)
         ordinal = to_json_object([named_column(name) for name in key])
         by = self.partition_by
@@ -293,19 +298,19 @@ class Window(PassThroughSpec):
     def _update_rows(
         self, operator: str, stored: DataFrame, counted: DataFrame, windows: Windows, batch: BatchContext
     ) -> DataFrame:
-        """Return the windows that the batch changes or closes, in the partitions of their records."""
-        marks, partitions = batch.watermarks(self.name), batch.partitions_at(operator)
+        """Return the rows of the windows that the batch changes or closes, in the partitions of their records."""
+        watermarks, partitions = batch.watermarks(self.name), batch.partitions_at(operator)
         if isinstance(self.windows, Session):
             runs = batch.materialize(operator, build_session_runs(counted, windows))
-            rows = union_sessions(stored, runs, windows, marks)
-            return merge_sessions(self._repartition(rows, partitions), windows, marks)
-        rows = update_fixed_windows(stored, counted, windows, marks)
+            rows = union_sessions(stored, runs, windows, watermarks)
+            return merge_sessions(self._repartition(rows, partitions), windows, watermarks)
+        rows = update_fixed_windows(stored, counted, windows, watermarks)
         if not windows.functions and not batch.required_partitioning(operator):
-            return rows  # they are partitioned already, though Spark does not know it
+            return rows  # the rows are partitioned so already, though Spark does not know it
         return self._repartition(rows, partitions)
 
     def _count(self, operator: str, frame: DataFrame, windows: Windows, batch: BatchContext) -> DataFrame:
-        """Return the records that are counted in windows; the others are passed to an operator that reads them."""
+        """Return the records that count, with POSITION; pass the LEFT_OUT ones on if an operator reads late records."""
         conditions = {"records": F.lit(True), "partly_late": F.col(PARTLY_LATE)} | exclusion_conditions()
         before = batch.watermarks(self.name).before
         classified = batch.count_records(operator, classify_window_records(frame, windows, before), conditions)
@@ -321,7 +326,10 @@ class Window(PassThroughSpec):
     def _call_functions(
         self, operator: str, rows: DataFrame, counted: DataFrame, windows: Windows, batch: BatchContext
     ) -> DataFrame:
-        """Return the rows that have results, with the values of users' functions; store the records of open windows."""
+        """Return the rows that have results, with the values of users' functions; store the records of open windows.
+
+        `rows` are the windows that the batch changes or closes, `counted` the batch's records.
+        """
         schema, partitions = stored_record_schema(windows), batch.partitions_at(operator)
         is_session, final = isinstance(self.windows, Session), self.results == "final"
         key = (*self.by, RECORD)
@@ -344,7 +352,7 @@ class Window(PassThroughSpec):
 
 
 def _keep_single_partition(joined: DataFrame, partitions: int) -> DataFrame:
-    """Return a join of single partitions as one partition: Spark repartitions them before it joins them."""
+    """Return a join in one partition again if `partitions` is 1: Spark repartitions single partitions to join them."""
     return joined.coalesce(1) if partitions == 1 else joined
 
 
@@ -358,7 +366,7 @@ def build_window(
     allowed_lateness: timedelta,
     partition_by: str | Sequence[str] | None,
 ) -> Window:
-    """Return the windows for a user's arguments, after the operator `after`."""
+    """Return the operator for a user's arguments; `after` is the id of the operator before it, for errors."""
     what = f"window after {after}"
     check_name("window", name)
     found = f"{what} has allowed_lateness"
