@@ -53,7 +53,7 @@ class RowCompletion:
     itself; if `set_aside` they are listed as incomplete ones are.
     """
 
-    marks: ClassVar[tuple[str, ...]] = (KEPT, OFFSET, PARTITION)
+    input_columns: ClassVar[tuple[str, ...]] = (KEPT, OFFSET, PARTITION)
     """The columns that rows need in addition to the layout's."""
 
     dataset: str

@@ -296,8 +296,8 @@ def schema_from_declaration(given: Schema | str, what: str) -> Schema:
 FastJsonReader = Callable[[Sequence[bytes | None]], "list[pa.Array] | None"]
 # The column types for which Arrow's JSON parser accepts the same values as the exact reader.
 _FAST_TYPES = frozenset({"string", "boolean", "tinyint", "smallint", "int", "bigint", "double"})
-# Arrow accepts these as numbers, though they are not JSON. A match inside a string only costs time: the exact reader then
-# reads the batch.
+# Arrow accepts these as numbers, though they are not JSON. A match inside a string only costs time: then the exact
+# reader reads the batch.
 _INVALID_NUMBER = re.compile(rb"[:\[,]\s*-?(?:NaN|Inf(?:inity)?)\s*[,}\]]")
 _MOST_BYTES = 1 << 30
 _MAX_FAILURES = 3

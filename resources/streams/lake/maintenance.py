@@ -74,7 +74,7 @@ def retain_files(lake: Lake, stream: str, identity: str, number: str, attempts: 
 def release_files(lake: Lake, stream: str, *, holder: str, keep: Collection[str] = ()) -> tuple[str, ...]:
     """Delete this holder's holds, except those of the commits `keep`; return the commit numbers of the deleted ones.
 
-    With `keep`, holds of the last hour stay too (see `delete_holds`).
+    With `keep`, the newest holds stay too (see `delete_holds`).
     """
     return delete_holds(lake.store, _holder_prefix(lake, stream, holder), keep=keep)
 
