@@ -371,7 +371,7 @@ class CommitLog:
         mine: Any = {"kind": self.kind, "number": number, "commit": new_id}
         parent_id = None if parent is None else parent.id
         at = self.now()
-        at = at if parent is None else max(at, parent.created_at)  # ascending, for `as_of`
+        at = at if parent is None else max(at, parent.created_at)  # times ascend: `as_of` bisects them
         manifest = Manifest(**mine, parent=parent_id, created_at=at, by=by, body=body)
         pointer = Pointer(**mine, manifest=key, nonce=uuid.uuid4().hex)
         data = encode_document(manifest)

@@ -32,7 +32,7 @@ _DEFAULTS: Mapping[str, Any] = {
     "queued.min.messages": 500_000,
     "queued.max.messages.kbytes": 32_768,
     "log_level": 4,  # warnings; errors are raised
-    # How long a broker waits for records before it reports a partition's end; so long takes a range that ends in a gap.
+    # How long a broker waits before it reports a partition's end; reading a range that ends in a gap takes as long.
     "fetch.wait.max.ms": 50,
     # How long the client stops fetching when its queue is full: less than it takes to empty the queue.
     "fetch.queue.backoff.ms": 20,

@@ -263,7 +263,7 @@ class Format(Protocol):
         """Return the columns that are read and written, without `malformed`."""
 
     def reader(self) -> FormatReader:
-        """Return a reader, which can't be pickled: create one in each process."""
+        """Return a reader. It may not be picklable: create one in each process."""
 
     def writer(self, what: str, subject: str) -> FormatWriter:
         """Return a writer; `what` names the stream in errors.

@@ -69,7 +69,7 @@ StateOf = Callable[[str], StreamState | None]
 
 
 def _find_replaced_by_repartition(stream: str, read: ReadCoverage, lineage_of: LineageOf) -> list[SupersededRange]:
-    """Return the stream's results that were replaced because their source was repartitioned and then replayed.
+    """Return the ranges of results that were replaced because their source was repartitioned and then replayed.
 
     `read` is the stream's coverage. Raises ConfigurationError if only a part was replayed, or retention dropped records
     in between, since the replaced results can't be determined then.
@@ -156,8 +156,8 @@ def find_replaced_results(
     """Return the ranges of results that later epochs have replaced, in this stream or upstream.
 
     Raises ConfigurationError if that can't be determined for the records in these segments: if some have no source
-    position (unless `without_position="keep"`), or are results of replayed records in a stream that is not in this
-    lake.
+    position (unless `without_position="keep"`), or are results of replayed records of a stream that is not in this
+    lake or was recreated.
     """
     unknown = sum(segment.rows for segment in segments if not segment.positioned)
     if unknown and without_position == "refuse":
