@@ -3,8 +3,8 @@
 The bucket hash is Murmur3 (x86, 32 bit), seed 42, chained over the columns.
 
 `assign_buckets` returns what Spark's `pmod(hash(columns), n)` returns, so that writing files and looking up keys
-without Spark use Spark's buckets. The public `mmh3` package differs for strings whose UTF-8
-length is not a multiple of 4: Spark mixes each trailing byte, sign-extended, as a word of its own.
+without Spark use Spark's buckets. The public `mmh3` package differs for strings whose UTF-8 length is not a multiple of
+4: Spark mixes each trailing byte, sign-extended, as a word of its own.
 
 Columns are hashed with NumPy. A single key is hashed with Python integers, which takes 3 us instead of the 100 us of
 arrays with one element; tests compare the two.
@@ -330,7 +330,7 @@ def _xxhash_bytes(data: Bytes, starts: Int64, lengths: Int64, seeds: UInt64) -> 
 
 
 def _xxhash_stripes(data: Bytes, starts: Int64, stripes: Int64, seeds: UInt64) -> UInt64:
-    """Return the hash of each row's stripes of 32 bytes; `stripes` are their numbers, in descending order."""
+    """Return each row's hash so far, of its first stripes of 32 bytes. `stripes`, their numbers, are descending."""
     lanes = np.stack([seeds + (_P1 + _P2 & _ALL), seeds + _P2, seeds, seeds - _P1], axis=1)
     # `count` is the number of rows that have a stripe of this index: the first ones.
     for index, count in enumerate(np.searchsorted(-stripes, -np.arange(stripes[0]))):
