@@ -53,7 +53,7 @@ class RowCompletion:
     there like incomplete ones, unless the newest change of the key is a deletion.
     """
 
-    marks: ClassVar[tuple[str, ...]] = (KEPT, OFFSET, PARTITION)
+    input_columns: ClassVar[tuple[str, ...]] = (KEPT, OFFSET, PARTITION)
     """The columns that the rows to complete have in addition to the layout's."""
 
     dataset: str

@@ -272,7 +272,7 @@ def retain_version(lake: Lake, dataset: str, version: str, *, holder: str) -> No
 def release_versions(lake: Lake, dataset: str, *, holder: str, keep: Collection[str] = ()) -> tuple[str, ...]:
     """Release this holder's holds of all versions but `keep`, and return the released versions.
 
-    With `keep`, holds of the last hour stay as well (`delete_holds`).
+    With `keep`, the newest holds stay as well (`delete_holds`).
     """
     return delete_holds(lake.store, _hold_prefix(lake, dataset, holder), keep=keep)
 

@@ -1,1 +1,1 @@
-"""Sealed Parquet files, one a bucket: written by tasks, read back as one bucketed table."""
+"""Immutable Parquet files, one per bucket: written by tasks, read as one bucketed table of Spark."""

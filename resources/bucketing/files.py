@@ -1,4 +1,5 @@
-"""The Parquet files of a version or stream segment, one per bucket: their manifest entries, layout, times and reads."""
+"""The Parquet files of a version or stream segment, one per bucket: their manifest entries and layout, their reading as
+one bucketed table, and the form of rows over time."""
 
 from __future__ import annotations
 
@@ -26,13 +27,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class BucketFile:
-    """One sealed Parquet file.
+    """One immutable Parquet file, as a manifest lists it.
 
-    `size` is in bytes. `min_key` and `max_key` are as `to_json_value` has them, and None where the layout has no key.
-    `digest` is the sum of the rows' hashes modulo 2**64, so it does not depend on their order (None for files written
-    without Spark). `stats` holds counters of the writer, such as superseded rows. `footer` is the Parquet footer (see
-    `pack_footer`), which saves key lookups a request; it is None for files without a key, and where it would make the
-    manifest too large.
+    `name` is "" if no file is stored because no row was left; then only `stats` counts. `size` is in bytes. `min_key`
+    and `max_key` are the first and the last key, as `to_json_value` returns their values, and None where the layout has
+    no key. `digest` is the sum of the rows' hashes modulo 2**64, so it does not depend on their order; None if the rows
+    were written without hashes, as by a compaction. `stats` has counters of the writer, such as superseded rows.
+    `footer` is the Parquet footer (see `pack_footer`), which saves key lookups a request; it is None for files without
+    a key, and where it would make the manifest too large.
     """
 
     bucket: int
@@ -62,7 +64,7 @@ class BucketFile:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """The files of one attempt; `id` orders generations of one dataset or segments of one stream."""
+    """The files of one attempt to write; `id` orders the generations of a dataset, or the segments of a stream."""
 
     id: int
     folder: str
@@ -78,18 +80,18 @@ class Generation:
 
     @property
     def digest(self) -> int | None:
-        """The digest of all rows, whatever their order: the sum of the files' digests, None where one has none."""
+        """The digest of all rows, whatever their order: the sum of the files' digests, None if a file has none."""
         if any(file.digest is None for file in self.files):
             return None
         return sum(file.digest or 0 for file in self.files) % 2**64
 
     @property
     def footer_size(self) -> int:
-        """The bytes that the footers of its files take in a manifest."""
+        """The number of bytes that the footers of the files take in a manifest."""
         return sum(len(file.footer or "") for file in self.files)
 
     def without_footers(self) -> Generation:
-        """Return this generation without footers, which readers then fetch, to keep a manifest small."""
+        """Return this generation without footers, to keep a manifest small. Readers then fetch the footers."""
         return replace(self, files=tuple(replace(file, footer=None) for file in self.files))
 
     def to_json(self) -> dict[str, Any]:
@@ -108,8 +110,9 @@ class BucketLayout:
     """How rows are laid out in files.
 
     `schema` is what users see; `hidden` are further stored columns (`__offset`, …) as (name, Spark type). Rows are
-    hashed by `bucket_by` into `partitions` buckets (empty: one file for all). `key` has no nulls and is unique once
-    files are merged, and the manifest has its range. It is empty for streams, and may end in hidden columns.
+    hashed by the columns `bucket_by` into `partitions` buckets; if it is empty there is one bucket. `key` are the
+    columns that identify a row and by which each file is ordered; it may end in hidden columns, and is empty for
+    streams. Keys have no nulls, and are unique within one file, or once the files of a bucket are merged.
     """
 
     schema: Schema
@@ -129,7 +132,7 @@ class BucketLayout:
 
     @property
     def key_types(self) -> tuple[str, ...]:
-        """The types of the key's columns."""
+        """The Spark types of the key's columns."""
         hidden = dict(self.hidden)
         return tuple(hidden.get(name) or self.schema.field(name).type for name in self.key)
 
@@ -156,12 +159,12 @@ def bucket_file_suffix(bucket: int) -> str:
 
 
 def attempt_id(folder: str) -> str:
-    """Return the attempt's id, the last segment of its folder."""
+    """Return the id of the attempt that writes to this folder: the last part of the path."""
     return folder.rsplit("/", 1)[-1]
 
 
 def pack_footer(tail: bytes) -> str:
-    """Return the end of a Parquet file, from its footer on, compressed and in base64."""
+    """Return the end of a Parquet file (`tail`, from its footer on) compressed and in base64."""
     return base64.b64encode(zlib.compress(tail, 9)).decode()
 
 
@@ -181,7 +184,8 @@ def _malformed_error(what: str, found: str, reason: str) -> errors.MalformedDocu
 GENERATION_COLUMN = "__gen"
 _MAX_TABLES = 64
 _MAX_SESSIONS = 16
-_tables: LRUCache[str, dict[str, None]] = LRUCache(_MAX_SESSIONS)  # the tables of each session, the latest at the end
+# By session: the names of its tables, the last used one at the end.
+_tables: LRUCache[str, dict[str, None]] = LRUCache(_MAX_SESSIONS)
 _tables_lock = threading.Lock()
 
 
@@ -191,8 +195,8 @@ def bucketed_frame(
     """Return the rows of all generations, with the column `__gen` (int), as one bucketed scan, so that joins on the key
     need no exchange.
 
-    A single generation is read in the order of the layout's key, and Spark knows it: a join on the key, or its
-    beginning, does not sort. `what` names the dataset or stream in errors. Raises ManifestMismatchError when a folder
+    A single generation is read in the order of the layout's key, and Spark knows it: a join on the key, or on its first
+    columns, does not sort. `what` names the dataset or stream in errors. Raises ManifestMismatchError when a folder
     holds other files than its generation lists.
 
     The scan is a table in the session's in-memory catalog, with one partition per generation. Spark lists the folders
@@ -229,10 +233,10 @@ def _create_table(
     clustered = ""
     if layout.bucket_by:
         columns = ", ".join(quote_name(column) for column in layout.bucket_by)
-        ordered = ", ".join(quote_name(column) for column in layout.key)  # the writer has checked each file
+        ordered = ", ".join(quote_name(column) for column in layout.key)  # as the writer has checked
         sorted_by = f" SORTED BY ({ordered})" if ordered else ""
         clustered = f" CLUSTERED BY ({columns}){sorted_by} INTO {layout.partitions} BUCKETS"
-    # The root is always empty: rows are in the partitions. Without any, the scan is empty but still bucketed.
+    # The table's own location is never read: rows are in the partitions. Without any, the scan is empty but bucketed.
     root = quote_text(store.spark_uri(generations[0].folder if generations else "_adjunct"))
     spark.sql(
         f"CREATE TABLE IF NOT EXISTS {name} ({layout.ddl}, `{GENERATION_COLUMN}` INT) USING parquet "
@@ -262,10 +266,11 @@ def _check_files(spark: SparkSession, name: str, what: str, generations: Sequenc
 
 
 def columns_problem(stored: pa.Schema, layout: BucketLayout) -> str:
-    """Return why stored columns can't be read as those of the layout, "" where they can.
+    """Return why a file's columns can't be read as those of the layout, "" if they can.
 
-    Files may have fewer or narrower columns than the layout of today if it has hidden columns, as those of streams and
-    of unbounded datasets. A version of a bounded dataset is written at once. Keys never change.
+    If the layout has hidden columns, as for streams and unbounded datasets, files may be older than added or widened
+    columns: they may lack columns, or have narrower ones, except in the key. A version of a bounded dataset is written
+    at once, so its files must have exactly the layout's columns.
     """
     wanted = layout.arrow_schema()
     if stored.remove_metadata().equals(wanted):
@@ -316,11 +321,12 @@ POSITION, TOMBSTONE = "__position", "__tombstone"
 
 @dataclass(frozen=True, slots=True)
 class TimelineOptions:
-    """How rows over time are written. All moments are microseconds since the epoch.
+    """How rows over time are written. All times are in microseconds since the epoch.
 
-    `fills_ends` sets each row's end and whether it is its key's first; otherwise both stay null, as in a delta. Then
-    rows that ended at or before `edge` are pruned, and keys whose last row is a tombstone at or before `forget`. Rows
-    before `newest` are counted as corrections of the past.
+    With `fills_ends`, each row gets its end (`__valid_to`) and whether it is its key's first (`__first`), and rows are
+    pruned: those that ended at or before `edge`, where the history begins, and tombstones at or before `forget` that
+    are the only row left of their key. Otherwise both columns are null, as in a delta. Rows that begin before `newest`
+    are counted as corrections of the past.
     """
 
     fills_ends: bool = False
@@ -332,8 +338,8 @@ class TimelineOptions:
 class Timeline:
     """Converts a file's rows over time, batch by batch and in order, to the form in which they are stored.
 
-    Each row gets its end; rows that ended before the history begins are pruned.
-    The rows of a key are adjacent and in the order of `__valid_from`, each moment once:
+    Each row gets its end; rows that ended before the history begins are pruned (see `TimelineOptions`).
+    The rows of a key are adjacent, in the order of `__valid_from`, and have different times:
 
         key  valid_from  tombstone      valid_to  first
         a    1           no             4         yes
@@ -341,8 +347,8 @@ class Timeline:
         a    9           no             -         no      valid now
         b    2           no             -         yes
 
-    If the history begins at 5 (its edge), a's first row is pruned, because it ended before. Its second one becomes the
-    first.
+    If the history begins at 5 (`edge`), the first row of key a is pruned, because it ended before. Its second row
+    becomes its first.
     """
 
     def __init__(self, key: tuple[str, ...], options: TimelineOptions) -> None:
@@ -353,7 +359,7 @@ class Timeline:
         self._forgotten_to: int | None = None
 
     def take(self, batch: pa.Table) -> pa.Table:
-        """Return the rows that can be written: all but the last if ends are filled in, because its end is unknown."""
+        """Return the rows that can be written now. If ends are filled in, the last one waits for the next batch."""
         if self._options.newest is not None:
             self._corrections += int((_micros(batch) < self._options.newest).sum())
         if not self._options.fills_ends:
@@ -365,12 +371,12 @@ class Timeline:
         return self._fill_ends(rows, rows.num_rows - 1)
 
     def rest(self) -> pa.Table | None:
-        """Return the last row, once no more rows come, or None."""
+        """Return the row that still waits, after the last batch; None if none does."""
         last, self._last = self._last, None
         return None if last is None else self._fill_ends(last, 1)
 
     def stats(self) -> dict[str, Any]:
-        """Return the counters for the file's facts; `current` counts the rows that are valid now."""
+        """Return counters for the file's stats; `current` is the number of rows that are valid now."""
         counts = {"corrections": self._corrections, "pruned": self._pruned, "forgotten": self._forgotten}
         counts = {name: count for name, count in counts.items() if count}
         if self._forgotten_to is not None:
@@ -379,7 +385,7 @@ class Timeline:
         return {HAS_ENDS: self._options.fills_ends, **current, **counts}
 
     def _fill_ends(self, rows: pa.Table, count: int) -> pa.Table:
-        """Return the first `count` rows with their ends, without pruned ones; `rows` may have one more, the next."""
+        """Return the first `count` rows with their ends, without pruned ones; `rows` may have one more row."""
         same = np.append(~key_changes(rows, self._key), False)[:count]  # the next row is of the same key
         begins = _micros(rows)
         ends = np.append(begins[1:], 0)[:count]
@@ -399,7 +405,7 @@ class Timeline:
         return filled if kept.all() else filled.filter(pa.array(kept))
 
     def _forgettable(self, kept: Any, same: Any, tombstones: Any, begins: Any) -> Any:
-        """Return which rows are deletions that may be dropped: the only row of their key, and old enough."""
+        """Return which rows to forget, and count them: old tombstones that are the only row left of their key."""
         alone = ~np.append([self._follows_kept], same[:-1] & kept[:-1])[: len(kept)]
         forgotten = kept & tombstones & ~same & alone & (begins <= self._options.forget)
         if forgotten.any():
@@ -416,7 +422,7 @@ def _with_ends(rows: pa.Table, ends: Any, first: Any) -> pa.Table:
 
 
 def key_changes(rows: pa.Table, key: Sequence[str]) -> Any:
-    """Return for each row but the first whether its key differs from that of the row before."""
+    """Return, for each row except the first, whether its key differs from that of the row before."""
     count = max(0, rows.num_rows - 1)
     differs = np.zeros(count, bool)
     for name in key:

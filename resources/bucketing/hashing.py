@@ -1,10 +1,10 @@
-"""Spark's hashes of rows: the one that chooses their bucket, and the one that the checksum of records is made of.
+"""Spark's hashes of rows, also without Spark: the one that chooses the bucket, and the one for checksums of records.
 
 The bucket hash is Murmur3 (x86, 32 bit), seed 42, chained over the columns.
 
-`assign_buckets` returns what Spark's `pmod(hash(columns), n)` returns, so files that are written and keys that are
-looked up without Spark use Spark's buckets. The public `mmh3` package differs for strings whose UTF-8
-length is not a multiple of 4: Spark mixes each trailing byte, sign-extended, as a word of its own.
+`assign_buckets` returns what Spark's `pmod(hash(columns), n)` returns, so that writing files and looking up keys
+without Spark use Spark's buckets. The public `mmh3` package differs for strings whose UTF-8 length is not a multiple of
+4: Spark mixes each trailing byte, sign-extended, as a word of its own.
 
 Columns are hashed with NumPy. A single key is hashed with Python integers, which takes 3 us instead of the 100 us of
 arrays with one element; tests compare the two.
@@ -43,7 +43,7 @@ def assign_buckets(columns: Sequence[pa.Array | pa.ChunkedArray], n: int) -> npt
 
 
 def bucket_of_key(values: Sequence[object], types: Sequence[str], n: int) -> int:
-    """Return the bucket of a key, given as Python values and Spark type names."""
+    """Return the bucket in [0, n) of a key, given by its Python values and their Spark types."""
     plain = [None if value is None else plain_converter(kind)(value) for value, kind in zip(values, types, strict=True)]
     return bucket_function(tuple(types), n)(plain)
 
@@ -64,7 +64,7 @@ def bucket_function(types: tuple[str, ...], n: int) -> Callable[[Sequence[Plain 
 
 
 def spark_hash(columns: Sequence[pa.Array | pa.ChunkedArray]) -> npt.NDArray[np.int32]:
-    """Return Spark's `hash(columns…)` of each row as int32; a null leaves the hash unchanged."""
+    """Return Spark's `hash(columns…)` of each row. Nulls do not contribute to it."""
     if not columns:
         raise SchemaMismatchError("a hash needs columns, and none are named.", "Name at least one key column.")
     hashes = np.full(len(columns[0]), SEED, dtype=np.uint32)
@@ -90,7 +90,8 @@ def _hash_array(array: pa.Array, seeds: UInt32) -> UInt32:
 def _byte_ranges(array: pa.Array) -> tuple[Bytes, Int64, Int64] | None:
     """Return the bytes that Spark hashes for values of this type, where each value starts, and its length.
 
-    They are UTF-8, or the shortest big-endian bytes of a decimal of more than 18 digits. None for other types.
+    They are UTF-8, the bytes of a binary value, or the shortest big-endian bytes of a decimal of more than 18 digits.
+    None for other types, whose values are hashed as numbers.
     """
     kind, end = array.type, array.offset + len(array)
     if pt.is_string(kind) or pt.is_binary(kind):
@@ -101,14 +102,17 @@ def _byte_ranges(array: pa.Array) -> tuple[Bytes, Int64, Int64] | None:
         return None
     big_endian = np.frombuffer(array.buffers()[1], dtype=np.uint8).reshape(-1, 16)[array.offset : end, ::-1]
     magnitudes = big_endian ^ np.where(big_endian[:, :1] >= 128, np.uint8(255), np.uint8(0))
-    # A leading byte is left out if it only repeats the sign, which the next byte shows too.
+    # Leave out leading bytes that only repeat the sign, if the next byte has the same sign bit.
     repeats = (magnitudes[:, :-1] == 0) & (magnitudes[:, 1:] < 128)
     skipped = np.logical_and.accumulate(repeats, axis=1).sum(axis=1)
     return big_endian.ravel(), np.arange(len(array)) * 16 + skipped, 16 - skipped
 
 
 def _numbers(array: pa.Array) -> npt.NDArray[np.int32] | Int64:
-    """Return the numbers that Spark hashes for values of this type, of 32 or 64 bits. Raises SchemaMismatchError."""
+    """Return the numbers of 32 or 64 bits that Spark hashes for values of this type.
+
+    Raises SchemaMismatchError for types that can't be hashed.
+    """
     kind = array.type
     if pt.is_decimal128(kind) and kind.precision <= 18:
         words = np.frombuffer(array.buffers()[1], dtype="<i8").reshape(-1, 2)
@@ -124,7 +128,7 @@ def _numbers(array: pa.Array) -> npt.NDArray[np.int32] | Int64:
 
 
 def _read(data: Bytes, at: Int64, size: int) -> npt.NDArray[np.void]:
-    """Return the `size` bytes that begin at each of these places, aligned or not."""
+    """Return the `size` bytes that begin at each of the positions `at`, aligned or not."""
     windows: npt.NDArray[np.void] = np.ndarray((max(0, data.size - size + 1),), f"V{size}", data, strides=(1,))
     return windows[at]
 
@@ -167,7 +171,10 @@ def _hash_long(values: Any, seeds: UInt32) -> UInt32:
 
 
 def _hash_bytes(data: Bytes, starts: Int64, lengths: Int64, seeds: UInt32) -> UInt32:
-    """Mix aligned little-endian words, then each trailing byte as a signed word, row by row in lockstep."""
+    """Return the hash of each row's bytes: mix their little-endian words, then each byte left as a signed word.
+
+    The first words of all rows are mixed at once, then the second ones, and so on.
+    """
     hashes = seeds.copy()
     words = lengths // 4
     for index in range(int(words.max(initial=0))):
@@ -188,7 +195,7 @@ _WIDTHS |= dict.fromkeys(("tinyint", "smallint", "int", "date", "boolean"), "int
 
 
 def _width(kind: str) -> Width:
-    """Return how Spark hashes values of a type: as 32 or 64 bits, as bytes, or as the bytes of a large integer."""
+    """Return how Spark hashes values of this type: as 32 or 64 bits, as bytes, or as the bytes of a large integer."""
     if (digits := decimal_digits(kind)) is not None:
         return "long" if digits[0] <= 18 else "large"
     if kind in _WIDTHS:
@@ -197,7 +204,7 @@ def _width(kind: str) -> Width:
 
 
 def _hash_words(words: Sequence[int], seed: int, length: int) -> int:
-    """Mix 32-bit words of any sign, and finish with the length in bytes."""
+    """Return the hash of 32-bit words of any sign; `length` is the number of bytes."""
     h = seed
     for word in words:
         k = word * 0xCC9E2D51 & 0xFFFFFFFF
@@ -245,9 +252,9 @@ def row_hash(names: Iterable[str]) -> Column:
     """Return a 64-bit hash of these columns: Spark's xxhash64 of (position, value) of all that are not null.
 
     Spark's hash skips nulls, so that (1, null) and (null, 1) would be equal without positions. The last column may be
-    left out where it is null.
+    left out of `names` if it is null in all rows: the hashes are the same.
     """
-    # A position only with its value: else (0, 1, 1) would stand for two rows, as a 1 could be value or position.
+    # A null's position is left out too: else two rows could give the same sequence, as a 1 may be value or position.
     pairs = [
         f"CASE WHEN {quote_name(name)} IS NOT NULL THEN {place} END, {quote_name(name)}"
         for place, name in enumerate(names)
@@ -258,7 +265,8 @@ def row_hash(names: Iterable[str]) -> Column:
 def row_digests(table: pa.Table, names: Iterable[str]) -> pa.ChunkedArray:
     """Return what `row_hash(names)` computes in Spark for each row of the table, as int64.
 
-    Values are hashed as their Arrow types. Raises SchemaMismatchError for a type that no schema may have.
+    The Arrow types of the columns must be those of the schema. Raises SchemaMismatchError for a type that no schema may
+    have.
     """
     digests = []
     for batch in table.select(list(names)).combine_chunks().to_batches(max_chunksize=_ROWS):
@@ -270,7 +278,7 @@ def row_digests(table: pa.Table, names: Iterable[str]) -> pa.ChunkedArray:
 
 
 def _digest(array: pa.Array, place: int, seeds: UInt64) -> UInt64:
-    """Return the hash of (place, value) for each value, with its seed; for a null, the seed."""
+    """Return the hash of (place, value) for each value, beginning with its seed; for a null, the seed."""
     if array.null_count:
         hashes, valid = seeds.copy(), np.asarray(array.is_valid())
         hashes[valid] = _digest(array.drop_null(), place, seeds[valid])
@@ -296,7 +304,10 @@ def _xxhash_long(values: npt.NDArray[Any], seeds: UInt64) -> UInt64:
 
 
 def _xxhash_bytes(data: Bytes, starts: Int64, lengths: Int64, seeds: UInt64) -> UInt64:
-    """Mix stripes of 32 bytes, then up to three words of 8 bytes, one of 4, and three bytes, all rows in lockstep."""
+    """Return the hash of each row's bytes: mix stripes of 32 bytes, then up to three words of 8, one of 4, three bytes.
+
+    The same step is done for all rows at once.
+    """
     stripes, left = np.divmod(lengths, 32)
     hashes = seeds + _P5
     rows = np.nonzero(stripes)[0]
@@ -319,9 +330,10 @@ def _xxhash_bytes(data: Bytes, starts: Int64, lengths: Int64, seeds: UInt64) -> 
 
 
 def _xxhash_stripes(data: Bytes, starts: Int64, stripes: Int64, seeds: UInt64) -> UInt64:
-    """Mix the stripes of rows, of which those with the most come first."""
+    """Return each row's hash so far, of its first stripes of 32 bytes. `stripes`, their numbers, are descending."""
     lanes = np.stack([seeds + (_P1 + _P2 & _ALL), seeds + _P2, seeds, seeds - _P1], axis=1)
-    for index, count in enumerate(np.searchsorted(-stripes, -np.arange(stripes[0]))):  # rows with another stripe
+    # `count` is the number of rows that have a stripe of this index: the first ones.
+    for index, count in enumerate(np.searchsorted(-stripes, -np.arange(stripes[0]))):
         words = _read(data, starts[:count] + 32 * index, 32).view("<u8").reshape(-1, 4)
         lanes[:count] = _xxhash_round(lanes[:count], words)
     first, second, third, fourth = lanes.T
@@ -374,32 +386,38 @@ def records_checksum(df: DataFrame, schema: Schema) -> str:
 
 
 def checksums_by(number: str, df: DataFrame, schema: Schema) -> dict[int, str]:
-    """Return the checksum of the records with each number in this column, such as `__partition`; one Spark job."""
+    """Return a checksum for each value of the column `number`, such as `__partition`: that of its records.
+
+    Runs one Spark job.
+    """
     with translate_spark_errors():
         rows = df.groupBy(number).agg(*_sum_hash_halves(schema)).collect()
     return {row[0]: _format_checksum(row[1], row[2]) for row in rows}
 
 
 def arrow_checksums_by(number: str, table: pa.Table, schema: Schema) -> dict[int, str]:
-    """Return the checksum of the records with each number in this column of an Arrow table."""
-    digests = row_digests(table, schema.names).cast(pa.uint64(), safe=False)  # whose sums wrap around
+    """Return what `checksums_by` returns, for an Arrow table."""
+    digests = row_digests(table, schema.names).cast(pa.uint64(), safe=False)  # unsigned, since their sums wrap around
     numbered = pa.table([table.column(number), digests], ["number", "digest"])
     sums = numbered.group_by("number").aggregate([("digest", "sum")]).to_pylist()
     return {row["number"]: _format_checksum(0, row["digest_sum"]) for row in sums}
 
 
 def arrow_checksum(table: pa.Table, schema: Schema) -> str:
-    """Return the checksum of the records in an Arrow table."""
+    """Return what `records_checksum` returns, for an Arrow table."""
     return _format_checksum(0, pc.sum(row_digests(table, schema.names).cast(pa.uint64(), safe=False)).as_py())
 
 
 def parse_records_checksum(text: str | None) -> str | None:
-    """Return `text` in lower case if it is a checksum of records as made here (r2-…), else None."""
+    """Return `text` in lower case if it is a checksum of `records_checksum` (r2-…), else None."""
     return text.lower() if text is not None and _PATTERN.fullmatch(text) else None
 
 
 def _sum_hash_halves(schema: Schema) -> tuple[Column, Column]:
-    """Return the sums of the hashes' upper and lower 32 bits: neither overflows below 2**31 records."""
+    """Return the sums of the upper 32 bits and of the lower 32 bits of the records' hashes.
+
+    For less than 2**31 records, neither overflows.
+    """
     hashed = row_hash(schema.names)
     high, low = F.shiftrightunsigned(hashed, 32), hashed.bitwiseAND(F.lit(0xFFFFFFFF))
     return F.sum(high), F.sum(low)

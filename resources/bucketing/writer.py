@@ -1,8 +1,9 @@
-"""Writes the rows of each bucket into one sealed Parquet file, in Spark tasks or in plain Python.
+"""Writes the rows of each bucket into one immutable Parquet file, in Spark tasks or in plain Python.
 
 Rows arrive in Arrow batches, already sorted. The file is written locally and uploaded under a name that only this
-(attempt, bucket) uses. A retried or speculative task finds the object and returns its facts, so it changes nothing.
-There is no committer, rename or listing: the facts that the tasks return are the content of the manifest.
+(attempt, bucket) uses. A retried or speculative task finds the object and returns that one's facts (rows, key range,
+checksum: a `BucketFile`), so it changes nothing. There is no committer, rename or listing: the facts that the tasks
+return are the content of the manifest.
 """
 
 from __future__ import annotations
@@ -55,26 +56,26 @@ _COPIED_AT_ONCE = 256 * 1024 * 1024
 
 
 class RowCompleter(Protocol):
-    """Completes the rows of one bucket, in which the rows of a key are adjacent, before they are written."""
+    """Fills in what the rows of one bucket leave out, before they are written. The rows of a key are adjacent."""
 
     def stats(self) -> dict[str, Any]:
-        """Return what goes into the stats of the file: "incomplete" rows, and the number of those too "late"."""
+        """Return what goes into the stats of the file: the "incomplete" rows, and the number of "late" ones."""
         ...
 
     def take(self, batch: pa.Table) -> pa.Table:
-        """Return the rows that are complete, of these and earlier ones."""
+        """Add a batch; return the rows of this and earlier batches that are complete now, each once."""
         ...
 
     def rest(self) -> pa.Table | None:
-        """Return the remaining rows, or None."""
+        """Return the remaining rows, after the last batch; None if there are none."""
         ...
 
 
 class Completion(Protocol):
-    """Creates the row completer of each bucket; `marks` are the columns that it needs besides the layout's."""
+    """Creates the row completer of each bucket; `input_columns` are columns that it needs besides the layout's."""
 
     @property
-    def marks(self) -> tuple[str, ...]: ...
+    def input_columns(self) -> tuple[str, ...]: ...
 
     def of_bucket(self, store: ObjectStore, bucket: int) -> RowCompleter: ...
 
@@ -84,12 +85,12 @@ class WriteOptions:
     """How the writer filters, completes and counts rows. Counts go into the stats of the file.
 
     `what` names the target in errors. `last_per_key` keeps only the last of the rows with equal key, which must be
-    adjacent, and counts the superseded ones and those with other values. `drop_tombstones` then omits deleted keys;
-    `forget_to` omits, and counts as forgotten, those deleted up to this position.
-    `name_conflicting` is how many keys with different values the stats name. `number_rows` adds `__row`, counted from
-    0. `range_of` is a timestamp column whose minimum and maximum, in microseconds since the epoch, and number of nulls
-    go into the stats. `differing` are two integer columns: the stats count the rows in which they differ, null counting
-    as 0. `over_time` is for rows over time, whose layout's key ends in `__valid_from`; its range goes into the stats
+    adjacent; it counts the others as superseded, and as conflicting those whose values differ from the next row's.
+    `drop_tombstones` then omits tombstones; `forget_to` omits, and counts as forgotten, those up to this position.
+    `name_conflicting` is how many keys of conflicting rows the stats name. `number_rows` adds `__row`, counted from 0.
+    `range_of` is a timestamp column whose minimum and maximum, in microseconds since the epoch, and number of nulls go
+    into the stats. `differing` are two integer columns: the stats count the rows in which they differ, a null being 0.
+    `over_time` is for rows over time, whose layout's key ends in `__valid_from`; its range goes into the stats
     too. `completion` completes rows that leave out columns; the file then has no digest, and the stats list the
     incomplete rows.
     """
@@ -107,7 +108,7 @@ class WriteOptions:
 
 
 class BucketFileWriter:
-    """Writes the file of one bucket: `write` batches, then `finish`, which uploads it and returns its facts.
+    """Writes the file of one bucket: `write` batches, then `finish`, which uploads it and returns its `BucketFile`.
 
     Call `discard` in any case, also after an error.
     """
@@ -118,7 +119,7 @@ class BucketFileWriter:
         self._store, self._folder, self._bucket = store, folder, bucket
         self._layout, self._options = layout, options
         self._name = bucket_file_name(bucket, attempt_id(folder))
-        # In the staging folder itself, from where a local lake links it instead of copying it.
+        # In the store's staging folder, from where a local lake links the file instead of copying it.
         self._path = store.staging_dir() / f"{uuid4().hex}.parquet"
         self._writer: Any = None
         self._held: pa.Table | None = None
@@ -139,12 +140,12 @@ class BucketFileWriter:
         self._completing = options.completion.of_bucket(store, bucket) if options.completion else None
 
     def write(self, batch: pa.Table) -> None:
-        """Write rows, in order; columns are the layout's, and `__digest` where Spark has added it."""
+        """Write rows, in order. They have the layout's columns, and `__digest` if the file is to have a digest."""
         if not batch.num_rows:
             return
         self._check(batch)
         if self._completing is not None:
-            if DIGEST in batch.column_names:  # of the incomplete rows
+            if DIGEST in batch.column_names:  # it was computed before the rows are completed
                 batch = batch.drop_columns([DIGEST])
             batch = self._completing.take(batch)
         self._write(batch)
@@ -157,7 +158,10 @@ class BucketFileWriter:
         self._pass(batch)
 
     def finish(self) -> BucketFile | None:
-        """Close and upload the file, and return its facts: None, or without a name, if no row is left to store."""
+        """Close and upload the file, and return its entry for the manifest.
+
+        If no row is left to store, returns one without a name for its stats, or None if these count no row either.
+        """
         if self._completing is not None and (rows := self._completing.rest()) is not None:
             self._write(rows)
         if self._held is not None:
@@ -166,7 +170,7 @@ class BucketFileWriter:
             self._take(rest)
         self._flush()
         if self._writer is None:
-            # No file is stored where all keys were deleted, but the stats count them.
+            # If all rows were left out, no file is stored, but the stats count them.
             stats = self._stats()
             emptied = self._deleted or any(stats.get(name) for name in _LEFT_OUT)
             return BucketFile(self._bucket, "", 0, 0, "", stats=stats) if emptied else None
@@ -204,7 +208,7 @@ class BucketFileWriter:
                 problem += f"({', '.join(self._layout.key)})."
                 raise NullKeyError(problem, "Filter these records out, or give them a key.", column=name)
         if self._layout.bucket_by:
-            # Spark checks each row by its own hash; this checks that the hash here, which lookups use, is the same.
+            # Spark checks each row by its own hash. Check by one row that our hash, which lookups use, is the same.
             first = [batch.column(name).slice(0, 1) for name in self._layout.bucket_by]
             bucket = int(assign_buckets(first, self._layout.partitions)[0])
             if bucket != self._bucket:
@@ -216,7 +220,7 @@ class BucketFileWriter:
                 )
 
     def _without_superseded(self, batch: pa.Table) -> pa.Table:
-        """Return the rows whose successor has another key, without the last row, which waits for the next batch."""
+        """Return the rows after which a row of another key follows. Leaves out the last row, which waits in `_held`."""
         count = batch.num_rows - 1
         differs = pa.array(key_changes(batch, self._layout.key))
         kept = batch.slice(0, count).filter(differs)
@@ -284,7 +288,7 @@ class BucketFileWriter:
             self._flush()
 
     def _flush(self) -> None:
-        """Write the waiting batches as row groups; single Arrow batches would make small, slow groups."""
+        """Write the waiting batches as row groups. A row group for each would be too small to be fast."""
         if not self._waiting:
             return
         if self._writer is None:
@@ -295,10 +299,10 @@ class BucketFileWriter:
                     compression="zstd",
                     use_dictionary=_repetitive_columns(self._waiting[0].select(self._layout.columns)),
                     column_encoding={ROW: "DELTA_BINARY_PACKED"} if self._options.number_rows else None,
-                    write_page_checksum=True,  # else a flipped bit in a page may decode to another value
+                    write_page_checksum=True,  # otherwise a flipped bit in a page may be read as another value
                 )
         table = pa.concat_tables(self._waiting).cast(self._layout.arrow_schema())
-        # With several key columns, statistics do not determine the group of a key.
+        # The first key of each row group, since with several key columns statistics do not tell which group has a key.
         self._group_keys += [self._key_at(table, row) for row in range(0, table.num_rows, ROWS_PER_GROUP)]
         with self._staged_file_errors():
             self._writer.write_table(table, row_group_size=ROWS_PER_GROUP)
@@ -348,9 +352,9 @@ class BucketFileWriter:
 
 
 def check_key_order(key: Sequence[str], what: str, last: pa.Table | None, rows: pa.Table) -> None:
-    """Raise ManifestMismatchError unless keys ascend within `rows` and from `last`, the row before them.
+    """Raise ManifestMismatchError unless keys ascend within `rows`, and from `last`, the row before, to the first one.
 
-    Lookups search in this order, and joins use it instead of sorting. Keys have no nulls; equal keys may be adjacent.
+    Lookups and joins rely on this order. Keys have no nulls; adjacent rows may have equal keys.
     """
     keys = pa.concat_tables([table.select(key) for table in (last, rows) if table is not None])
     count = max(0, keys.num_rows - 1)
@@ -378,7 +382,7 @@ def check_readable(
 
 
 def describe_record(rows: pa.Table | pa.RecordBatch, row: int, schema: Schema, key: Sequence[str] = ()) -> str:
-    """Return the name of a record in errors: its key, or all of its columns."""
+    """Return how errors name a record: by its key, or without one by all its columns."""
     record = {name: readable_value(rows.column(name)[row]) for name in key or schema.names}
     return f"the record {format_record(record, schema.sensitive)}"
 
@@ -407,7 +411,7 @@ def _footer_bytes(file: BinaryIO, size: int) -> bytes:
 def write_arrow_buckets(
     table: pa.Table, store: ObjectStore, folder: str, layout: BucketLayout, options: WriteOptions
 ) -> list[BucketFile]:
-    """Write a table in memory into its buckets without Spark; rows keep their order within a bucket."""
+    """Write a table in memory into one file per bucket without Spark; rows keep their order within a bucket."""
     if layout.bucket_by:
         numbers = assign_buckets([table.column(name) for name in layout.bucket_by], layout.partitions)
     else:
@@ -419,7 +423,7 @@ def write_arrow_buckets(
         return write_bucket_file(BucketFileWriter(store, folder, bucket, layout, options), parts)
 
     buckets, rows = np.unique(numbers, return_counts=True)
-    # Each of them copies the rows of its bucket.
+    # Each call copies the rows of its bucket: limit how much is copied at the same time.
     at_once = _COPIED_AT_ONCE * table.num_rows // (table.nbytes * int(rows.max(initial=0)) + 1)
     return [file for file in map_in_threads(write, buckets.tolist(), min(at_once, REQUESTS_AT_ONCE)) if file]
 
@@ -439,14 +443,14 @@ def write_buckets(
     one_task: bool = False,
     digested: Sequence[str] | None = None,
 ) -> list[BucketFile]:
-    """Run one Spark job that writes `df` into one file per bucket, and return the files' facts by bucket.
+    """Run one Spark job that writes `df` into one file per bucket; return the files, ordered by bucket.
 
-    `folder` belongs to the attempt, whose id is its last segment. `df` has the layout's columns (without `__row`, which
-    the writer adds) and may have more for `order_by`. `partitioned=True` claims that partition i of `df` already holds
-    exactly bucket i, so that no exchange is needed; each row is checked, so a wrong claim raises an error. With
-    `one_task`, a single task writes all buckets, for frames of few rows. The rows' digest covers the columns
-    `digested`, by default the schema's; the last may be left out where it is null. With `drop_tombstones`, `df` has
-    `__tombstone`, and a bucket whose keys were all deleted is returned with stats but without a name.
+    `folder` is only used by this attempt, whose id is the last part of the path. `df` has the layout's columns (without
+    `__row`, which the writer adds) and may have more for `order_by`. `partitioned=True` claims that partition i of `df`
+    already holds exactly bucket i, so that no exchange is needed; each row is checked: a wrong claim raises an error.
+    With `one_task`, a single task writes all buckets, for frames of few rows. The digest is that of the columns
+    `digested`, by default the schema's (see `row_hash`). With `drop_tombstones`, `df` has `__tombstone`, and a bucket
+    whose keys were all deleted is returned with stats but without a name.
     """
     digest = row_hash(layout.schema.names if digested is None else digested)
     one_task = one_task and bool(layout.bucket_by)
@@ -456,12 +460,12 @@ def write_buckets(
         if not partitioned and not one_task:
             df = df.repartition(layout.partitions, *keys)
         if partitioned or not one_task:
-            # Within the digest column, because one more column would have to be sent to Python.
+            # Checked within the digest column, because one more column would have to be sent to Python.
             digest = F.when(bucket == F.spark_partition_id(), digest).otherwise(
                 _misplaced_row_column(options.what, layout)
             )
         if one_task:
-            # Computed before the rows are brought together.
+            # Computed by the tasks before all rows go to one.
             df = df.withColumns({_BUCKET: bucket, DIGEST: digest}).coalesce(1)
     elif not partitioned:
         df = df.coalesce(1)
@@ -469,10 +473,10 @@ def write_buckets(
     if by:
         df = df.sortWithinPartitions(*by)
     df = df if one_task else df.withColumn(DIGEST, digest)
-    marks = [TOMBSTONE] if options.drop_tombstones and TOMBSTONE not in layout.columns else []
-    marks += [] if options.completion is None else options.completion.marks
+    extra = [TOMBSTONE] if options.drop_tombstones and TOMBSTONE not in layout.columns else []
+    extra += [] if options.completion is None else options.completion.input_columns
     there = set(df.columns)
-    df = df.select(*[quote_name(name) for name in (*layout.columns, *marks, DIGEST, _BUCKET) if name in there])
+    df = df.select(*[quote_name(name) for name in (*layout.columns, *extra, DIGEST, _BUCKET) if name in there])
     with tasks.translate_spark_errors():
         task = _task(store.descriptor, folder, layout, options, all_buckets=one_task)
         rows = tasks.map_in_arrow(df, task, "facts string").collect()
@@ -485,7 +489,7 @@ def write_buckets(
 
 
 def _misplaced_row_column(what: str, layout: BucketLayout) -> Column:
-    """Return a column that fails the job, for rows in the task of another bucket."""
+    """Return a column that fails the job: its value for a row in the task of another bucket."""
     problem = F.concat(
         F.lit(f"{what}: a row of another bucket reached the task of bucket "),
         F.spark_partition_id().cast("string"),
@@ -514,7 +518,7 @@ def _task(
                 file = write_bucket_file(BucketFileWriter(store, folder, number, layout, options), tables)
                 facts += [json.dumps(file.to_json())] if file else []
         except PermanentError as error:
-            # Returned instead of raised: Spark would retry the task, and wrap the error.
+            # Returned instead of raised, since Spark would retry the task, and wrap the error.
             facts = [json.dumps(tasks.error_to_json(error))]
             for _ in batches:  # Spark reuses a worker only if its input is drained
                 pass
@@ -524,7 +528,7 @@ def _task(
 
 
 def write_bucket_file(writer: BucketFileWriter, tables: Iterable[pa.Table]) -> BucketFile | None:
-    """Write these rows as one file, and return its facts, None if there is nothing to store."""
+    """Write these rows as one file and return what `finish` returns; discard the writer in any case."""
     try:
         for table in tables:
             writer.write(table)
@@ -534,13 +538,13 @@ def write_bucket_file(writer: BucketFileWriter, tables: Iterable[pa.Table]) -> B
 
 
 def _split_by_bucket(tables: Iterator[pa.Table]) -> Iterator[tuple[int, Iterator[pa.Table]]]:
-    """Yield each bucket with its rows, which must be consumed before the next; the rows are sorted by bucket."""
+    """Yield each bucket with its rows, given rows that are sorted by bucket. Consume them before the next bucket."""
     for bucket, parts in groupby(_runs(tables), key=itemgetter(0)):
         yield bucket, (part for _, part in parts)
 
 
 def _runs(tables: Iterator[pa.Table]) -> Iterator[tuple[int, pa.Table]]:
-    """Yield (bucket, rows) for consecutive rows of one bucket, without the bucket column."""
+    """Yield (bucket, rows without the bucket column) for each run of consecutive rows of the same bucket."""
     for table in tables:
         buckets, rows = table.column(_BUCKET), table.drop_columns([_BUCKET])
         start = 0

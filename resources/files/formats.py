@@ -1,5 +1,5 @@
-"""Reads external Parquet, CSV and JSON lines files as exactly the declared columns and types, or raises an error with
-the location.
+"""Reads external Parquet, CSV and JSON lines files with exactly the declared columns and types, or raises an error that
+names the file and the line.
 
 Nothing is inferred, cast or left out:
 
@@ -11,8 +11,9 @@ Nothing is inferred, cast or left out:
 Columns may be in any order. Files named .gz, .bz2 or .zst are decompressed, except Parquet, which has its own
 compression.
 
-Spark's own readers would read whatever is below a path at that time, expand patterns in names, and turn values that
-do not parse into null. Here Python tasks read exactly the listed files; large Parquet files are divided by row groups.
+Spark's own readers would read all files that exist below a path at that time, expand patterns in names, and turn values
+that do not parse into null. Here Python tasks read exactly the listed files; large Parquet files are divided by row
+groups.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ _COLUMNS_STEP = "Deliver the files with exactly these columns, or change the dec
 
 
 def describe_column(field: Field) -> str:
-    """Return the beginning of errors about a column's values."""
+    """Return how errors about a column's values begin: with its name and declared type."""
     return f"column {field.name!r} is declared {field.type}"
 
 
@@ -66,7 +67,7 @@ _CODECS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
 
 
 def open_decompressed(path: Path, name: str) -> Any:
-    """Return a stream of the decompressed bytes of the file at `path`; `name` is its original name."""
+    """Return a stream of the decompressed bytes of the file at `path`; `name`, its original name, tells the codec."""
     raw = pa.OSFile(str(path), mode="r")
     codec = _CODECS.get(name[name.rfind(".") :].lower())
     return raw if codec is None else pa.CompressedInputStream(raw, codec)
@@ -78,18 +79,18 @@ _DELIMITERS = b",\r\n"
 
 
 class QuoteReader(ArrowReadableFile):
-    """The stream of a CSV file, which looks for misplaced quotes while it is read.
+    """The stream of a CSV file, which looks for misplaced quotes while it is read (see `quote_error`).
 
-    Arrow accepts them: it reads `"a"b` as ab, and a value without its closing quote with the lines that follow.
+    Arrow accepts them: it reads `"a"b` as ab, and makes the following lines part of a value that has no closing quote.
     """
 
     def __init__(self, source: Any) -> None:
         super().__init__()
         self._source = source
         self._ended = self._quoted = False
-        self._carried = b""  # the last byte, and the quotes that end a block, which may go on in the next one
+        self._carried = b""  # the end of the last block: a run of quotes that may go on, and the byte before it
         self._lines = 1
-        self._opened = self._misplaced = (0, "")  # the line, and some of its text
+        self._opened = self._misplaced = (0, "")  # (line number, some of its text); (0, "") for none
 
     def readable(self) -> bool:
         return True
@@ -105,7 +106,7 @@ class QuoteReader(ArrowReadableFile):
         super().close()
 
     def quote_error(self, where: str) -> SchemaMismatchError | None:
-        """Return the error for the first misplaced quote that was read, or for a value without its closing quote."""
+        """Return the error for the first misplaced quote so far, or for a value without its closing quote."""
         line, text = self._misplaced
         problem = f"line {line}: a quoted value goes on after its closing quote: {text!r}"
         if not line and self._ended and self._quoted:
@@ -120,7 +121,7 @@ class QuoteReader(ArrowReadableFile):
         letters = np.frombuffer(block, np.uint8)
         quotes = np.flatnonzero(letters[1:whole] == ord('"')) + 1
         opening, closing = quotes[self._quoted :: 2], quotes[not self._quoted :: 2]
-        # The usual case, that each second quote closes a value or escapes the next one, needs no search one by one.
+        # Usually each second quote closes a value or escapes the next quote, which is checked for all at once.
         if np.isin(np.r_[letters[opening - 1], letters[closing + 1]], [*_DELIMITERS, ord('"')]).all():
             opened = opening[letters[opening - 1] != ord('"')][-1:].tolist()
             self._quoted ^= len(quotes) % 2 == 1
@@ -132,16 +133,16 @@ class QuoteReader(ArrowReadableFile):
         self._carried = block[whole - 1 :]
 
     def _search(self, block: bytes, whole: int) -> list[int]:
-        """Look for a misplaced quote in a block, and return where its last quoted value begins."""
+        """Look for a misplaced quote, one by one; return where the last quoted value begins ([] without one)."""
         opened: list[int] = []
         for run in _QUOTES.finditer(block, 1, whole):
             start, end = run.span()
             count = end - start
             if not self._quoted:
                 if block[start - 1] not in _DELIMITERS:
-                    continue  # as text in a value without quotes
+                    continue  # quotes in the text of a value that is not quoted
                 self._quoted, opened, count = True, [start], count - 1
-            if count % 2:  # of two, the first one escapes the second
+            if count % 2:  # in a pair, the first escapes the second; one without a partner closes the value
                 self._quoted = False
                 if block[end] not in _DELIMITERS and not self._misplaced[0]:
                     self._misplaced = self._excerpt(block, start, max(1, start - 20))
@@ -158,7 +159,7 @@ _ROW = re.compile(r"CSV parse error: Row #(\d+): (.*)", re.S)
 
 
 def read_csv(tree: FileTree, file: ListedFile, schema: Schema, where: str) -> Iterator[tuple[int, pa.Table]]:
-    """Yield the file's records as (number of the first record, table)."""
+    """Yield the records of a CSV file as (number of the first record, table); see `DeclaredFiles.tables`."""
     with tree.on_disk(file) as path:
         names = _read_header(path, file.path, schema, where)
         number = 0
@@ -174,7 +175,7 @@ def read_csv(tree: FileTree, file: ListedFile, schema: Schema, where: str) -> It
                 number += table.num_rows
         except pa.ArrowInvalid as error:
             if "Empty CSV file or block" in str(error):
-                return  # after a header line without a line break
+                return  # there is only a header line, without a line break
             raise source.quote_error(where) or _csv_error(error, names, schema, where) from error
         except OSError as error:
             raise unreadable_file_error(where, error) from error
@@ -183,12 +184,12 @@ def read_csv(tree: FileTree, file: ListedFile, schema: Schema, where: str) -> It
 
 
 def _check_infinities(path: Path, name: str, field: Field, schema: Schema, where: str) -> None:
-    """Raise SchemaMismatchError for the first number of a column that Arrow has read as infinite: it is too large."""
+    """Raise SchemaMismatchError for the first number of a column that is so large that Arrow reads it as infinite."""
     number = 0
     texts = Schema(tuple(Field(each.name, "string") if each is field else each for each in schema.fields))
     for batch in _csv_reader(open_decompressed(path, name), texts):
         column = pc.utf8_trim_whitespace(batch.column(field.name))
-        numbers = pc.if_else(pc.match_substring_regex(column, r"\d"), column, None)  # an infinity of the file is a word
+        numbers = pc.if_else(pc.match_substring_regex(column, r"\d"), column, None)  # not for "inf", which is infinite
         row = pc.index(pc.is_inf(numbers.cast(arrow_type(field.type))), True).as_py()
         if row >= 0:
             place, about = record_label("csv", number, row)
@@ -245,13 +246,14 @@ def _csv_error(error: Exception, names: list[str], schema: Schema, where: str) -
 
 
 FileFormat = Literal["parquet", "csv", "jsonl"]
-_FIRST_LINE = {"csv": 2, "jsonl": 1, "parquet": 1}  # after the header line of a CSV
+_FIRST_LINE = {"csv": 2, "jsonl": 1, "parquet": 1}  # that of the first record; a CSV file has a header line
 
 
 def record_label(format: FileFormat, first: int, row: int) -> tuple[str, dict[str, int]]:
-    """Return the position in its file of a row of a part whose first record has this number, counted from 0.
+    """Return the position of a record in its file, as text ("line 7"), and as a field for errors ({"line": 7}).
 
-    As text, and as a field of errors. Line breaks in quoted values are not counted.
+    The record is the row number `row` of a table whose first record is number `first` in the file, both counted from 0.
+    Line breaks in quoted values are not counted.
     """
     line = first + row + _FIRST_LINE[format]
     return f"{'row' if format == 'parquet' else 'line'} {line}", {"line": line}
@@ -261,7 +263,7 @@ def record_label(format: FileFormat, first: int, row: int) -> tuple[str, dict[st
 class DeclaredFiles:
     """Files of a tree with records in this format and with these columns.
 
-    `what` names the dataset in errors. Without `values`, errors name the position but show no values.
+    `what` names the dataset in errors. If `values` is False, errors name the position of a value but do not show it.
     """
 
     tree: FileTree
@@ -271,7 +273,7 @@ class DeclaredFiles:
     values: bool = True
 
     def place(self, file: ListedFile) -> str:
-        """Return the name of a file in errors."""
+        """Return how errors name a file."""
         return f"{self.what}: file {self.tree.url}/{file.path}"
 
     def tables(self, file: ListedFile, span: tuple[int, int] | None = None) -> Iterator[tuple[int, pa.Table]]:
@@ -289,14 +291,15 @@ class DeclaredFiles:
 
     @contextmanager
     def locating_errors(self, file: ListedFile) -> Iterator[None]:
-        """Add the file to the fields of errors, and mask them without `values`."""
+        """Add the file to the fields of a SchemaMismatchError; unless `values`, also remove values from its text."""
         try:
             yield
         except SchemaMismatchError as error:
             error.file = f"{self.tree.url}/{file.path}"
             if self.values:
                 raise
-            column = error.column if error.column in self.schema.names else None  # without a header it may be a value
+            # If the header line is missing, `column` may be a value.
+            column = error.column if error.column in self.schema.names else None
             place = self.place(file) if error.line is None else f"{self.place(file)}, line {error.line}"
             if column is not None:
                 place = f"{place}: {describe_column(self.schema.field(column))}"
@@ -316,7 +319,7 @@ _TEXTS = ("date", "timestamp", "binary")
 
 
 def read_jsonl(tree: FileTree, file: ListedFile, schema: Schema, where: str) -> Iterator[tuple[int, pa.Table]]:
-    """Yield the file's records as (number of the first record, table)."""
+    """Yield the records of a JSON lines file as (number of the first record, table); see `DeclaredFiles.tables`."""
     number, line = 0, 1
     with tree.on_disk(file) as path:
         for block in _blocks(open_decompressed(path, file.path), where):
@@ -328,7 +331,7 @@ def read_jsonl(tree: FileTree, file: ListedFile, schema: Schema, where: str) -> 
 
 
 def _blocks(source: Any, where: str) -> Iterator[bytes]:
-    """Yield the stream in blocks of whole lines."""
+    """Yield the stream's bytes in blocks of whole lines."""
     carried, first = b"", True
     while True:
         try:
@@ -349,7 +352,7 @@ def _blocks(source: Any, where: str) -> Iterator[bytes]:
 
 def _parse_block(block: bytes, line: int, schema: Schema, where: str) -> pa.Table:
     try:
-        # A null in the place of an object would be a record of nulls, or crash Arrow.
+        # Arrow would read a line `null` as a record of nulls, or crash.
         if not all(text[:1] == b"{" and text[-1:] == b"}" for text in map(bytes.strip, block.split(b"\n")) if text):
             raise pa.ArrowInvalid("a line is not an object")
         table = _read_json(block, schema.fields)
@@ -370,7 +373,7 @@ def _read_json(block: bytes, fields: tuple[Field, ...], *, others: str = "error"
     kinds = [(field.name, pa.string() if field.type in _TEXTS else arrow_type(field.type)) for field in fields]
     table = read_json_lines(block, pa.schema(kinds), others=others)
     for column in table.columns:
-        if pa.types.is_floating(column.type) and pc.any(pc.is_inf(column)).as_py():  # JSON has no infinity
+        if pa.types.is_floating(column.type) and pc.any(pc.is_inf(column)).as_py():  # not in JSON
             raise pa.ArrowInvalid("a number is too large")
     return table
 
@@ -385,7 +388,7 @@ def _convert_column(column: pa.ChunkedArray, field: Field) -> pa.ChunkedArray:
 
 
 def _json_error(block: bytes, first: int, schema: Schema, where: str, error: Exception) -> AdjunctError:
-    """Return an error with line and column, which a slow second reading finds."""
+    """Return the error for a block that can't be read; finds the line and column by reading it again, which is slow."""
     lines = block.split(b"\n")
     for number, line in enumerate(lines, first):
         if problem := _find_line_problem(line, schema):
@@ -421,7 +424,7 @@ def _find_line_problem(line: bytes, schema: Schema) -> str:
 
 
 def _find_first_bad_line(lines: list[bytes], fields: tuple[Field, ...]) -> int:
-    """Return the index of the first line whose values of these columns can't be read, by bisection."""
+    """Return the index of the first line that can't be read with only these columns; finds it by bisection."""
 
     def fails(index: int) -> bool:
         part = b"\n".join(lines[: index + 1])
@@ -443,14 +446,14 @@ _MAX_WHOLE_BYTES = 16 * 1024 * 1024
 def read_parquet(
     tree: FileTree, file: ListedFile, schema: Schema, where: str, span: tuple[int, int] | None = None
 ) -> Iterator[tuple[int, pa.Table]]:
-    """Yield the records of the row groups that begin in `span`, as (number of the first record, table)."""
+    """Yield the records of a Parquet file as (number of the first record, table); see `DeclaredFiles.tables`."""
 
     parquet, int96 = open_parquet(tree, file, schema, where)
     start, end = span or (0, file.size)
     number = 0
     for group in range(parquet.metadata.num_row_groups):
         rows, column = parquet.metadata.row_group(group).num_rows, parquet.metadata.row_group(group).column(0)
-        # A group without rows may have no page.
+        # A row group without rows may have no page, so no offset.
         if rows and start <= min(filter(None, (column.data_page_offset, column.dictionary_page_offset))) < end:
             at = number
             try:
@@ -465,7 +468,10 @@ def read_parquet(
 
 
 def open_parquet(tree: FileTree, file: ListedFile, schema: Schema, where: str) -> tuple[Any, set[str]]:
-    """Return the opened file, and the columns that store timestamps as INT96."""
+    """Return the opened file, and the names of the columns that store timestamps as INT96.
+
+    Raises SchemaMismatchError unless its columns and types are the declared ones.
+    """
     source = open_input(file.size, partial(tree.read, file), partial(tree.read_range, file), _MAX_WHOLE_BYTES)
     try:
         parquet = pq.ParquetFile(
@@ -512,7 +518,7 @@ _MAX_THREADS = 16
 class FilePart:
     """A file, or the part of a large Parquet file whose row groups begin in [start, end).
 
-    `number` is the file's index in the list, which is the `__partition` of its records.
+    `start` and `end` are byte positions. `number` is the file's index in the list, which is its records' `__partition`.
     """
 
     number: int
@@ -524,7 +530,8 @@ class FilePart:
 def read_files_with_spark(spark: SparkSession, declared: DeclaredFiles, files: Sequence[ListedFile]) -> DataFrame:
     """Return the records of these files as a frame with the declared columns and those of META.
 
-    `__partition` is the file's index in `files`, `__offset` the record's in its file, both counted from 0.
+    `__partition` is the file's index in `files`, `__offset` the record's index in its file, both from 0. `__timestamp`
+    is null and `__tombstone` false.
     """
     columns = [*((field.name, field.type) for field in declared.schema.fields), (PARTITION, "int"), (OFFSET, "bigint")]
     frame = read_in_tasks(spark, plan_tasks(files, declared.format), partial(_batches, declared), columns)
@@ -532,7 +539,7 @@ def read_files_with_spark(spark: SparkSession, declared: DeclaredFiles, files: S
 
 
 def read_files(declared: DeclaredFiles, files: Sequence[ListedFile]) -> pa.Table:
-    """Return what `read_files_with_spark` returns as an Arrow table in memory, without Spark."""
+    """Return what `read_files_with_spark` returns, as an Arrow table in memory, without Spark."""
     columns = [*declared.schema.to_arrow(), pa.field(PARTITION, pa.int32()), pa.field(OFFSET, pa.int64())]
     parts = [batch for task in plan_tasks(files, declared.format) for batch in _batches(declared, task)]
     rows = pa.Table.from_batches(parts).cast(pa.schema(columns)) if parts else pa.schema(columns).empty_table()
@@ -546,7 +553,7 @@ def count_file_records(declared: DeclaredFiles, files: Sequence[ListedFile]) -> 
     def count(file: ListedFile) -> int:
         if declared.format == "parquet":
             with declared.locating_errors(file):
-                # The footer alone has the number and the columns, which are validated too.
+                # Only reads the footer, which has the number of rows, and the columns, which are validated.
                 parquet, _ = open_parquet(declared.tree, file, declared.schema, declared.place(file))
                 return int(parquet.metadata.num_rows)
         return sum(table.num_rows for _, table in declared.tables(file))
@@ -555,7 +562,7 @@ def count_file_records(declared: DeclaredFiles, files: Sequence[ListedFile]) -> 
 
 
 def plan_tasks(files: Sequence[ListedFile], format: FileFormat) -> list[list[FilePart]]:
-    """Return the parts that each task reads: about 64 MiB, of one large Parquet file or of several small files."""
+    """Return the parts that each task reads: about 64 MiB of one large Parquet file, or several small files."""
     pieces = []
     for number, file in enumerate(files):
         parts = max(1, round(file.size / _TASK_BYTES)) if format == "parquet" else 1

@@ -1,7 +1,7 @@
 """Reads external files below a local folder or an S3 prefix exactly as they were when they were listed.
 
-Unlike in a lake's object store, names may be anything, nothing is written, and files may be replaced at any time: each
-read compares the ETag with the listed one, so that a replaced file raises an error.
+Unlike in a lake's object store, files may have any names, are never written here, and may be replaced at any time. So
+each read compares the ETag with the listed one, and raises an error for a file that was replaced.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class ListedFile:
 
 
 class FileTree(Protocol):
-    """The files below a folder or prefix, as a small picklable value.
+    """The files below a folder or prefix. Has only the address, and so is small and can be pickled.
 
     Every method that reads raises SourceChangedError for a file that has changed since it was listed.
     """
@@ -60,13 +60,13 @@ class FileTree(Protocol):
         """Return the whole file."""
 
     def read_range(self, file: ListedFile, start: int, length: int) -> bytes:
-        """Return `length` bytes from `start`."""
+        """Return `length` bytes of the file from the position `start`."""
 
     def on_disk(self, file: ListedFile) -> contextlib.AbstractContextManager[Path]:
         """Provide the file under a local path within the context."""
 
     def content_tag(self, file: ListedFile) -> str:
-        """Return a tag that is equal for files of equal content. A local file is read for it."""
+        """Return a text that is equal for files of equal content. A local file is read, to hash it."""
 
 
 def open_tree(url: str) -> FileTree:
@@ -123,7 +123,7 @@ class LocalTree:
         try:
             yield path
         finally:
-            self._check(path, file)  # a file that looks damaged may have been overwritten
+            self._check(path, file)  # also after an error: a file that looks damaged may have been overwritten
 
     def content_tag(self, file: ListedFile) -> str:
         with self._opened(file) as opened:
@@ -144,7 +144,7 @@ class LocalTree:
             raise errors.file_error(error, path, f"files in {self.url}") from error
 
     def _raise_list_error(self, error: OSError) -> None:
-        """Raise for a folder that can't be listed, whose files would be missing without notice."""
+        """Raise the error of a folder that can't be listed, whose files would be left out silently."""
         if not isinstance(error, FileNotFoundError | NotADirectoryError):
             raise errors.file_error(error, error.filename or self.url, f"files in {self.url}") from error
 
@@ -160,7 +160,7 @@ class LocalTree:
 
 @dataclass(frozen=True, slots=True)
 class S3Tree:
-    """Objects below a prefix of a bucket; the store itself compares the ETag in every read."""
+    """Objects below a prefix of a bucket. Every read sends the listed ETag, which the server compares."""
 
     bucket: str
     prefix: str
@@ -209,7 +209,7 @@ class S3Tree:
             answer = self._client().get_object(
                 Bucket=self.bucket, Key=self.prefix + file.path, IfMatch=f'"{file.etag}"', **more
             )
-            if answer["ETag"].strip('"') != file.etag:  # the server ignores the condition
+            if answer["ETag"].strip('"') != file.etag:  # for servers that ignore the condition
                 raise source_changed_error(self, file, "was replaced")
             return take(answer["Body"])
 

@@ -1,4 +1,4 @@
-"""Objects of a store for Arrow and for engines that read files by themselves."""
+"""Gives Arrow, and engines that read files by themselves, access to the objects of a store."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dagster_adjunct.resources.objects.store import ObjectStore, S3Options
 
 
 def arrow_filesystem(store: ObjectStore) -> Any:
-    """Return the `pyarrow.fs.FileSystem` that holds a store's objects; paths are `object_location`s without `s3://`.
+    """Return a `pyarrow.fs.FileSystem` for a store's objects; their paths are `object_location`s without `s3://`.
 
     For S3 it has the store's endpoint and region, and the credentials that boto3's standard chain gives now. Temporary
     credentials are not renewed, so create a new one for each piece of work.
@@ -76,10 +76,10 @@ _python_files: weakref.WeakSet[ArrowReadableFile] = weakref.WeakSet()
 
 
 class ArrowReadableFile(io.RawIOBase):
-    """A file in Python that Arrow reads.
+    """The base of file objects in Python that Arrow reads.
 
-    Arrow's threads may let go of a file a moment after the read has returned. A thread that does so while the
-    interpreter ends aborts the process, so the interpreter waits up to two seconds for them.
+    Arrow's threads may release a file a moment after the read has returned. A thread that does so while the interpreter
+    exits aborts the process, so the interpreter waits up to two seconds until all files are released.
     """
 
     def __init__(self) -> None:
@@ -95,7 +95,7 @@ class ArrowReadableFile(io.RawIOBase):
 
 
 class RangedFile(ArrowReadableFile):
-    """A file of `size` bytes that fetches only the ranges it is asked for, by `read(offset, length)`."""
+    """A file of `size` bytes that fetches only the ranges that are read, by `read(offset, length)`."""
 
     def __init__(self, size: int, read: Callable[[int, int], bytes | memoryview]) -> None:
         super().__init__()
@@ -127,7 +127,7 @@ class RangedFile(ArrowReadableFile):
 
 
 def open_bytes(data: bytes) -> pa.BufferReader:
-    """Return an Arrow input of a copy that Arrow owns, which its threads can free without Python."""
+    """Return an Arrow input of a copy of the bytes. Arrow owns the copy, so its threads can free it without Python."""
     copy = pa.BufferOutputStream()
     copy.write(data)
     return pa.BufferReader(copy.getvalue())
@@ -136,19 +136,25 @@ def open_bytes(data: bytes) -> pa.BufferReader:
 def open_input(
     size: int, read: Callable[[], bytes], read_range: Callable[[int, int], bytes], most: int = _MAX_IN_MEMORY
 ) -> Any:
-    """Return a pyarrow input of `size` bytes: all of them if they are at most `most`, else a file that reads ranges."""
+    """Return a pyarrow input for a file of `size` bytes.
+
+    It is read as a whole if it has at most `most` bytes, else by ranges, when Arrow reads them.
+    """
     if size <= most:
         return open_bytes(read())
     return pa.PythonFile(io.BufferedReader(RangedFile(size, read_range), 1024 * 1024), mode="r")
 
 
 def open_object(store: ObjectStore, key: str, size: int) -> Any:
-    """Return a pyarrow input for this object."""
+    """Return a pyarrow input for this object of `size` bytes."""
     return open_input(size, lambda: store.get(key).data, partial(store.get_range, key))
 
 
 def read_json_lines(data: bytes, schema: pa.Schema, *, others: str) -> pa.Table:
-    """Return JSON objects as a table; `others` is what happens with fields that are not in the schema."""
+    """Return lines of JSON objects as a table with this schema.
+
+    `others` is Arrow's `unexpected_field_behavior`, for fields that are not in the schema: "ignore" or "error".
+    """
     return pj.read_json(
         open_bytes(data),
         read_options=pj.ReadOptions(use_threads=False, block_size=len(data) + 1),

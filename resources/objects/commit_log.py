@@ -8,8 +8,8 @@ Replacing `CURRENT` is the commit. A process that dies before leaves an unreacha
 costs two GETs and committing two PUTs, however long the history is. Long lists go to pages, so that a commit does not
 write the whole history again.
 
-A deletion is a last commit that says so; then the objects are deleted. That commit and its pointer stay, so that a
-concurrent writer loses its race. An interrupted deletion is repeated.
+To delete a log, a last commit records the deletion; then the objects are deleted. That commit and its pointer stay, so
+that a concurrent writer loses its race. An interrupted deletion is repeated.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class VersionedDocument(StoredDocument):
 
 
 class Pointer(VersionedDocument):
-    """The content of `CURRENT`: the current commit. `nonce` makes the bytes of every pointer unique."""
+    """The content of `CURRENT`, which names the current commit. `nonce` makes the bytes of every pointer unique."""
 
     kind: NonEmptyText
     number: int = Field(ge=1)
@@ -108,7 +108,10 @@ def decode_document(cls: type[D], data: bytes, where: str, next_step: str) -> D:
 
 
 def decode_body(cls: type[D], body: object, where: str, problem: str, next_step: str) -> D:
-    """Return the document in a commit's body. Raises `MalformedDocumentError`: `where`, `problem`, reason."""
+    """Return the document in a commit's body.
+
+    Raises `MalformedDocumentError`, whose text begins with `where` and `problem`, then has the reason.
+    """
     _check_format(body, where)
     try:
         return cls.model_validate(body)
@@ -156,10 +159,10 @@ _ATTEMPTS = 20
 
 
 def retry_conflicts(decide: Callable[[], Callable[[], T]], *, attempts: int = _ATTEMPTS) -> T:
-    """Return the result of the commit that `decide()` returns; after a conflict, pause and decide again.
+    """Call `decide`, then the function that it returns, which commits; return that function's result.
 
-    `decide` reads the current state and must be safe to repeat. Its own errors are raised at once, including a
-    `CommitConflictError`. The commit's `CommitConflictError` is raised after `attempts` (at least one).
+    After a conflict, pause and decide again. `decide` reads the current state and must be safe to repeat. Its own
+    errors are raised at once, including a `CommitConflictError`; that of the commit after `attempts` (at least one).
     """
     return commit_with_rebase(decide(), lambda commit: commit(), lambda _: decide(), attempts=attempts)
 
@@ -185,29 +188,30 @@ def commit_with_rebase(
 
 
 MANIFESTS_KEPT = 200
-"""The newest manifests of a log, which stay whatever their age."""
+"""How many of a log's newest manifests `list_old_manifests` leaves out, whatever their age."""
 _KEPT_BYTES, _KEPT_COMMITS = 64 * 1024 * 1024, 8
 
 
-class KeptManifests:
-    """The manifests that a process has read or written in a `while_kept` block, which may be entered several times.
+class ManifestCache:
+    """A cache of the manifests that a process reads or writes in a `while_kept` block; threads may nest such blocks.
 
-    A run reads each of them once: they never change, except that an erasure takes keys out of those of earlier commits,
-    which nobody needs. Thread-safe; pickles as one that keeps nothing.
+    So a run reads each manifest once. Manifests never change, except that an erasure takes keys out of those of earlier
+    commits, which nobody needs. Thread-safe; pickles as an empty cache.
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()  # for blocks alone: a process may fork while another thread reads
+        # Only for entering and leaving blocks: a process may fork while another thread reads.
+        self._lock = threading.Lock()
         self._entered = self._size = 0
         self._kept: dict[str, bytes] = {}
         self._of_log: dict[str, deque[str]] = {}
 
-    def __reduce__(self) -> tuple[type[KeptManifests], tuple[()]]:
-        return KeptManifests, ()
+    def __reduce__(self) -> tuple[type[ManifestCache], tuple[()]]:
+        return ManifestCache, ()
 
     @contextmanager
     def while_kept(self) -> Iterator[None]:
-        """Keep manifests, of each log the last 8, some 64 MiB in all, until all blocks have ended."""
+        """Keep manifests until all blocks have ended: of each log the last 8, about 64 MiB in total."""
         with self._lock:
             self._entered += 1
         try:
@@ -223,7 +227,7 @@ class KeptManifests:
         return self._kept.get(key)
 
     def add(self, key: str, manifest: bytes) -> None:
-        """Keep a manifest, inside a block."""
+        """Keep a manifest, if a block is open."""
         if not self._entered or key in self._kept:
             return
         if self._size + len(manifest) > _KEPT_BYTES:
@@ -242,8 +246,8 @@ class KeptManifests:
 class CommitLog:
     """The commits of one stream, dataset or batch log below `prefix`.
 
-    `kind` ("stream", "dataset", …) is stored and checked on reading. Thread-safe; has no state but the store, and the
-    manifests that its lake keeps.
+    `kind` ("stream", "dataset", …) is stored, and checked when a commit is read. Thread-safe; has no state besides the
+    store, and the cache of its lake.
     """
 
     def __init__(
@@ -253,10 +257,10 @@ class CommitLog:
         kind: str,
         *,
         clock: Callable[[], datetime] = utc_now,
-        kept: KeptManifests | None = None,
+        kept: ManifestCache | None = None,
     ) -> None:
         self.store = store
-        self._kept = KeptManifests() if kept is None else kept
+        self._kept = ManifestCache() if kept is None else kept
         self.prefix = check_key(prefix)
         self.kind = check_name("kind", kind)
         self.now = clock
@@ -276,7 +280,7 @@ class CommitLog:
         return None if found is None else self._read_current(*found)
 
     def head(self) -> Commit | None:
-        """Return the current commit from the pointer alone, for committing after a damaged manifest.
+        """Return the current commit from the pointer alone, to commit after one whose manifest is damaged.
 
         Its body, parent, time and author are empty. Raises MalformedDocumentError for a pointer that can't be read.
         """
@@ -331,7 +335,7 @@ class CommitLog:
             limit, commit = None if limit is None else limit - 1, self._parent_of(commit)
 
     def list_old_manifests(self, limit: datetime) -> list[ObjectInfo]:
-        """Return manifests from before `limit` that are not among the newest; the history may end before them."""
+        """Return the manifests to delete: those stored before the time `limit`, except the newest MANIFESTS_KEPT."""
         found = self._read_pointer()
         if found is None or found[0].number <= MANIFESTS_KEPT:
             return []
@@ -388,7 +392,7 @@ class CommitLog:
         mine: Any = {"kind": self.kind, "number": number, "commit": new_id}
         parent_id = None if parent is None else parent.id
         at = self.now()
-        at = at if parent is None else max(at, parent.created_at)  # `as_of` finds a commit by its time, by bisection
+        at = at if parent is None else max(at, parent.created_at)  # times ascend: `as_of` bisects them
         manifest = Manifest(**mine, parent=parent_id, created_at=at, by=by, body=body)
         pointer = Pointer(**mine, manifest=key, nonce=uuid.uuid4().hex)
         data = encode_document(manifest)
@@ -397,7 +401,7 @@ class CommitLog:
             try:
                 self.store.put_if_absent(key, data)
             except errors.ObjectExistsError:
-                # Equal bytes, including the time, are our own: the request was repeated on the way.
+                # Equal bytes, including the time, mean that it is our own: the request was repeated on its way.
                 if self.store.get(key).data != data:
                     problem = f"commit id {new_id!r} was used before in {self.prefix}, at number {number}."
                     step = "Use a new id for each attempt."
@@ -432,7 +436,7 @@ class CommitLog:
         return retry_conflicts(decided, attempts=attempts)
 
     def _swap(self, expected: str | None, pointer: Pointer) -> str | None:
-        """Replace the pointer and return its new ETag; None if we won but others have committed since."""
+        """Replace the pointer and return its new ETag; None if that succeeded but others have committed since."""
         data = encode_document(pointer)
         problem: Exception | None = None
         for attempt in range(_SWAP_ATTEMPTS):
@@ -441,7 +445,7 @@ class CommitLog:
                     return self.store.put_if_absent(self.pointer_key, data)
                 return self.store.put_if_match(self.pointer_key, data, expected)
             except (errors.ObjectExistsError, errors.PreconditionFailedError, errors.TransientError) as error:
-                # Even a failed condition may be our own success, if the request was repeated on the way.
+                # Even then our commit may have happened, if the request was repeated on its way.
                 problem = error
             won, etag = self._resolve_outcome(expected, pointer, problem)
             if won:
@@ -450,7 +454,10 @@ class CommitLog:
         raise self._unknown_error(pointer, problem)
 
     def _resolve_outcome(self, expected: str | None, pointer: Pointer, problem: Exception) -> tuple[bool, str | None]:
-        """Return (True, ETag if known) if our commit is in the history, (False, None) to retry; or raise."""
+        """Find out whether our commit happened: return (True, ETag if known) if so, (False, None) to retry it.
+
+        Raises CommitConflictError if it did not happen and can't, CommitStateUnknownError if that is unknown.
+        """
         try:
             found = self._read_pointer()
             if found is None:
@@ -526,7 +533,10 @@ class CommitLog:
             return None
 
     def _etag_of(self, parent: Commit | None) -> str | None:
-        """Return the pointer's ETag if it still points to `parent`; read it for a commit without an ETag."""
+        """Return the ETag of the pointer to `parent`, None without a parent. Reads it if the commit has no ETag.
+
+        Raises CommitConflictError if `parent` is no longer the current commit.
+        """
         if parent is None or parent.etag is not None:
             return None if parent is None else parent.etag
         found = self._read_pointer()
@@ -568,7 +578,7 @@ def write_page(store: ObjectStore, prefix: str, items: Iterable[Any]) -> PageRef
     """Store items as a new page below `{prefix}/pages/` and return its reference."""
     page = list(items)
     data = json.dumps(page, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
-    # Equal contents get a new key too: the equal page may be about to be deleted.
+    # Equal contents get a new key too, since the earlier page may be about to be deleted.
     key = f"{prefix}/pages/{uuid.uuid4().hex}.json"
     store.put_if_absent(key, data)
     return PageRef(key, len(page), hashlib.sha256(data).hexdigest())
@@ -592,7 +602,7 @@ _DELETED = "deleted"
 
 @dataclass(frozen=True, slots=True)
 class DeletedObjects:
-    """The number and total bytes of deleted objects. `left`: some remain, next to a recreated log."""
+    """The number and total bytes of deleted objects. `left`: some remain, because the log was recreated meanwhile."""
 
     objects: int
     size: int
@@ -605,7 +615,7 @@ def is_deletion_commit(commit: Commit | None) -> bool:
 
 
 def deletion_record(commit: Commit) -> dict[str, Any]:
-    """Return the record of a deletion: time, author, reason, and what the caller added."""
+    """Return what a deletion commit records: `at`, `by`, `reason`, and what the caller of `commit_deletion` added."""
     return dict(commit.body[_DELETED])
 
 
@@ -616,13 +626,13 @@ def commit_deletion(log: CommitLog, parent: Commit, *, reason: str, by: str, **m
 
 
 def list_log_objects(log: CommitLog, spared: Collection[str] = ()) -> dict[str, int]:
-    """Return the sizes of the objects below the log's prefix by key, without its pointer and those `spared`."""
+    """Return the sizes of the objects below the log's prefix, by key, except its pointer and the keys `spared`."""
     sizes = {item.key: item.size for item in log.store.list(f"{log.prefix}/")}
     return {key: size for key, size in sizes.items() if key != log.pointer_key and key not in spared}
 
 
 def exclude_newer_manifests(log: CommitLog, commit: Commit, keys: Collection[str]) -> list[str]:
-    """Return the keys without the manifests of this commit and of later ones, which may become current."""
+    """Return the keys except the manifests of this commit and of later ones, since one of these may become current."""
     manifests = f"{log.prefix}/manifests/"
 
     def stays(key: str) -> bool:

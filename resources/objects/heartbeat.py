@@ -1,7 +1,8 @@
 """A heartbeat: an object that its owner rewrites regularly, so that its age shows whether the owner is alive.
 
 Others consider the owner dead when the object, by the store's clock, is older than its time to live. The owner itself
-trusts the heartbeat for 90% of that time, counted from before the last write was sent, so that it notices first.
+trusts the heartbeat for 90% of that time, counted from before the last write was sent, so that it notices before others
+do.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ _REMOVED = "it had expired and was removed"
 class Heartbeat:
     """Rewrites the object `key` with `body()` in a background thread, from `start` to `end`.
 
-    `not_ours(data)` describes the owner of an object found there instead, and returns "" if it is our own write whose
-    reply was lost.
+    Others may consider the owner dead if the object is older than `ttl`. `not_ours(data)` describes the owner of an
+    object with other contents than the last known; it returns "" if that was our own write, whose reply was lost.
     """
 
     def __init__(
@@ -43,7 +44,8 @@ class Heartbeat:
         self._etag: str | None = None
         self._written = _clock()
         self._failure = ""
-        # The thread's last task. A SimpleQueue, because `put` is reentrant: it may be called by a garbage collection.
+        # How the thread is to end: None, or the `remove` to call. A SimpleQueue, because its `put` is reentrant: a
+        # finalizer may call it.
         self._last: SimpleQueue[Callable[[str], object] | None] = SimpleQueue()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -68,7 +70,7 @@ class Heartbeat:
         return self._failure
 
     def check(self) -> None:
-        """Check now whether somebody else has taken the object over. Ignores transient errors of the store."""
+        """Read the object and set `problem` if it was removed or taken over. Ignores transient errors of the store."""
         with self._lock, suppress(TransientError):
             if self._etag is None or self._failure:
                 return
@@ -80,17 +82,17 @@ class Heartbeat:
                 self._failure = "" if stored.etag == self._etag else self._not_ours(stored.data)
 
     def renew(self) -> None:
-        """Rewrite the object, which extends its life. One that was removed or taken over is lost, not recreated."""
+        """Rewrite the object, which makes it new again. If it was removed or taken over, set `problem` instead."""
         with self._lock:
             if self._etag is None or self._failure:
                 return
             began = _clock()
             self._failure = self._rewrite(self._etag)
-            if not self.problem:  # else the write came too late: others may have seen it expire
+            if not self.problem:  # otherwise the write came too late: others may have seen the object expire
                 self._written = began
 
     def end(self, remove: Callable[[str], object]) -> None:
-        """Stop renewing and call `remove(etag)`; an object that can't be removed expires. Safe to repeat."""
+        """Stop renewing and call `remove(etag)`. If that fails, the object stays until it expires. Safe to repeat."""
         self._last.put(None)
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
@@ -100,7 +102,7 @@ class Heartbeat:
                 remove(etag)
 
     def end_in_background(self, remove: Callable[[str], object]) -> None:
-        """Let the background thread end it, without waiting: for use in finalizers."""
+        """Let the background thread call `end`, without waiting: for finalizers."""
         self._last.put(remove)
 
     def _rewrite(self, etag: str) -> str:
@@ -137,5 +139,5 @@ class Heartbeat:
 
 
 def _clock() -> tuple[float, float]:
-    """Return two clocks: one that is never set, and one that keeps running while the machine sleeps."""
+    """Return two times in seconds: of a clock that is never set, and of one that also runs while the machine sleeps."""
     return time.monotonic(), time.time()

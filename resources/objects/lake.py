@@ -21,8 +21,8 @@ from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.common import argument_error, check_name, utc_now
 from dagster_adjunct.resources.objects.commit_log import (
     CommitLog,
-    KeptManifests,
     LakeDocument,
+    ManifestCache,
     decode_document,
     encode_document,
 )
@@ -38,8 +38,8 @@ _INSTEAD = (
 def probe_conditional_writes(store: ObjectStore) -> None:
     """Raise `ConditionalWritesUnsupportedError` unless the store honours conditional writes.
 
-    Nobody else writes to the probe's key. So its content tells which writes were done, even if a reply was lost or the
-    store repeated a write and answered the repeat. Leaves no object behind.
+    Nobody else writes to the probe's key. So its content shows which writes happened, even if a reply was lost, or a
+    write was repeated on its way and the reply is that to the repetition. Leaves no object behind.
     """
     key = f"{PROBE_PREFIX}{uuid.uuid4().hex}"
 
@@ -206,7 +206,7 @@ _log = logging.getLogger("adjunct.lake")
 
 
 class LazyLakeStore:
-    """The store `inner`, whose first write creates the lake. Reads pass through."""
+    """The store `inner`, whose first write creates the lake if it does not exist. Reads pass through."""
 
     def __init__(self, inner: ObjectStore) -> None:
         self._inner = inner
@@ -239,7 +239,7 @@ class LazyLakeStore:
 
     def _existing_lake(self) -> ObjectStore:
         if self._exists:
-            return self._inner  # without the lock, because a fork would copy it locked if another thread had it
+            return self._inner  # without the lock: a fork while another thread holds it would copy it locked
         with self._lock:
             if not self._exists:
                 _create_lake(self._inner)
@@ -264,10 +264,10 @@ def _create_lake(store: ObjectStore) -> None:
 
 @validated_methods
 class Lake:
-    """An open lake. Pickles as its store's descriptor, and is not probed again.
+    """An open lake. Pickles as the descriptor of its store, which is not probed again when it is unpickled.
 
-    `clock` returns the time with its zone. It is not pickled: another process uses the system clock. `manifests` are
-    those that runs of this process keep in memory while they last.
+    `clock` returns the time with its zone. It is not pickled: another process uses the system clock. `manifests` is the
+    cache of manifests that runs of this process share.
     """
 
     def __init__(
@@ -276,7 +276,7 @@ class Lake:
         self.store = store
         self._id = lake_id
         self.shared = shared
-        self.manifests = KeptManifests()
+        self.manifests = ManifestCache()
         self._clock = clock
 
     def now(self) -> datetime:
@@ -301,7 +301,7 @@ class Lake:
         return self.store.url
 
     def exists(self) -> bool:
-        """Return whether anything has been written to the lake. One request as long as nothing was."""
+        """Return whether anything has been written to the lake. Costs one request, until something was found."""
         return bool(self.id)
 
     def stream_prefix(self, name: str) -> str:

@@ -185,7 +185,10 @@ class LocalStore(ObjectStore):
         return self._root / store.check_key(key)
 
     def _raise_unless_missing(self, error: OSError) -> None:
-        """Raise for a folder that can't be listed, whose objects would be left out silently."""
+        """Raise the error of a folder that can't be listed, whose objects would be left out silently.
+
+        Ignores that a folder is missing.
+        """
         missing = isinstance(error, FileNotFoundError | NotADirectoryError) and not self._root.is_file()
         if not missing:
             raise self._translate_os_error(error, "what is below it") from error
@@ -226,7 +229,7 @@ class LocalStore(ObjectStore):
         self._ready = True
 
     def _delete_stale_files(self) -> None:
-        """Delete temporary files of killed processes; a file that is being written is younger than a day."""
+        """Delete temporary files that are older than a day, so not being written: those of killed processes."""
         oldest = time.time() - _STALE_SECONDS
         for path in self._staging.iterdir():
             with contextlib.suppress(OSError):

@@ -38,7 +38,7 @@ _LONGEST_PAUSE = 5.0
 
 
 class StoreBusyError(errors.StoreUnavailableError):
-    """The store did nothing (409 among concurrent writers, throttling): retry."""
+    """The store did nothing, because of throttling or a conflict of concurrent writers (409): retry."""
 
 
 class UploadGoneError(errors.StoreUnavailableError):
@@ -47,7 +47,7 @@ class UploadGoneError(errors.StoreUnavailableError):
 
 @dataclass(frozen=True, slots=True)
 class S3Request:
-    """A request as errors describe it: "GET of 'a/b' in s3://bucket/lake". `key` is the first of several."""
+    """A request as errors describe it: "GET of 'a/b' in s3://bucket/lake". Of several keys, `key` is the first."""
 
     request: str
     url: str | None = None  # of the store
@@ -126,7 +126,7 @@ def retry_request(
     attempts: int,
     on: type[errors.StoreUnavailableError] = errors.StoreUnavailableError,
 ) -> T:
-    """Send a request up to `attempts` times while its error is `on`, with back-off, and return its result."""
+    """Send a request and return its result; repeat it with back-off, `attempts` times in all, after errors `on`."""
     return Retrying(
         retry=retry_if_exception_type(on),
         stop=stop_after_attempt(attempts),
@@ -136,7 +136,10 @@ def retry_request(
 
 
 def list_objects(client: S3Client, bucket: str, prefix: str, send: Callable[[Callable[[], Any]], Any]) -> Iterator[Any]:
-    """Yield the entries of a bucket whose keys begin with the prefix, by as many requests as it takes."""
+    """Yield the entries (of boto3's `Contents`) of all keys that begin with the prefix.
+
+    `send` calls the function that it gets, which requests one page, and may retry it.
+    """
     more: dict[str, Any] = {"Bucket": bucket, "Prefix": prefix}
     while True:
         page = send(partial(client.list_objects_v2, **more))
@@ -155,6 +158,8 @@ def upload_multipart(
 ) -> str:
     """Create the object from the file by a multipart upload and return its ETag.
 
+    `at` is the object's bucket and key, `extra` are further arguments for creating it.
+
     Raises `PreconditionFailedError` if the object exists, `StoreBusyError` or `UploadGoneError` if the whole upload
     must be repeated, and `StoreUnavailableError` if the last reply was lost. A failed upload's parts are deleted.
     """
@@ -168,8 +173,7 @@ def upload_multipart(
         whole: Any = {"UploadId": upload_id, "MultipartUpload": {"Parts": parts}, "IfNoneMatch": "*"}
         return send_request(what, partial(client.complete_multipart_upload, **at, **whole))["ETag"]
     except BaseException:
-        # This decides the outcome after a lost reply: a completed upload can't be aborted, and an aborted one can't be
-        # completed.
+        # Also decides the outcome after a lost reply: a completed upload can't be aborted, nor vice versa.
         with suppress(errors.AdjunctError):
             send_request(what, partial(client.abort_multipart_upload, **at, UploadId=upload_id))
         raise
@@ -240,7 +244,7 @@ class S3Store(ObjectStore):
             except ClientError as error:
                 if error.response.get("ResponseMetadata", {}).get("HTTPStatusCode") != 416:
                     raise
-                return b""  # the object ends before the range
+                return b""  # the range begins at or after the object's end
             return answer["Body"].read()[:length]
 
         if length <= 0:
@@ -295,7 +299,7 @@ class S3Store(ObjectStore):
     def upload(self, path: Path, key: str) -> str:
         token = uuid.uuid4().hex
         if path.stat().st_size >= self._options.multipart_threshold and self.head(key) is not None:
-            raise store.object_exists_error(self.url, key)  # saves a useless upload; the race is decided at its end
+            raise store.object_exists_error(self.url, key)  # saves an upload; the race is decided at its end
 
         def send() -> str:
             if path.stat().st_size >= self._options.multipart_threshold:
@@ -331,7 +335,10 @@ class S3Store(ObjectStore):
         return folder
 
     def _create(self, key: str, token: str, send: Callable[[], str]) -> str:
-        """Repeat a create until its outcome is known; our token on the object shows that we won."""
+        """Create an object by `send`, repeated until the outcome is known, and return its ETag.
+
+        `token` is in the object's metadata: if an existing object has it, we created it. Raises ObjectExistsError.
+        """
         what = S3Request("PUT with If-None-Match", self.url, key)
 
         def attempt() -> str:
@@ -340,7 +347,7 @@ class S3Store(ObjectStore):
             except StoreBusyError:
                 raise
             except (errors.PreconditionFailedError, UploadGoneError, errors.StoreUnavailableError) as error:
-                head = self._head(key, attempts=1)  # the whole attempt is retried anyway
+                head = self._head(key, attempts=1)  # once, since the whole attempt is retried anyway
                 if head is not None:
                     if head["Metadata"].get(_TOKEN) == token:
                         return str(head["ETag"])
@@ -384,7 +391,7 @@ class S3Store(ObjectStore):
     def _client(self) -> S3Client:
         connected = self._connected
         if connected is not None and connected[0] == os.getpid():
-            return connected[1]  # without the lock, because a fork would copy it locked if another thread had it
+            return connected[1]  # without the lock: a fork while another thread holds it would copy it locked
         with self._lock:
             # Forked workers need their own: a shared socket would mix the answers of two processes.
             if self._connected is None or self._connected[0] != os.getpid():

@@ -191,35 +191,38 @@ def check_prefix(prefix: str) -> str:
 
 
 def staged_file_errors(store: ObjectStore, path: Path, what: str) -> AbstractContextManager[None]:
-    """Translate errors of writing a file for upload; they name the store if the file is in it, else its folder."""
+    """Return a context manager that translates errors of writing a local file for upload.
+
+    They name the store if the file is in the store's folder, else the file's own folder.
+    """
     place = store.url if str(path).startswith(f"{store.url}/") else path.parent
     return errors.translate_file_errors(place, what)
 
 
 def read_store_clock(store: ObjectStore, key: str) -> datetime:
-    """Return the time by the store's clock: that of an object that this writes under `key`."""
+    """Return the time by the store's clock: writes an object under `key` and returns its modification time."""
     store.put(key, uuid.uuid4().hex.encode())
     written = store.head(key)
     assert written is not None
     return written.modified
 
 
-# Retention holds: small objects that keep something (a dataset version, files of a stream) from being deleted. A hold's
-# content, and who checks for it before deleting, is up to what it keeps.
+# Retention holds: small objects that prevent the deletion of something (a dataset version, files of a stream). What
+# they contain, and who looks for them before deleting, differs by what they hold.
 
 _RECENT_HOLD = timedelta(hours=1)
 
 
 def holder_prefix(prefix: str, holder: str) -> str:
-    """Return the beginning of the keys of a holder's holds. The holder's name may be any text."""
+    """Return the beginning of the keys of a holder's holds below `prefix`. The holder's name may be any text."""
     return f"{prefix}{hashlib.sha256(holder.encode()).hexdigest()[:16]}-"
 
 
 def delete_holds(store: ObjectStore, prefix: str, *, keep: Collection[str]) -> tuple[str, ...]:
     """Delete a holder's holds, except those named in `keep`, and return the names of the deleted ones.
 
-    With a non-empty `keep`, holds of the last hour (by the store's clock) stay too: another process may just have
-    written one that the caller does not know yet.
+    `prefix` is that of `holder_prefix`. With a non-empty `keep`, the newest hold and those written up to an hour before
+    it stay too: another process may just have written one that the caller does not know yet.
     """
     holds = {item.key.removeprefix(prefix).removesuffix(".json"): item for item in store.list(prefix)}
     newest = max((item.modified for item in holds.values()), default=None)

@@ -1,5 +1,5 @@
-"""Schemas with Spark's simple type names, names quoted for Spark SQL, and the conversion to Arrow without loss: of
-Arrow data, and of records as users have them (pandas and Polars frames, rows as dictionaries).
+"""Schemas with Spark's simple type names, quoting of names for Spark SQL, and conversion to Arrow without loss: of
+Arrow data, and of records in the forms that users have (pandas and Polars frames, rows as dictionaries).
 
 A schema is stored as a list of {"name", "type"}; reading one imports neither Spark nor Arrow.
 """
@@ -42,7 +42,7 @@ _KEY_TYPES = frozenset({"string", "tinyint", "smallint", "int", "bigint", "date"
 class Field:
     """A column: its name and its Spark simple type name (`bigint`, `decimal(10,2)`, …).
 
-    Errors do not show values of a `sensitive` column. Fields that differ only in that are equal.
+    Errors do not show values of a `sensitive` column. Fields that differ only in `sensitive` are equal.
     """
 
     name: str
@@ -72,7 +72,7 @@ class Schema:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_by_name", {field.name: field for field in self.fields})
-        twice = repeated_names(field.name.lower() for field in self.fields)  # Spark's names ignore case
+        twice = repeated_names(field.name.lower() for field in self.fields)  # Spark ignores the case of names
         if twice:
             problem = f"columns {twice} occur twice in a schema."
             raise SchemaMismatchError(problem, "Rename one of each.", column=twice[0])
@@ -150,7 +150,7 @@ class Schema:
         return ", ".join(f"{quote_name(field.name)} {field.type.upper()}" for field in self.fields)
 
     def difference(self, other: Schema) -> str:
-        """Return a description of how `other` differs, "" if the two are equal."""
+        """Return a description of how the columns of `other` differ from these, "" if they are equal."""
         mine = {field.name: field.type for field in self.fields}
         theirs = {field.name: field.type for field in other.fields}
         both = [name for name in mine if name in theirs]
@@ -185,12 +185,12 @@ def quote_text(text: str) -> str:
 
 
 def named_column(name: str) -> Column:
-    """Return the column of exactly this name; dots in it are no path into a struct."""
+    """Return Spark's column of exactly this name; a dot in it does not mean a field of a struct."""
     return F.col(quote_name(name))
 
 
 def is_storable(kind: str) -> bool:
-    """Whether a column of a schema can have this type of Spark."""
+    """Whether a column of a schema may have this Spark type."""
     precision, scale = decimal_digits(kind) or (0, 0)
     return kind in TYPES or max(1, scale) <= precision <= 38
 
@@ -210,11 +210,11 @@ _WHOLE = {"tinyint": 3, "smallint": 5, "int": 10, "bigint": 19}
 
 
 def is_widening(narrow: str, wide: str) -> bool:
-    """Whether every value of the first type is exactly a value of the second, as which Spark can read its files.
+    """Whether files with the first type can be read with the second one without changing a value, also by Spark.
 
-    These are: integers to longer ones, float to double, decimals to decimals with at least as many digits on both sides
-    of the point; integers up to int also to double; and integers to decimals with 10 digits before the point, or 20 for
-    bigint, as Spark demands.
+    That is so for: equal types; integers to longer ones, float to double, decimals to decimals with at least as many
+    digits on both sides of the point; integers up to int also to double; and integers to decimals with 10 digits before
+    the point, or 20 for bigint, as Spark demands.
     """
     if narrow == wide:
         return True
@@ -257,7 +257,7 @@ def arrow_type(kind: str) -> Any:
 
 
 def type_from_arrow(field: pa.Field) -> str:
-    """Return the Spark type of an Arrow column; Arrow's own name of a type that no schema may have."""
+    """Return the Spark type of an Arrow column, or Arrow's own name for a type that no schema may have."""
     kind = field.type.value_type if pt.is_dictionary(field.type) else field.type
     if pt.is_large_string(kind) or pt.is_string_view(kind):
         return "string"
@@ -274,7 +274,7 @@ def type_from_arrow(field: pa.Field) -> str:
 
 
 RowLabel: TypeAlias = Callable[[int], tuple[str, dict[str, Any]]]
-"""Returns how errors name a row: in their text, and in their fields."""
+"""Returns how errors name the row of this number: in their text, and as their fields."""
 
 
 def _row_label(row: int) -> tuple[str, dict[str, Any]]:
@@ -288,7 +288,7 @@ def check_column_names(
     also: Collection[str] = (),
     next_step: str = "Send records with exactly these columns, each once.",
 ) -> None:
-    """Raise SchemaMismatchError unless `given` are the schema's columns, each once, and maybe some of `also`."""
+    """Raise SchemaMismatchError unless `given` has each of the schema's columns once, and others only from `also`."""
     there = dict.fromkeys(given)
     wrong = {name: "is missing" for name in schema.names if name not in there}
     wrong |= {name: "is not declared" for name in there if name not in schema and name not in also}
@@ -353,7 +353,7 @@ def _misfit_error(
         words, about = place(found.row)
         return found.error(what, words, hidden=sensitive, **about)
     start, count = 0, len(column)
-    while count > 1:  # the first half that does not fit, and so on
+    while count > 1:  # find the first row by bisection
         half = count // 2
         try:
             _cast_safely(column.slice(start, half), kind)
@@ -372,7 +372,7 @@ def _misfit_error(
 
 
 def is_same_family(given: pa.DataType, expected: pa.DataType) -> bool:
-    """Whether values of the first type may be cast to the second, as long as each of them fits."""
+    """Whether values of the first Arrow type may be cast to the second, if each value fits."""
     if pt.is_dictionary(given):
         given = given.value_type
     if pt.is_null(given):
@@ -402,9 +402,9 @@ def _time_zone_advice(name: str) -> str:
 def incompatible_changes(
     stored: Schema, declared: Schema, fixed: Iterable[str] = (), what: str = "the key"
 ) -> list[str]:
-    """Return descriptions of the changes that make stored rows unreadable: all but added and widened columns.
+    """Return descriptions of the changes that would make stored rows unreadable: all except added and widened columns.
 
-    The types of `fixed`, the columns of `what`, may not change at all.
+    The types of the columns `fixed` may not change at all; `what` is what these are part of ("the key").
     """
     now = {field.name: field.type for field in declared.fields}
     called = {name.lower(): name for name in now}
@@ -443,7 +443,7 @@ def to_exact_array(values: Sequence[object], kind: pa.DataType) -> pa.Array:
 
 
 def build_without_missing(make: Callable[[Sequence[Any]], pa.Array], values: Sequence[Any]) -> pa.Array:
-    """Return `make(values)`. If that fails, replace NaT and NA by None, also in lists, and try again."""
+    """Return `make(values)`. If that raises, replace NaT and NA by None, also within lists, and call it again."""
     try:
         return make(values)
     except (pa.ArrowException, TypeError, ValueError):
@@ -454,7 +454,7 @@ def build_without_missing(make: Callable[[Sequence[Any]], pa.Array], values: Seq
 
 
 def _without_missing(values: Sequence[object]) -> list[object] | None:
-    """Return the values with None for each that is missing, or None if none is."""
+    """Return the values with None in the place of NaT and NA, also within lists; None if there is no NaT or NA."""
     missing = []
 
     def present(value: object) -> object:
@@ -470,7 +470,7 @@ def _without_missing(values: Sequence[object]) -> list[object] | None:
 
 
 def is_missing(value: object) -> bool:
-    """Whether a value is NaT or NA of pandas or NumPy; neither is imported."""
+    """Whether a value is NaT or NA of pandas or NumPy; imports neither of them."""
     name = type(value).__name__
     return name in ("NaTType", "NAType") or (name == "datetime64" and value != value)  # noqa: PLR0124
 
@@ -487,7 +487,8 @@ def _exact(values: Sequence[object], kind: pa.DataType) -> pa.Array:
     for is_kind, check in checks.items():
         if is_kind(kind):
             check(values, array)
-    for value in unreadable_values(array).values():  # 9999-12-31 23:00 of a zone may be the next day in UTC
+    # Such as 9999-12-31 23:00 in a time zone, if that is the next day in UTC.
+    for value in unreadable_values(array).values():
         raise ValueError(f"{value} is not a date that Python can hold: {YEARS}")
     return array
 
@@ -511,7 +512,7 @@ def _check_times(values: Sequence[object], array: pa.Array) -> None:
     for value in map(_as_python, values):
         if value is not None and (not isinstance(value, datetime) or value.utcoffset() is None):
             raise ValueError(f"{value} is not a time with a time zone")
-        if getattr(value, "nanosecond", 0):  # of pandas
+        if getattr(value, "nanosecond", 0):  # a pandas Timestamp
             raise ValueError(f"{value} is finer than microseconds")
 
 
@@ -538,11 +539,11 @@ class ArrowFrame(Protocol):
 
 
 def to_arrow_table(records: Any, what: str, schema: Schema | None = None) -> pa.Table:
-    """Return an ArrowFrame, or rows as dictionaries, as an Arrow table with their own types.
+    """Return an ArrowFrame, or rows as dictionaries, as an Arrow table. Column types are those of the data.
 
-    `schema` gives the columns that no row has. A pandas index with a name becomes a column; one without is left out.
-    Raises SchemaMismatchError for columns that Arrow can't hold, and ConfigurationError for a RecordBatchReader, which
-    can't be read twice.
+    To rows, columns of `schema` that none of them has are added as nulls. A pandas index with a name becomes a column;
+    one without is left out. Raises SchemaMismatchError for columns that Arrow can't hold, and ConfigurationError for a
+    RecordBatchReader, which can't be read twice.
     """
     if isinstance(records, pa.Table):
         return _require_unique_names(records, what)
@@ -566,7 +567,7 @@ def to_arrow_table(records: Any, what: str, schema: Schema | None = None) -> pa.
 
 
 def _is_one_column(frame: ArrowFrame) -> bool:
-    """Whether it is a single column, such as a Polars Series or an Arrow array."""
+    """Whether the data is a single column, such as a Polars Series or an Arrow array."""
     try:
         return not pa.types.is_struct(pa.chunked_array(frame).type)
     except (pa.ArrowException, TypeError, ValueError):
@@ -574,20 +575,20 @@ def _is_one_column(frame: ArrowFrame) -> bool:
 
 
 def to_spark_frame(answer: Any, spark: SparkSession, what: str) -> DataFrame | None:
-    """Return the result of a user's function as a Spark frame, None where it is not a frame."""
+    """Return the result of a user's function as a Spark frame, None if it is not a frame of any kind."""
     if isinstance(answer, ArrowFrame) and not hasattr(answer, "mapInArrow"):
         answer = spark.createDataFrame(to_arrow_table(answer, what))
     return answer if hasattr(answer, "mapInArrow") else None
 
 
 def _table_from_rows(rows: Sequence[Mapping[str, Any]], what: str, schema: Schema | None) -> pa.Table:
-    """Return rows as a table; columns of the schema or of other rows that a row does not have are null."""
+    """Return rows as a table with all columns that a row or the schema has; null where a row lacks one."""
     columns: dict[str, Any] = {}
     for name in dict.fromkeys(name for row in rows for name in row):
         values = [row.get(name) for row in rows]
         try:
             columns[name] = build_without_missing(_array, values)  # df.to_dict("records") has NaT and NA
-        except UnicodeEncodeError as error:  # json.loads returns it for "\\ud83d" alone
+        except UnicodeEncodeError as error:  # a lone surrogate, as json.loads returns for "\\ud83d"
             row = next(row for row, value in enumerate(values) if _is_lone_surrogate(value))
             problem = f"{what}: column {name!r} of row {row} is {ascii(values[row])[:100]}, which has a lone surrogate."
             step = "Write the whole character, or replace it: text.encode('utf-8', 'replace').decode()."
@@ -643,7 +644,7 @@ def _is_pandas(value: object) -> bool:
 
 
 def _error_text(error: Exception) -> str:
-    """Return Arrow's message in one line, with the pandas column that it names in the second argument."""
+    """Return the message of an error of Arrow in one line; for pandas, its second argument names the column."""
     words = "; ".join(
         str(argument).strip().splitlines()[0].rstrip(".") for argument in error.args if str(argument).strip()
     )

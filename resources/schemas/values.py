@@ -1,7 +1,7 @@
-"""Values that Arrow can hold and Python can't: dates outside the years 1 to 9999, and strings that are not UTF-8.
+"""Finds values that Arrow can hold and Python can't: dates outside the years 1 to 9999, and strings that are not UTF-8.
 
-They could be written but not read again, so every entry point rejects them: with `first_unreadable` where the whole
-table is rejected, with `unreadable_values` where the other rows are kept.
+They could be written but not read again, so wherever records enter, such values are rejected: with `first_unreadable`
+if the whole table is rejected, with `unreadable_values` if the other rows are kept.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _MAX_CHARS = 100
 
 
 def unreadable_values(column: pa.Array | pa.ChunkedArray, errors: Errors = "backslashreplace") -> dict[int, Any]:
-    """Return the values of a column that Python can't hold, by row, in the form of `readable_value`.
+    """Return the values of a column that Python can't hold, by row, as `readable_value` returns them.
 
-    The usual case, that there are none, is found by Arrow's functions without a search of the rows.
+    Usually there are none, which Arrow's functions find without a search of the rows.
     """
     if not _has_unreadable(column):
         return {}
@@ -34,7 +34,7 @@ def unreadable_values(column: pa.Array | pa.ChunkedArray, errors: Errors = "back
 
 
 def readable_values(column: pa.Array | pa.ChunkedArray, errors: Errors = "backslashreplace") -> list[Any]:
-    """Return a column's values as Python objects, in the form of `readable_value`."""
+    """Return a column's values as Python objects, as `readable_value` returns them."""
     if _has_unreadable(column):
         return [readable_value(value, errors) for value in column]
     values: list[Any] = column.to_pylist()
@@ -43,7 +43,7 @@ def readable_values(column: pa.Array | pa.ChunkedArray, errors: Errors = "backsl
 
 @dataclass(frozen=True, slots=True)
 class UnreadableValue:
-    """A value that Python can't hold: its column and row, the value as text, and the rule that it violates."""
+    """A value that Python can't hold: its column and row (from 0), the value as text, and the rule that it violates."""
 
     column: str
     row: int
@@ -64,13 +64,13 @@ class UnreadableValue:
         return f"column {self.column!r}{where} is {value}, which Python can't hold: {self.rule}"
 
     def error(self, what: str, place: str, *, hidden: bool = False, **about: Any) -> SchemaMismatchError:
-        """Return the error for this value, with `about` as further fields."""
+        """Return the error for this value: `what` names the data, `place` the row; `about` are further fields."""
         problem = self.problem(place, hidden=hidden)
         return SchemaMismatchError(f"{what}: {problem}.", self.next_step, column=self.column, **about)
 
 
 def first_unreadable(records: pa.Table | pa.RecordBatch, names: Iterable[str] | None = None) -> UnreadableValue | None:
-    """Return the first value of these columns, or of all, that Python can't hold, or None."""
+    """Return the first value that Python can't hold in these columns (None: all columns); None if there is none."""
     for place, name in enumerate(records.schema.names) if names is None else ((name, name) for name in names):
         column = records.column(place)
         if _has_unreadable(column):
@@ -82,14 +82,14 @@ def first_unreadable(records: pa.Table | pa.RecordBatch, names: Iterable[str] | 
 
 
 def expected_values(kind: str) -> str:
-    """Return the rule for values of this Spark type, one of CHECKED_TYPES."""
+    """Return the rule for values of this Spark type, which is one of CHECKED_TYPES, as text for errors."""
     return UTF8 if kind == "string" else YEARS
 
 
 def readable_value(scalar: pa.Scalar, errors: Errors = "backslashreplace") -> Any:
-    """Return a value as a Python object; a date or string that Python can't hold as text, also in nested values.
+    """Return a value as a Python object. A date or string that Python can't hold becomes text, also in nested values.
 
-    Bytes that are not UTF-8 are escaped, or with "replace" become U+FFFD, as in Java.
+    In that text, bytes that are not UTF-8 are escaped, or with `errors="replace"` become U+FFFD, as in Java.
     """
     if not scalar.is_valid:
         return None
@@ -120,7 +120,7 @@ def unreadable_condition(value: str, kind: str) -> str:
 
 
 def format_spark_date(text: str) -> str:
-    """Return a date or timestamp of NumPy in Spark's format: a sign before long years, no trailing zeros."""
+    """Return NumPy's text of a date or timestamp as Spark writes it: a sign before long years, no trailing zeros."""
     sign, digits = ("-", text[1:]) if text.startswith("-") else ("", text)
     day, _, time = digits.partition("T")
     year, _, rest = day.partition("-")
@@ -149,7 +149,7 @@ def _has_unreadable(column: pa.Array | pa.ChunkedArray) -> bool:
         return _has_unreadable(column.dictionary_decode())
     if pt.is_struct(kind):
         return any(map(_has_unreadable, column.flatten()))
-    if pt.is_map(kind):  # Arrow can't flatten maps
+    if pt.is_map(kind):  # `flatten` does not work for maps
         column = column.cast(pa.list_(pa.struct([kind.key_field, kind.item_field])))
         return _has_unreadable(column.flatten())
     return bool(pt.is_nested(kind)) and _has_unreadable(column.flatten())
@@ -161,7 +161,7 @@ def _bounds(kind: pa.DataType) -> tuple[int, int]:
 
 
 def _unreadable_rows(column: pa.Array | pa.ChunkedArray) -> Iterable[int]:
-    """Return the rows of a column whose values Python can't hold."""
+    """Return the indexes of the rows of a column whose values Python can't hold."""
     kind = column.type
     if not (pt.is_date(kind) or pt.is_timestamp(kind)):
         return _search_by_halves(column, 0, len(column))
@@ -173,7 +173,7 @@ def _unreadable_rows(column: pa.Array | pa.ChunkedArray) -> Iterable[int]:
 
 
 def _search_by_halves(column: pa.Array | pa.ChunkedArray, start: int, count: int) -> Iterable[int]:
-    """Yield the rows with such a value by bisection, so that few rows are checked one by one."""
+    """Yield the indexes of the rows with such a value; finds them by bisection, so that few are checked one by one."""
     if not _has_unreadable(column.slice(start, count)):
         return
     if count == 1:

@@ -21,8 +21,10 @@ VERSION = 1
 # The years 1 to 9999, which every system and file format can represent.
 MIN_MS, MAX_MS = -62_135_596_800_000, 253_402_300_799_999
 _FINER_UNITS = (("microseconds", 1_000), ("nanoseconds", 1_000_000))
-_LIKELY_MS = 500_000_000_000  # in 1985: earlier times are not taken for finer units
-_LIKELY_SECONDS = range(_LIKELY_MS // 1000, 10_000_000_000)  # of 1985 to 2286; in milliseconds January to April 1970
+# A number that is a time from 1985 on in microseconds or nanoseconds is probably in that unit.
+_LIKELY_MS = 500_000_000_000
+# The years 1985 to 2286 in seconds; read as milliseconds, these are January to April 1970.
+_LIKELY_SECONDS = range(_LIKELY_MS // 1000, 10_000_000_000)
 ID_LENGTH = 200
 
 
@@ -144,7 +146,7 @@ def check_startpoint(startpoint: Startpoint, what: str, argument: str = "startpo
 
 
 def check_stored_version(value: Mapping[Any, Any], where: str) -> None:
-    """Raise MalformedDocumentError unless the stored form has this VERSION."""
+    """Raise MalformedDocumentError unless the stored startpoint or request has the format VERSION."""
     version = value.get("version")
     if isinstance(version, int) and not isinstance(version, bool) and version > VERSION:
         problem = f"{where} has version {version}; this release of Adjunct reads version {VERSION}."
@@ -182,13 +184,13 @@ def resolve_startpoint_to_offset(system: StreamSystem, ssp: SystemStreamPartitio
         asked = f"asked where the startpoint {describe_startpoint(startpoint)} starts"
         return check_offset(system, ssp, offset, asked)
 
-    def edge(which: str) -> str:
+    def bound(which: str) -> str:
         answer = (system.oldest if which == "oldest" else system.upcoming)([ssp]).get(ssp)
         return check_offset(system, ssp, answer, f"asked for its {which} offset")
 
     if not isinstance(startpoint, StartpointSpecific):
-        return edge(startpoint.kind)
-    offset, oldest, upcoming = startpoint.offset, edge("oldest"), edge("upcoming")
+        return bound(startpoint.kind)
+    offset, oldest, upcoming = startpoint.offset, bound("oldest"), bound("upcoming")
     try:
         above, below = system.compare(oldest, offset), system.compare(offset, upcoming)
     except OffsetOutOfRangeError as error:
@@ -199,14 +201,16 @@ def resolve_startpoint_to_offset(system: StreamSystem, ssp: SystemStreamPartitio
         about: Any = {"stream": ssp.qualified_stream, "partition": ssp.partition, "oldest": oldest}
         step = "Use an offset in this range, or the oldest."
         raise OffsetOutOfRangeError(problem, step, offset=offset, upcoming=upcoming, **about)
-    # The bounds in the system's own form, as two forms of one offset would look like a range.
+    # At a bound, return it as the system writes it: if the user wrote the same offset differently, comparing the texts
+    # would show a range where there is none.
     return oldest if above == 0 else upcoming if below == 0 else offset
 
 
 def check_offset(system: StreamSystem, ssp: SystemStreamPartition, answer: object, asked: str) -> str:
-    """Return a system's `answer` if it can be an offset; `asked` describes the question in errors.
+    """Return a system's `answer` if it can be an offset: a text that is not empty, and can be stored.
 
-    Raises ConfigurationError at once, because a stored value of another type would only fail much later.
+    Otherwise raises ConfigurationError, since a stored value of another type would only fail much later. `asked`
+    describes the question in the error.
     """
     if isinstance(answer, str) and answer and is_storable_text(answer):
         return answer

@@ -45,7 +45,7 @@ class SystemStreamPartition:
 
     @classmethod
     def parse(cls, text: str) -> SystemStreamPartition:
-        """Return the partition that `str` wrote. Raises InvalidNameError."""
+        """Return the partition with this name, as `str` writes it ("lake.orders.3"). Raises InvalidNameError."""
         if isinstance(text, str):
             return _parse_partition(text)
         raise _unreadable_partition(text)
@@ -61,7 +61,7 @@ class SystemStreamPartition:
 
 @lru_cache(maxsize=65_536)
 def _parse_partition(text: str) -> SystemStreamPartition:
-    """Return the parsed partition; a starting run parses the same few thousand names many times."""
+    """Return the parsed partition. Cached: a starting run parses the same few thousand names many times."""
     parts = text.split(".")
     # "03" and "٣" are digits too, but every partition must have a single name.
     if len(parts) != 3 or not parts[2].isdecimal() or str(int(parts[2])) != parts[2]:
@@ -78,7 +78,10 @@ _NAME_LENGTH = 300
 
 
 def require_one_stream(system: str, ssps: Iterable[SystemStreamPartition]) -> str:
-    """Return the one stream that contains all these partitions. Raises ConfigurationError for several."""
+    """Return the name (without the system) of the stream that all these partitions belong to.
+
+    Raises ConfigurationError for partitions of several streams, or of another system.
+    """
     streams = sorted({ssp.qualified_stream for ssp in ssps})
     if len(streams) != 1 or not streams[0].startswith(f"{system}."):
         problem = f"a read names the streams {', '.join(streams) or '(none)'}: expected one of system {system!r}."
@@ -104,10 +107,10 @@ def check_producer(producer: str, sequence: int) -> None:
 
 
 def check_append(producer: str, sequence: int, version: str | None, valid_from: datetime | None) -> int | None:
-    """Return `valid_from` in microseconds, as markers store it.
+    """Validate the arguments of an append; return `valid_from` in microseconds since the epoch, as markers store it.
 
     Raises ConfigurationError for a producer, a sequence or a version that can't be stored, and for `valid_from` without
-    zone or version, or outside the years 1 to 9999 of UTC.
+    time zone or version, or outside the years 1 to 9999 of UTC.
     """
     check_producer(producer, sequence)
     if version is not None:
@@ -125,7 +128,7 @@ def check_append(producer: str, sequence: int, version: str | None, valid_from: 
 
 
 def stale_sequence_error(stream: str, producer: str, sequence: int, newest: int) -> errors.ProducerConflictError:
-    """Return the error for a sequence older than those that are still known of its producer."""
+    """Return the error for a sequence that is older than all of its producer that the stream still remembers."""
     problem = f"sequence {sequence} of producer {producer!r} in {stream} is older than those that are still known; the "
     problem += f"newest is {newest}."
     step = f"Nothing was added. Give new records the sequence {newest + 1}, or a new producer name if its counter "
@@ -147,7 +150,7 @@ def check_same_contents(stream: str, producer: str, sequence: int, newest: int, 
 
 
 def check_table_options(what: str, order_by: Sequence[str], partitioned: bool) -> None:
-    """Raise ConfigurationError for options of an append that a table, which keeps its order, does not have."""
+    """Raise ConfigurationError if `order_by` or `partitioned` is given for an Arrow table."""
     if order_by or partitioned:
         problem = f"{what}: order_by and partitioned are only for Spark frames; a table keeps its order."
         raise errors.ConfigurationError(problem, "Sort the table first, and leave both out.", argument="order_by")
@@ -156,7 +159,10 @@ def check_table_options(what: str, order_by: Sequence[str], partitioned: bool) -
 def check_marker_partitions(
     stream: str, version: str, chosen: Sequence[int], count: int, rows: Mapping[int, int] | None
 ) -> None:
-    """Raise ConfigurationError unless a marker's partitions exist, and `rows` is None or counts each of them from 0."""
+    """Raise ConfigurationError if a marker is for no partition, or for one that the stream does not have.
+
+    Also raises it if `rows`, the record counts by partition, lacks one of these partitions or has a negative count.
+    """
     wrong = [p for p in chosen if not 0 <= p < count]
     if wrong or not chosen:
         problem = f"marker {version!r}: partitions {wrong} are not partitions of {stream}, which has {count}."
@@ -225,10 +231,10 @@ def check_same_declaration(
     columns: list[str] | None = None,
     next_step: str = "Declare the stream as it exists, or use another name.",
 ) -> None:
-    """Raise StreamExistsError with the differences if two declarations differ; `columns` are those of their columns.
+    """Raise StreamExistsError with the differences if two declarations differ.
 
-    Fields that are None in `wanted` do not differ: an application creates its output without knowing what was
-    configured since.
+    `columns` describes the differences of their columns; None compares these here. Fields that are None in `wanted` are
+    not compared: an application creates its output without knowing what was configured since.
     """
     if columns is None:
         difference = stored.columns.difference(wanted.columns)
@@ -242,11 +248,11 @@ def check_same_declaration(
 
 
 def time_from_micros(micros: int) -> datetime:
-    """Return the time that a marker stores, in microseconds."""
+    """Return the time of this number of microseconds since the epoch, as markers store times."""
     return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=micros)
 
 
-# Columns that a read adds to the record's own. Entries of a dataset have those of META too. The epoch is 0, and higher
+# Columns that a read adds to the record's own; entries of a dataset have those of META too. `__epoch` is 0, and higher
 # in the results of a replay.
 PARTITION = "__partition"
 OFFSET = "__offset"
@@ -259,25 +265,29 @@ META = (PARTITION, OFFSET, TIMESTAMP, TOMBSTONE)
 RECORD_META = (*META, EPOCH)
 RECORD_META_COLUMNS = tuple(zip(RECORD_META, ("int", "bigint", "timestamp", "boolean", "int"), strict=True))
 """The names and Spark types of RECORD_META."""
-# The source position of a record that an application produced: the input's partition ("lake.orders.3"), offset and
-# epoch there, and the reader. Reads add these only on request; null if the producer gave none.
+# The source position of a record that an application produced: the partition of its input ("lake.orders.3"), the offset
+# there, the epoch in which the application read that offset (higher for a replay), and the reader (`Sources.reader`).
+# Reads add these columns only on request; they are null if the producer gave none.
 SOURCE = "__source"
 SOURCE_OFFSET = "__source_offset"
 SOURCE_EPOCH = "__source_epoch"
 READER = "__source_reader"
 POSITION: Mapping[str, str] = {SOURCE: "string", SOURCE_OFFSET: "bigint", SOURCE_EPOCH: "int", READER: "string"}
-"""The names of these columns, with their Spark types."""
+"""The names of the source position's columns, with their Spark types."""
 RECORD_META_DDL = ", ".join(f"`{name}` {kind}" for name, kind in RECORD_META_COLUMNS) + " NOT NULL"
 
-# The records of a replayed output that a read returns: all, or the latest results of each source record.
+# Which records of an output that was replayed a read returns: all, or only the latest results of each source record.
 Epochs = Literal["all", "latest"]
 Partitioner = Literal["spark-murmur3", "kafka-murmur2", "unknown"]
 
 
 @dataclass(frozen=True, slots=True)
 class Repartitioning:
-    """A stream's last repartitioning. The old partitions, of the stream `identity`, ended at the offsets `ended`; a
-    reader that was there continues at the offsets `continued_at` of the new partitions."""
+    """A stream's last repartitioning.
+
+    Before it, the stream was `identity`, and its partitions ended at the offsets `ended`. A reader that was at these
+    offsets continues at the offsets `continued_at` of the new partitions.
+    """
 
     identity: str
     ended: tuple[str, ...]
@@ -314,11 +324,11 @@ class StreamInfo:
         return before is not None and self.identity is not None and before != self.identity
 
     def was_repartitioned(self, before: str | None) -> bool:
-        """Return whether the stream of this identity was repartitioned into this one."""
+        """Return whether the last repartitioning was of the stream with this identity."""
         return self.repartitioned is not None and self.repartitioned.identity == before
 
     def change_since(self, before: str | None) -> str:
-        """Return what happened to the stream of this identity, to follow "was" in a message."""
+        """Return what happened to the stream since it had this identity, to follow "was" in a message."""
         return f"repartitioned into {self.partitions}" if self.was_repartitioned(before) else "deleted and recreated"
 
 
@@ -351,7 +361,7 @@ class Marker:
     producer gave it, or as the stream `counted` them since the previous marker. A `checksum` of `records_checksum`
     (r2-…) is validated against the partition's records; one of another form is the producer's own, and is only
     compared with a repeated marker. `valid_from`, if given, is when the version becomes valid. `partitions`, if given,
-    is the number of partitions then: the version has records in these only, even if more are added later.
+    is the stream's number of partitions at that time: the version has records in these only, even if more are added.
     """
 
     ssp: SystemStreamPartition
@@ -366,10 +376,11 @@ class Marker:
 
 @dataclass(frozen=True, slots=True)
 class AppendResult:
-    """The result of an append: by partition number, its first offset and the offset after its last.
+    """The result of an append: by partition number, its `first` offset and the `next` one after its last.
 
-    `rows` counts records without markers. `duplicate` means that this producer's sequence was appended before and
-    nothing was added; the offsets are those of the first append, or empty if they are no longer known.
+    The offsets include markers; `rows`, the number of records, does not. `duplicate` means that this producer's
+    sequence was appended before and nothing was added; the offsets are those of the first append, or empty if they are
+    no longer known.
     """
 
     first: Mapping[int, str]
@@ -384,13 +395,13 @@ class StreamSystem(ABC):
 
     Reads are of exact, bounded ranges, so that a batch can be read again as it was. All methods raise
     StreamNotFoundError for a missing stream. Optional are markers, positions by time, and reading without Spark; a
-    system whose streams can be written is a `StreamWriter`, and one whose offsets are growing numbers has
+    system whose streams can be written is a `StreamWriter`, and one whose offsets are growing numbers extends
     `NumberedOffsets`.
     """
 
     name: str
     default_offset: Literal["oldest", "upcoming"] | None = None
-    # Whether `records_between` needs not read the records.
+    # Whether `records_between` counts without reading the records.
     counts_unread: bool = False
 
     @validated
@@ -418,7 +429,10 @@ class StreamSystem(ABC):
         """Return the offset that the next record of each partition will have."""
 
     def fingerprint(self, stream: str) -> str:
-        """Return a text that changes with the stream's records, markers and partitions; of one request, if possible."""
+        """Return a text that changes whenever the stream's records, markers or partitions change.
+
+        It is requested often: an override should need only one request.
+        """
         info = self.info(stream)
         ssps = [SystemStreamPartition(self.name, stream, number) for number in range(info.partitions)]
         return f"{info.identity} {self.upcoming(ssps)}"
@@ -436,7 +450,7 @@ class StreamSystem(ABC):
 
     @abstractmethod
     def distance(self, ssp: SystemStreamPartition, start: str, end: str) -> int:
-        """Return the number of offsets in [start, end): an upper bound of its records, without reading."""
+        """Return the number of offsets in [start, end), without reading: there are at most as many records."""
 
     @abstractmethod
     def advance(self, ssp: SystemStreamPartition, start: str, count: int) -> str:
@@ -455,18 +469,21 @@ class StreamSystem(ABC):
     ) -> pa.Table:
         """Return the records of these ranges without Spark, in memory, ordered by partition and offset.
 
-        Only these `columns` of the stream's own, if given, and those of RECORD_META.
+        The table has the stream's columns, or only these `columns` of them, then those of RECORD_META.
         """
         raise self._unable("be read without Spark", "Pass a Spark session.")
 
     def task_reads(
         self, ranges: Mapping[SystemStreamPartition, OffsetRange], columns: Sequence[str]
     ) -> Callable[[int], Iterator[pa.Table]]:
-        """Return a picklable function from a partition to its records in order: these columns, then RECORD_META."""
+        """Return a picklable function from a partition number to its records in these ranges, in order, in parts.
+
+        The tables have these columns of the stream, then those of RECORD_META. Spark's tasks call the function.
+        """
         raise self._unable("be read by tasks", "Pass a Spark session.")
 
     def markers(self, stream: str, since: Mapping[SystemStreamPartition, str] | None = None) -> list[Marker]:
-        """Return the end-of-dataset markers at or after these offsets (of all partitions when None), in order.
+        """Return the end-of-dataset markers at or after these offsets, in order; None: all of the stream.
 
         A system without markers returns none; a bounded dataset can't be built from its streams.
         """
@@ -484,9 +501,9 @@ class StreamSystem(ABC):
         return self.info(stream).has_all_keys(self.oldest(self.partitions(stream)))
 
     def snapshot(self, stream: str) -> StreamSystem:
-        """Return a read-only view of this system for several questions about one stream, and for reading it.
+        """Return a read-only view of this system, to ask several questions about one stream and to read it.
 
-        If answers cost requests, the view asks once, so that all its answers are of the same moment.
+        If an answer needs requests, the view sends these only once, so that all its answers are of the same moment.
         """
         return self
 
@@ -502,7 +519,7 @@ class StreamSystem(ABC):
 class StreamWriter(StreamSystem):
     """A system whose streams can be created and appended to."""
 
-    # Whether the offsets of an append contain only its records, so that reading them returns the append.
+    # Whether no other append gets offsets between those of an append, so that reading [first, next) returns exactly it.
     appends_alone: bool = False
     # Whether `create` can add or widen columns of an existing stream. The system's snapshots can then be written to.
     evolves: bool = False
@@ -535,17 +552,17 @@ class StreamWriter(StreamSystem):
     ) -> AppendResult:
         """Append records, all or none, once per producer and sequence.
 
-        `consumed` are the input's offsets after this batch. A system may commit them with the records, for its own
-        tools; Adjunct does not read them. An override with a parameter `sources` also gets the ranges that the records
-        were made of (`Sources`), and the columns of POSITION. One with `one_task` is also told whether the records are
-        few enough for one task.
+        `consumed` are the next offsets of the input after this batch. A system may commit them with the records, for
+        its own tools; Adjunct does not read them. An override with a parameter `sources` also gets the ranges that the
+        records were made of (`Sources`), and the columns of POSITION. One with a parameter `one_task` also gets whether
+        the records are few enough for one task.
         """
 
     @validated
     def accepts(self, option: str) -> bool:
         """Return whether `append` has a parameter of this name.
 
-        One that takes any others (`**more`) has those of the class that it extends.
+        An override with `**more` also has the parameters of the `append` of its base class.
         """
         named = inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
         for append in (vars(extended)["append"] for extended in type(self).__mro__ if "append" in vars(extended)):
@@ -575,7 +592,7 @@ _OFFSET = re.compile(r"0|[1-9][0-9]{0,18}")
 
 
 class NumberedOffsets(StreamSystem):
-    """A stream system whose offsets are growing numbers, written in decimal digits; others may compare them."""
+    """A stream system whose offsets are growing numbers, written in decimal digits."""
 
     def compare(self, left: str, right: str) -> int:
         a, b = parse_offset(left, self.name), parse_offset(right, self.name)
@@ -589,7 +606,7 @@ class NumberedOffsets(StreamSystem):
 
 
 def parse_offset(text: str, what: str) -> int:
-    """Return an offset as a number. Raises OffsetOutOfRangeError, which names its owner, `what`."""
+    """Return an offset as a number. Raises OffsetOutOfRangeError, in which `what` names the partition or system."""
     if isinstance(text, str) and _OFFSET.fullmatch(text):
         return int(text)
     problem = f"{what}: {text!r:.80} is not an offset: expected a decimal number without leading zeros, as in '42'."
@@ -599,7 +616,7 @@ def parse_offset(text: str, what: str) -> int:
 def check_range(ssp: SystemStreamPartition, start: int, end: int, oldest: int, upcoming: int, last: str = "") -> None:
     """Raise OffsetOutOfRangeError for a range that the partition does not contain entirely.
 
-    `last` says in errors what the system's upcoming offset is, if that needs a word.
+    `last` follows "the stream's upcoming one" in the error, to explain it, such as " (the last stable offset)".
     """
     about: Any = {"stream": ssp.qualified_stream, "partition": ssp.partition}
     if start > end:
@@ -630,7 +647,10 @@ _registered: dict[str, SystemFactory] = {}
 
 @validated
 def register_system(name: str, factory: SystemFactory) -> None:
-    """Register `factory(lake)`, which returns a StreamSystem, as `name`. The same factory may register again."""
+    """Register `factory`, a function from a Lake to a StreamSystem, as `name`.
+
+    Registering the same factory again does nothing; another one of this name raises ConfigurationError.
+    """
     common.check_name("system", name)
     if name == LAKE or _registered.setdefault(name, factory) is not factory:
         problem = f"stream system {name!r} is already registered."
@@ -644,7 +664,10 @@ def registered_systems() -> Mapping[str, SystemFactory]:
 
 @dataclass(frozen=True, slots=True)
 class SourceRange:
-    """The offsets [start, end) of a partition ("lake.orders.3"), read in `epoch`, that an append was made of."""
+    """The offsets [start, end) of the partition `source` ("lake.orders.3") that an append was made of.
+
+    `epoch` is 0, or higher if the reader had read these offsets before and read them again (a replay).
+    """
 
     source: str
     start: int
@@ -656,7 +679,8 @@ class SourceRange:
 class Sources:
     """The ranges of `stream` ("lake.orders") that an append was made of.
 
-    `reader` is the application, and the stream's identity if it has one: a recreated stream holds other records.
+    `reader` is "APPLICATION@IDENTITY" with the identity of `stream`, since a recreated stream holds other records; only
+    the application if the stream has no identity.
     """
 
     stream: str

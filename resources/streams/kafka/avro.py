@@ -1,4 +1,4 @@
-"""The Avro format: its types as columns, and reading and writing of messages."""
+"""The Avro format: which columns its types become, and reading and writing of messages."""
 
 from __future__ import annotations
 
@@ -35,7 +35,10 @@ _COLUMN_TYPES = {
 
 
 def parse_avro_schema(text: str, references: Sequence[str] = ()) -> Any:
-    """Return the schema parsed by fastavro. Raises ConfigurationError if it is invalid."""
+    """Return the schema of this JSON text, parsed by fastavro. Raises ConfigurationError if it is invalid.
+
+    `references` are the JSON texts of schemas that it refers to, each after those that it needs itself.
+    """
     try:
         from fastavro import parse_schema
         from fastavro.schema import SchemaParseException, UnknownType
@@ -52,7 +55,7 @@ def parse_avro_schema(text: str, references: Sequence[str] = ()) -> Any:
 
 
 def avro_fields(text: str) -> list[tuple[str, Any]]:
-    """Return the fields of a record schema: the name and the declared type of each."""
+    """Return (name, declared type) of each field of a record schema. Raises ConfigurationError for other schemas."""
     from fastavro.schema import expand_schema
 
     parse_avro_schema(text)
@@ -64,7 +67,7 @@ def avro_fields(text: str) -> list[tuple[str, Any]]:
 
 
 def _without_null(declared: Any) -> Any:
-    """Return the other type of a union of null and one type, else the type itself."""
+    """Return the type without null: for a union of null and one other type that other type, else the type itself."""
     if isinstance(declared, list):
         others = [branch for branch in declared if branch != "null"]
         return others[0] if len(others) == 1 else declared
@@ -72,7 +75,7 @@ def _without_null(declared: Any) -> Any:
 
 
 def _type_and_logical(declared: Any) -> tuple[str, str | None]:
-    """Return the name of a type that is not a union, and its logical type."""
+    """Return the name of a type, ignoring null, and its logical type; ("union", None) for a union of several types."""
     kind = _without_null(declared)
     if isinstance(kind, dict):
         return str(kind["type"]), kind.get("logicalType")
@@ -89,14 +92,15 @@ def avro_column_type(declared: Any) -> str:
 
 
 def is_json_column(declared: Any) -> bool:
-    """Return whether the column has JSON text: for records, lists, maps, and unions of several types."""
+    """Return whether a field's column contains JSON text, as for records, arrays, maps, and unions of several types."""
     return _type_and_logical(declared)[0] not in _COLUMN_TYPES
 
 
 def avro_converter(declared: Any) -> Converter | None:
-    """Return the converter of fastavro's values for the column, None if they need no conversion.
+    """Return the function that converts a field's values from fastavro for its column, None if they need none.
 
-    fastavro uses the writer's logical type, which an older schema may lack.
+    The values have the logical type of the writer's schema. An older schema may have none, so that a timestamp is an
+    integer, for example.
     """
     kind = avro_column_type(declared)
     if kind == "timestamp":
@@ -155,7 +159,7 @@ def _json_default(value: Any) -> Any:
 
 
 def convert_to_avro(column: pa.Array, declared: Any, name: str, what: str) -> list[Any]:
-    """Return the values of a column as fastavro accepts them. Raises SchemaMismatchError."""
+    """Return the values of a column in the form in which fastavro writes them. Raises SchemaMismatchError."""
     nullable = declared == "null" or (isinstance(declared, list) and "null" in declared)
     if column.null_count and not nullable:
         problem = f"{what} is null in {column.null_count} records, but its Avro type is not nullable."
@@ -184,7 +188,7 @@ def convert_to_avro(column: pa.Array, declared: Any, name: str, what: str) -> li
 
 
 def _value_from_json(value: Any, declared: Any) -> Any:
-    """Return a nested value as fastavro accepts it, from the JSON of `to_json_text`."""
+    """Return a nested value in the form in which fastavro writes it, from the JSON of `to_json_text`, its inverse."""
     kind = _without_null(declared)
     name, logical = _type_and_logical(kind)
     if value is None or isinstance(kind, list):
@@ -205,9 +209,9 @@ def _value_from_json(value: Any, declared: Any) -> Any:
 
 
 def _parse_time(logical: str, text: str) -> dt.time | dt.datetime:
-    """Return an ISO text as the value of a logical type of times.
+    """Return the value of an ISO text for one of the logical types of times (_TIMES).
 
-    Raises ValueError for another text, and Unfit, with the reason, for a time that fastavro would change.
+    Raises ValueError for a text that is not ISO, and Unfit, with the reason, for a time that fastavro would change.
     """
     kind, _, unit = logical.rpartition("-")
     value = dt.time.fromisoformat(text) if kind == "time" else dt.datetime.fromisoformat(text)
@@ -227,7 +231,7 @@ _UNREADABLE = (
 @validated
 @dataclass(frozen=True, slots=True)
 class Avro:
-    """An Avro record a message; `schema` is the reader's schema, as JSON text.
+    """One Avro record per message; `schema` is the reader's schema, as JSON text.
 
     Without a registry messages are bare Avro of exactly this schema. With one they begin with Confluent's five bytes,
     and each is read by its writer's schema and resolved to this one, whose added fields have their defaults. Columns

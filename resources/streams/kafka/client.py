@@ -31,12 +31,13 @@ if TYPE_CHECKING:
     from confluent_kafka import KafkaError
     from confluent_kafka.admin import AdminClient
 
-SettingValue = SkipValidation[str | int | float | bool]  # checked here, without showing a secret
+# Validated here instead of by pydantic, whose errors would contain a secret.
+SettingValue = SkipValidation[str | int | float | bool]
 _REFERENCE = "env:"
 _SECRET = re.compile(
     r"(^|[._])(password|passphrase|secret|pem|token|user\.info)$|^sasl\.oauthbearer\.config$", re.IGNORECASE
 )
-# Settings that reading and writing depend on, or that would load code.
+# Settings that users may not give: reading and writing depend on them, or they would load code.
 _RESERVED_SETTINGS = {
     **dict.fromkeys(("bootstrap.servers", "metadata.broker.list"), "give it as bootstrap_servers"),
     **dict.fromkeys(
@@ -133,16 +134,16 @@ class KafkaSettings:
 
     @property
     def where(self) -> str:
-        """The name of the cluster in errors."""
+        """How errors name the cluster."""
         return f"Kafka system {self.name!r} ({self.bootstrap_servers})"
 
 
 @dataclass(frozen=True, slots=True)
 class TopicFacts:
-    """A stream's topic in the cluster, whose id is `identity`, and its declaration; picklable.
+    """What is known of a stream's topic: its name, id (`identity`), partition count and declaration; picklable.
 
-    `config` are the topic's settings by Kafka's names; it is empty if nobody asked for them, and if we are not
-    authorized to read them.
+    `config` are the topic's settings by Kafka's names. It is empty if these were not requested (see
+    `KafkaStreams.topic`), or if we are not authorized to read them.
     """
 
     settings: KafkaSettings
@@ -158,7 +159,7 @@ class TopicFacts:
 
     @property
     def max_bytes(self) -> int:
-        """The size of the largest record that the topic accepts; the broker's default if it is not known."""
+        """The size in bytes of the largest record that the topic accepts; the broker's default if it is not known."""
         return int(self.config.get("max.message.bytes", _DEFAULT_MAX_BYTES))
 
     def ssp(self, partition: int) -> SystemStreamPartition:
@@ -180,7 +181,7 @@ def resolve_client_settings(settings: KafkaSettings) -> dict[str, Any]:
 
 
 def resolve_secret(value: Any, what: str) -> Any:
-    """Return a setting's value, from the environment if it is "env:NAME"; `what` names it in errors."""
+    """Return a setting's value; for "env:NAME", that of the variable. `what` names the setting in errors."""
     if not is_env_reference(value):
         return value
     name = value.removeprefix(_REFERENCE)
@@ -194,7 +195,8 @@ def resolve_secret(value: Any, what: str) -> Any:
 class BrokerRefusals:
     """A client's `error_cb` that records permanent errors of brokers, such as a rejected login or certificate.
 
-    librdkafka retries these for ever, and calls time out. `check` raises instead, once the client has been polled.
+    librdkafka retries after these errors for ever, so that calls only time out. `check` raises the error instead, once
+    the client has been polled.
     """
 
     def __init__(self, settings: KafkaSettings) -> None:
@@ -224,12 +226,12 @@ _LOG_INTERVAL = 600.0  # seconds
 _logged: TTLCache[tuple[str, str, str], None] = TTLCache(1000, _LOG_INTERVAL)
 _logging = threading.Lock()
 _THREAD = re.compile(r"^\[thrd:[^]]*\]: ")
-# The parts that differ between lines of one cause: durations, addresses, client names.
+# The parts by which log lines of the same cause differ: durations, addresses, client names.
 _VARYING_PARTS = re.compile(r"\s*\([^()]*\)|ipv[46]#\S+|\b\d+\b")
 
 
 class ClientLog:
-    """A logger for librdkafka that logs each broker and cause at most once in ten minutes of a process.
+    """A logger for librdkafka: a process logs the same cause for the same broker at most once in ten minutes.
 
     Lines arrive when the client is polled. Without a logger they are written to the terminal.
     """
@@ -284,7 +286,10 @@ def new_client(
 
 
 def _with_token(client: dict[str, Any], settings: KafkaSettings) -> dict[str, Any]:
-    """Return the settings with a first token already fetched, since a client without one waits without an error."""
+    """Return the settings of a client that has a first token.
+
+    The token is fetched here, since a client that does not get one only waits, without an error.
+    """
     callback = client.get("oauth_cb")
     if callback is None:
         return client
@@ -399,7 +404,7 @@ class KafkaAdmin:
         self.upcoming(topic, range(partitions))
 
     def oldest(self, topic: str, partitions: Iterable[int]) -> dict[int, int]:
-        """Return the first offset of each partition. One request a broker, as for all offsets."""
+        """Return the first offset of each partition. One request per broker, as for `upcoming` and `since`."""
         return self._offsets(topic, partitions, _api().OffsetSpec.earliest())
 
     def upcoming(self, topic: str, partitions: Iterable[int]) -> dict[int, int]:
@@ -407,9 +412,9 @@ class KafkaAdmin:
         return self._offsets(topic, partitions, _api().OffsetSpec.latest())
 
     def since(self, topic: str, partitions: Iterable[int], timestamp_ms: int) -> dict[int, int]:
-        """Return the offset of each partition's first entry at or after this time (ms), -1 without one.
+        """Return the offset of each partition's first entry at or after this time (ms since the epoch), -1 without one.
 
-        The entry may be invisible to readers: of an aborted transaction, or a control record.
+        Readers may not see this entry: it may be of an aborted transaction, or a control record.
         """
         # Negative times have another meaning in Kafka: -1 is the end.
         spec = _api().OffsetSpec.for_timestamp(min(max(timestamp_ms, 0), _GREATEST))
@@ -440,7 +445,7 @@ class KafkaAdmin:
             return self._client
 
     def _answer(self, asked: Mapping[Any, Future[Any]], what: str, ignored: Collection[str]) -> Any:
-        """Return the only answer, None for an error with one of the `ignored` codes."""
+        """Return the answer to a request that is about one thing, None for an error with one of the `ignored` codes."""
         from confluent_kafka import KafkaException
 
         try:
@@ -452,7 +457,7 @@ class KafkaAdmin:
         return answer
 
     def _answers(self, asked: Mapping[Any, Future[T]], what: str) -> dict[Any, T]:
-        """Return the answers; raise as soon as a broker rejects us or an answer is an error."""
+        """Return the answers by what was asked; raise as soon as a broker rejects us or an answer is an error."""
         deadline = time.monotonic() + response_timeout(self.settings) + 1
         pending = set(asked.values())
         while pending:
@@ -465,7 +470,7 @@ class KafkaAdmin:
         return {key: future.result() for key, future in asked.items()}
 
     def _check(self) -> None:
-        """Raise if brokers rejected us, and drop the client, whose retries could lock the account."""
+        """Raise if brokers rejected us; then also drop the client, since its retries could get the account locked."""
         try:
             self._refusals.check()
         except errors.AdjunctError:

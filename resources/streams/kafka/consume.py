@@ -1,8 +1,8 @@
 """Reads exact ranges of a topic's partitions, by position, and the end-of-dataset markers in them.
 
-Offsets have gaps, from control records, aborted transactions and compaction. So a range has been read when the position
-is at or past its end, whatever the number of records. Nothing is committed or rebalanced: the consumer's partitions and
-offsets are assigned.
+Offsets have gaps, from control records, aborted transactions and compaction. So a range has been read when the
+consumer's position is at or past its end, however few the records. No offsets are committed and no consumer group
+rebalances: the consumer's partitions and offsets are assigned.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _DEFAULTS: Mapping[str, Any] = {
     "queued.min.messages": 500_000,
     "queued.max.messages.kbytes": 32_768,
     "log_level": 4,  # warnings; errors are raised
-    # How long a broker waits before it reports a partition's end, which a range that ends in a gap waits for.
+    # How long a broker waits before it reports a partition's end; reading a range that ends in a gap takes as long.
     "fetch.wait.max.ms": 50,
-    # How long the client pauses when its queue is full: shorter than emptying it takes.
+    # How long the client stops fetching when its queue is full: less than it takes to empty the queue.
     "fetch.queue.backoff.ms": 20,
 }
 # For reading the first messages only.
@@ -64,9 +64,9 @@ PartitionMessages = tuple[TopicRange, list["Message"]]
 
 
 def read_ranges(topic: TopicFacts, ranges: Sequence[TopicRange]) -> Iterator[PartitionMessages]:
-    """Yield exactly the messages of ranges of a topic, in lists of up to MAX_MESSAGES, each partition's in order.
+    """Yield exactly the messages of these ranges: (range, up to MAX_MESSAGES of its messages), in order in each range.
 
-    Each range is of another partition. After the last message, validates the topic's identity. Raises
+    No two ranges may be of the same partition. At the end, checks that the topic was not recreated meanwhile. Raises
     OffsetOutOfRangeError for a range that the topic does not contain entirely (any more), and StreamUnavailableError if
     no messages arrive within `response_timeout`.
     """
@@ -117,9 +117,10 @@ def is_marker(headers: Any) -> bool:
 
 
 def find_offsets_at_time(topic: TopicFacts, ranges: Sequence[TopicRange], timestamp_ms: int) -> dict[int, int]:
-    """Return by partition the offset of the first message in its range at or after a time (ms), else the range's end.
+    """Return the offset of the first message at or after a time in each range, by partition; else the range's end.
 
-    Reads a few messages, since the entry that a broker finds by time may be invisible to readers.
+    `timestamp_ms` is in ms since the epoch. Reads a few messages from the start of each range, which is where a broker
+    found an entry by time: readers may not see that entry.
     """
     offsets = {wanted.partition: wanted.end for wanted in ranges}
     if not ranges:
@@ -145,7 +146,7 @@ def check_topic_identity(topic: TopicFacts, partition: int) -> None:
 
 
 class _RangeConsumer:
-    """A consumer of ranges of different partitions."""
+    """A consumer that reads ranges of one topic, at most one of each partition."""
 
     def __init__(self, topic: TopicFacts, ranges: Sequence[TopicRange], own: Mapping[str, Any] | None = None) -> None:
         self._topic = topic
@@ -183,14 +184,14 @@ class _RangeConsumer:
                         raise client.no_answer_error(self._topic.settings, what, f"none in {limit:.0f} s")
 
     def stop_partition(self, partition: int) -> None:
-        """Stop reading a partition."""
+        """Stop reading a partition, even before the end of its range."""
         from confluent_kafka import TopicPartition
 
         if self._left.pop(partition, None) is not None and self._left:
             self._consumer.pause([TopicPartition(self._topic.topic, partition)])
 
     def _group_by_partition(self, got: list[Message]) -> Iterator[PartitionMessages]:
-        """Yield the messages within the ranges by partition, and advance the positions."""
+        """Yield the messages that are in the ranges, for each partition, and advance the positions past `got`."""
         by_partition: dict[Any, list[Message]] = {}
         if len(self._positions) == 1:
             by_partition = dict.fromkeys(self._left, got)
@@ -210,13 +211,16 @@ class _RangeConsumer:
                 yield wanted, inside
 
     def _handle_errors(self, got: list[Message]) -> tuple[list[Message], list[int]]:
-        """Return the messages without errors, and the partitions that have ended; raise other errors."""
+        """Return the messages without the errors in `got`, and the partitions that were read to the end of their range.
+
+        Raises errors other than that of a partition's end.
+        """
         ended = []
         for message in got:
             error, wanted = message.error(), self._left.get(message.partition())  # type: ignore[arg-type]
-            if error is None or error.code() == error.GROUP_AUTHORIZATION_FAILED:  # there is no group
+            if error is None or error.code() == error.GROUP_AUTHORIZATION_FAILED:  # we use no group
                 continue
-            if wanted is None and message.partition() in self._positions:  # read already
+            if wanted is None and message.partition() in self._positions:  # its range has been read already
                 continue
             if error.code() != error._PARTITION_EOF:
                 raise self._read_error(error, wanted)

@@ -23,7 +23,7 @@ Converter = Callable[[Any], Any]
 """Converts a value other than None to one that Arrow accepts, or raises one of CONVERSION_ERRORS."""
 
 RowProblems = dict[int, str]
-"""The reasons why rows can't be read, by their number in the batch."""
+"""Why rows can't be read: the reason, by the row's number (from 0) in its batch."""
 
 MAX_SHOWN = 60
 CONVERSION_ERRORS = (ValueError, TypeError, ArithmeticError, LookupError)  # Arrow's own are ValueErrors
@@ -33,7 +33,7 @@ _INTEGER = re.compile(r"[+-]?\d{1,40}")
 _DECIMAL = re.compile(r"[+-]?\d{1,80}(\.\d{1,80})?")
 _INTEGERS = ("tinyint", "smallint", "int", "bigint")
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
-# Python types that Arrow converts itself, checking the range.
+# By column type, the Python types whose values Arrow converts exactly, or rejects.
 _ARROW_TYPES: Mapping[str, frozenset[type]] = {
     **dict.fromkeys(_INTEGERS, frozenset({int})),
     "double": frozenset({float}),
@@ -44,9 +44,10 @@ _ARROW_TYPES: Mapping[str, frozenset[type]] = {
 
 
 def build_column(values: list[Any], field: Field, convert: Converter | None, problems: RowProblems) -> pa.Array:
-    """Return a column of these values. One that does not fit becomes null, and `problems` gets the reason.
+    """Return a column of these values. A value that does not fit becomes null, and `problems` gets the reason.
 
-    `convert` is for a column that accepts more than Arrow does: integers, floats, texts, booleans and bytes.
+    `convert` is applied to each value other than None, unless Arrow converts them all exactly (_ARROW_TYPES); without
+    it, only Arrow converts.
     """
     kind = arrow_type(field.type)
     ready = _ARROW_TYPES.get(field.type)
@@ -77,7 +78,10 @@ def build_column(values: list[Any], field: Field, convert: Converter | None, pro
 
 
 class Unfit(ValueError):
-    """A value that does not fit the declared type; its text is appended to the reason."""
+    """A value does not fit its declared type, or a message can't be parsed.
+
+    For a value, the text is appended to the reason in `RowProblems`, and may be empty; for a message, it is the reason.
+    """
 
 
 def describe_value(value: object) -> str:
@@ -97,7 +101,7 @@ def describe_value(value: object) -> str:
 
 
 def shorten_text(text: str) -> str:
-    """Return the beginning of a text: half of it, at most SHOWN characters."""
+    """Return the beginning of a text and "…": half of the text, with less than MAX_SHOWN characters."""
     if not text:
         return text
     shown = text[: min(MAX_SHOWN - 1, (len(text) + 1) // 2)]
@@ -105,7 +109,7 @@ def shorten_text(text: str) -> str:
 
 
 def _converter(fits: Callable[[Any], object], convert: Converter = lambda value: value, reason: str = "") -> Converter:
-    """Return a function that converts a value that `fits`, and else raises Unfit with the reason."""
+    """Return a function that returns `convert(value)` if `fits(value)`, else raises Unfit with the reason."""
 
     def converted(value: Any) -> Any:
         if not fits(value):
@@ -134,7 +138,7 @@ _decimal = _converter(
 
 
 def json_converter(field: Field, timestamps: str | None) -> Converter:
-    """Return the converter of JSON values for a column."""
+    """Return the converter from parsed JSON values to a column; `timestamps` is the unit of integers (`Json`)."""
     kind = field.type
     if kind in ("float", "double"):
         return partial(_near_float, kind)
@@ -150,7 +154,7 @@ def json_converter(field: Field, timestamps: str | None) -> Converter:
 
 
 def text_converter(field: Field) -> Converter:
-    """Return the converter of texts, such as message keys, for a column."""
+    """Return the converter from texts, such as those in message keys, to a column."""
     kind = field.type
     if kind in _INTEGERS:
         return _converter(_INTEGER.fullmatch, int)
@@ -211,10 +215,10 @@ def missing_package_error(kind: str, package: str, error: ImportError) -> Config
 
 
 FormatReader = Callable[[Sequence[bytes | None], RowProblems], "list[pa.Array]"]
-"""Returns one array a column of the format's schema; all null for a row whose bytes are None.
+"""Reads the bytes of rows: returns one array for each column of the format's schema.
 
-If bytes can't be read all columns are null, and the problems get the reason by row. Raises TransientError if a schema
-registry is not available.
+A row whose bytes are None is null in all columns. So is one whose bytes can't be read, and the problems get the reason.
+Raises TransientError if a schema registry is not available.
 """
 FormatWriter = Callable[["Sequence[pa.Array]"], list[bytes]]
 """Returns the bytes of each row. Raises SchemaMismatchError for a value that the format can't hold."""
@@ -247,7 +251,10 @@ def row_reader(
 
 @runtime_checkable
 class Format(Protocol):
-    """An encoding of columns as bytes. `malformed` is "fail", or the BINARY column for bytes that can't be read."""
+    """An encoding of columns as bytes.
+
+    `malformed` says what happens with bytes that can't be read: "fail", or the name of a BINARY column that gets them.
+    """
 
     @property
     def malformed(self) -> str: ...
@@ -256,12 +263,12 @@ class Format(Protocol):
         """Return the columns that are read and written, without `malformed`."""
 
     def reader(self) -> FormatReader:
-        """Return a reader, for one process."""
+        """Return a reader. It may not be picklable: create one in each process."""
 
     def writer(self, what: str, subject: str) -> FormatWriter:
         """Return a writer; `what` names the stream in errors.
 
-        `subject` is the registry's subject of the schema, unless the format names another.
+        `subject` is the schema's subject in the registry, unless the format has its own.
         """
 
     def describe(self) -> str:
@@ -278,7 +285,7 @@ def check_malformed(declared: str, schema: Schema, what: str) -> None:
 
 
 def schema_from_declaration(given: Schema | str, what: str) -> Schema:
-    """Return a schema that is given as a Schema or as DDL. Raises SchemaMismatchError."""
+    """Return the declared schema, which is a Schema or DDL. Raises SchemaMismatchError if it is invalid or empty."""
     schema = Schema.from_ddl(given, what) if isinstance(given, str) else given
     if not schema.fields:
         problem = f"{what} declares no columns."
@@ -287,19 +294,20 @@ def schema_from_declaration(given: Schema | str, what: str) -> Schema:
 
 
 FastJsonReader = Callable[[Sequence[bytes | None]], "list[pa.Array] | None"]
-# Types for which Arrow accepts exactly the valid JSON values.
+# The column types for which Arrow's JSON parser accepts the same values as the exact reader.
 _FAST_TYPES = frozenset({"string", "boolean", "tinyint", "smallint", "int", "bigint", "double"})
-# Arrow accepts these as numbers. A match inside a text only costs time.
+# Arrow accepts these as numbers, though they are not JSON. A match inside a string only costs time: then the exact
+# reader reads the batch.
 _INVALID_NUMBER = re.compile(rb"[:\[,]\s*-?(?:NaN|Inf(?:inity)?)\s*[,}\]]")
 _MOST_BYTES = 1 << 30
 _MAX_FAILURES = 3
 
 
 def fast_json_reader(schema: Schema, names: Mapping[str, str]) -> FastJsonReader:
-    """Return a function that reads a batch of messages by Arrow's parser, three times as fast, or returns None.
+    """Return a function that reads a batch of messages by Arrow's JSON parser, three times as fast as `row_reader`.
 
-    It returns None if the exact reader, which knows the reasons, may give another result; after three such batches,
-    always. `names` are the field names of columns whose names differ.
+    It returns None for a batch in which the exact reader, which also finds the reasons, may give another result; after
+    three such batches in a row, for all. `names` are the field names of columns whose names differ.
     """
     if any(field.type not in _FAST_TYPES for field in schema.fields):
         return lambda data: None
@@ -319,7 +327,7 @@ def fast_json_reader(schema: Schema, names: Mapping[str, str]) -> FastJsonReader
 def _read_fast(data: Sequence[bytes | None], schema: Schema, names: Mapping[str, str]) -> list[pa.Array] | None:
     messages = [b"{}" if message is None else message for message in data]
     # Each message must begin and end like an object, and there must be as many objects as messages. Otherwise a message
-    # of two objects could compensate for an empty one, and a lone null would crash Arrow.
+    # of two objects could make up for an empty one, and a message that is only `null` would crash Arrow.
     if not all(message[:1] == b"{" and message[-1:] == b"}" for message in messages):
         return None
     text = b"\n".join(messages)
@@ -345,7 +353,7 @@ def _read_fast(data: Sequence[bytes | None], schema: Schema, names: Mapping[str,
 @validated
 @dataclass(frozen=True, slots=True)
 class Json:
-    """A JSON object a message; `schema` declares its fields, as a Schema or as DDL.
+    """One JSON object per message; `schema` declares its fields, as a Schema or as DDL.
 
     Missing fields are null, undeclared ones are ignored. A value that does not fit its column's type makes the message
     malformed: values are not cast, truncated or, except for FLOAT and DOUBLE, rounded. STRING columns accept texts, and

@@ -4,10 +4,10 @@ Without transactions an append is at least once: a repeated batch or task is wri
 that by the headers `adjunct-producer` and `adjunct-sequence`. With `transactional=True` on the topic the whole append
 is sent by one task in one transaction, and is exactly once.
 
-The transaction contains records, markers, consumed offsets, and a mark by which a repeated append adds nothing. Kafka
-stores the mark as committed offsets of the group `adjunct:PRODUCER` on the output topic: partition 0 has the last
-sequence, and each partition with records has their offsets. The broker deletes it `offsets.retention.minutes` (7 days)
-after the producer's last append; a batch that is repeated later is written again.
+The transaction contains records, markers, consumed offsets, and a mark, by which a repeated append is recognized and
+adds nothing. Kafka stores the mark as committed offsets of the group `adjunct:PRODUCER` on the output topic: partition
+0 has the last sequence, and each partition with records has their offsets. The broker deletes the mark
+`offsets.retention.minutes` (7 days) after the producer's last append; a batch that is repeated later is written again.
 
 A crash leaves an open transaction, which readers do not see. The producer's next append ends it before it reads the
 mark; a process that still writes under the producer's name then fails with CommitConflictError.
@@ -94,7 +94,7 @@ def _describe_key(key: bytes | None) -> str:
     return repr(text if len(text) <= _MAX_KEY_SHOWN else text[: _MAX_KEY_SHOWN - 1] + "…")
 
 
-# The prefix of Adjunct's own headers, which are not copied to other topics.
+# The prefix of Adjunct's own headers, which a record that is sent on to another topic does not keep.
 RESERVED = "adjunct-"
 END_OF_DATASET = f"{RESERVED}end-of-dataset"
 _GRACE = 10.0
@@ -117,9 +117,10 @@ _FIXED = {"enable.idempotence": True, "acks": "all", "partitioner": "murmur2_ran
 
 @dataclass(frozen=True, slots=True)
 class TaskAppend:
-    """An append without its records; picklable.
+    """What a Spark task needs to know of an append, except its records; picklable.
 
-    `markers` are (partition, header). `consumed` are the next offsets of the input: (topic, partition, offset).
+    `markers` are (partition, value of the marker's header). `consumed` are the next offsets of the input: (topic,
+    partition, offset).
     """
 
     target: TopicFacts
@@ -135,7 +136,10 @@ class TaskAppend:
 
 @dataclass(frozen=True, slots=True)
 class SentSpan:
-    """The offsets [first, next) of a producer's records in a partition, None if the broker did not return them."""
+    """The offsets [first, next) of an append's records (and markers) in a partition, and the number of records.
+
+    Offsets are None if the broker did not return them.
+    """
 
     partition: int
     first: int | None
@@ -144,7 +148,7 @@ class SentSpan:
 
 
 class Sender:
-    """An idempotent producer, which keeps the order of records in each partition."""
+    """An idempotent Kafka producer, which keeps the order of the records in each partition."""
 
     def __init__(self, target: TopicFacts, transactional_id: str | None = None) -> None:
         given = target.settings.client
@@ -167,7 +171,7 @@ class Sender:
     def send(self, records: Iterable[OutgoingRecord], partition: int = -1) -> None:
         """Queue records for the partitions of their keys (or for this one), waiting while the queue is full.
 
-        Raises the error of a record that was not delivered, of this call or an earlier one.
+        Raises the error of a record that was not delivered, which may be one of an earlier call.
         """
         from confluent_kafka import KafkaException
 
@@ -191,7 +195,7 @@ class Sender:
             self.send([(None, None, 0, [*append.headers(), (END_OF_DATASET, marker)])], partition)
 
     def finish(self) -> list[SentSpan]:
-        """Wait until every record is delivered; return their offsets. Raises the first error of a delivery."""
+        """Wait until every record is delivered; return their offsets by partition. Raises the first delivery error."""
         deadline = time.monotonic() + self._seconds + _GRACE
         while (left := self._poll(lambda: self.producer.flush(1.0))) and time.monotonic() < deadline:
             pass
@@ -206,7 +210,7 @@ class Sender:
     def translate_error(
         self, error: KafkaError, key: bytes | None = None, size: int | None = None
     ) -> errors.AdjunctError:
-        """Return the Adjunct error for this error of the client."""
+        """Return the Adjunct error for this error of the client, or for the rejection by brokers that caused it."""
         try:
             self._refusals.check()
         except errors.AdjunctError as login:
@@ -216,7 +220,7 @@ class Sender:
         return translate_produce_error(error, self._target, key, size)
 
     def _poll(self, wait: Callable[[], int]) -> int:
-        """Let the client run its callbacks, by `wait`; raise the first error."""
+        """Call `wait`, in which the client runs its callbacks, and return its result; raise the first error."""
         from confluent_kafka import KafkaException
 
         try:
@@ -237,11 +241,11 @@ class Sender:
         return left
 
     def _fatal_error(self) -> errors.AdjunctError:
-        """Return the error that ended the client."""
+        """Return the fatal error after which the client can't be used."""
         from confluent_kafka import KafkaException
 
         try:
-            self.producer.begin_transaction()  # invalid here, so it only fails
+            self.producer.begin_transaction()  # can't succeed here; its error contains the fatal one
         except KafkaException as error:
             if error.args[0].fatal():
                 return translate_produce_error(error.args[0], self._target)
@@ -253,7 +257,7 @@ class Sender:
                 self._failure = self.translate_error(error, message.key())
             return
         partition, offset = message.partition(), message.offset()
-        # The broker does not return offsets of a batch that it already had, from a try whose answer was lost.
+        # If the reply to an earlier try was lost, the broker already has the records and returns no offsets.
         known = offset if offset is not None and offset >= 0 else None
         self._first.setdefault(partition, known)  # type: ignore[arg-type]
         self._last[partition] = known  # type: ignore[index]
@@ -327,7 +331,10 @@ _BITS = 128
 
 
 class TransactionMark(StoredDocument):
-    """The mark of one partition: `rows` records of the append `sequence` begin at `first`."""
+    """The mark of one partition: `rows` records of the append `sequence`, whose digest is `digest`, begin at `first`.
+
+    `topic` is the topic's id, so that the marks of a deleted topic of the same name are recognized.
+    """
 
     format: Literal[1] = 1
     topic: str
@@ -337,12 +344,12 @@ class TransactionMark(StoredDocument):
     rows: int = 0
 
 
-# By partition, with the offset after the producer's records.
+# By partition: the mark, and the offset after the records of the append.
 ProducerMarks = Mapping[int, tuple[TransactionMark, int]]
 
 
 def send_in_transaction(append: TaskAppend, batches: Iterable[pa.RecordBatch]) -> tuple[list[SentSpan], bool]:
-    """Append the batches in one transaction; return their offsets, and whether they were appended before.
+    """Append the batches in one transaction; return their offsets, and whether the sequence was appended before.
 
     Raises ProducerConflictError for other records under the last sequence and for an earlier sequence,
     CommitConflictError if another process took over the producer's name, and StreamUnavailableError, after which the
@@ -397,7 +404,7 @@ def read_marks(target: TopicFacts, producer: str) -> ProducerMarks:
 def _read_marks(
     target: TopicFacts, producer: str, isolation: str = "read_committed", seconds: float = _SECONDS
 ) -> ProducerMarks:
-    """Return the marks; with `read_committed` this waits until no transaction of the producer is open."""
+    """Return the marks; with `read_committed`, wait up to `seconds` until no transaction of the producer is open."""
     from confluent_kafka import KafkaException, TopicPartition
 
     refusals = BrokerRefusals(target.settings)
@@ -426,7 +433,7 @@ def _read_marks(
 
 
 def spans_from_marks(marks: ProducerMarks, sequence: int) -> list[SentSpan]:
-    """Return the offsets of this sequence's records; none in partitions where a later one replaced its mark."""
+    """Return the offsets of this sequence's records, without partitions where a later append replaced the mark."""
     return [
         SentSpan(partition, mark.first, after, mark.rows)
         for partition, (mark, after) in sorted(marks.items())
@@ -437,7 +444,10 @@ def spans_from_marks(marks: ProducerMarks, sequence: int) -> list[SentSpan]:
 def _commit_offsets(
     sender: Sender, append: TaskAppend, spans: list[SentSpan], mark: TransactionMark, before: int
 ) -> None:
-    """Add the marks and the consumed offsets to the transaction; `before` is the offset of partition 0's mark."""
+    """Add the marks and the consumed offsets to the transaction.
+
+    `before` is the offset in partition 0's earlier mark, which stays if the append has no records there.
+    """
     from confluent_kafka import TopicPartition
 
     target = append.target
@@ -457,7 +467,10 @@ def _commit_offsets(
 
 
 def _retry_step(sender: Sender, step: Callable[[float], object]) -> None:
-    """Run one step of a transaction, retrying retriable errors; translate others."""
+    """Run one step of a transaction (a function of its time-out in seconds); retry after retriable errors.
+
+    Raises other errors as Adjunct's.
+    """
     from confluent_kafka import KafkaException
 
     deadline = time.monotonic() + _SECONDS
@@ -479,7 +492,7 @@ class _Digest:
         self._count = 0
 
     def count_through(self, records: Iterable[OutgoingRecord]) -> Iterator[OutgoingRecord]:
-        """Yield the records, adding each to the digest."""
+        """Yield the records unchanged, adding each to the digest."""
         for record in records:
             digest = hashlib.blake2b(repr(record).encode(), digest_size=_BITS // 8).digest()
             self._sum += int.from_bytes(digest, "big")
@@ -506,7 +519,7 @@ SendResult = tuple[list[SentSpan], bool]
 
 
 def send_without_transaction(append: TaskAppend, batches: Iterable[pa.RecordBatch]) -> SendResult:
-    """Send the batches, then the markers, without a transaction; return their offsets, and False."""
+    """Send the batches, then the markers, without a transaction; return their offsets, and False (no duplicate)."""
     sender = Sender(append.target)
     try:
         for batch in batches:
@@ -520,13 +533,17 @@ def send_without_transaction(append: TaskAppend, batches: Iterable[pa.RecordBatc
 
 
 def produce_batches(append: TaskAppend, batches: Iterable[pa.RecordBatch]) -> SendResult:
-    """Send encoded records and the append's markers from this process."""
+    """Send encoded records and the append's markers from this process, in a transaction if the topic is so declared."""
     send = send_in_transaction if append.target.declared.transactional else send_without_transaction
     return send(append, batches)
 
 
 def send_frame(frame: DataFrame, append: TaskAppend, order_by: Sequence[str]) -> SendResult:
-    """Send a frame's records by Spark's tasks: by one in a transaction, else by one for each key."""
+    """Send a frame's records by Spark's tasks.
+
+    For a transactional topic one task sends all. Otherwise several do, and the records of a key are sent by the same
+    one.
+    """
     declared = append.target.declared
     frame = encode_frame(_select_columns(frame, declared, order_by), declared, str(append.target))
     if declared.transactional:
@@ -537,7 +554,7 @@ def send_frame(frame: DataFrame, append: TaskAppend, order_by: Sequence[str]) ->
         frame = frame.sortWithinPartitions(*[f"{_ORDER}{i}" for i in range(len(order_by))])
     frame = frame.select(*[name for name in frame.columns if not name.startswith(_ORDER)])
     if declared.transactional:
-        # Spark runs no task for a frame that it knows to be empty: then this process runs the transaction.
+        # For a frame that it knows to be empty, Spark runs no task: then this process runs the transaction.
         return _run_tasks(frame, append, send_in_transaction) or send_in_transaction(append, [])
     spans, _ = _run_tasks(frame, replace(append, markers=()), send_without_transaction) or ([], False)
     return ([*spans, *send_without_transaction(append, [])[0]] if append.markers else spans), False
@@ -546,7 +563,7 @@ def send_frame(frame: DataFrame, append: TaskAppend, order_by: Sequence[str]) ->
 def _run_tasks(
     frame: DataFrame, append: TaskAppend, send: Callable[[TaskAppend, Iterable[pa.RecordBatch]], SendResult]
 ) -> SendResult | None:
-    """Send a frame by its tasks; return their results, None without tasks."""
+    """Call `send` in each task of the frame; return all spans, and whether one was a duplicate. None without tasks."""
 
     def task(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         def results() -> Iterator[pa.RecordBatch]:
@@ -565,7 +582,10 @@ def _run_tasks(
 
 
 def _select_columns(frame: DataFrame, declared: KafkaTopic, order_by: Sequence[str]) -> DataFrame:
-    """Return the frame with the stream's columns, its mark columns, and numbered columns of its order."""
+    """Return the frame with the stream's columns and those that become headers, then copies of `order_by`.
+
+    The copies are named by their position in the order (_ORDER), so that the frame can be sorted after it is encoded.
+    """
     schema = declared.schema()
     dropped = {
         name for name in (*RECORD_META, *order_by) if name not in (TIMESTAMP, TOMBSTONE, EPOCH) and name not in schema

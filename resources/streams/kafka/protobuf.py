@@ -1,4 +1,4 @@
-"""The Protobuf format: its message types as columns, and reading and writing of messages."""
+"""The Protobuf format: which columns its types become, and reading and writing of messages."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _WRAPPERS = {
 
 @lru_cache(maxsize=64)
 def message_class(descriptor_set: bytes, name: str) -> Any:
-    """Return the class of a message type. Raises ConfigurationError if it can't be built."""
+    """Return the Python class of the message type `name`. Raises ConfigurationError if it can't be built."""
     try:
         from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
         from google.protobuf.message import DecodeError
@@ -68,7 +68,7 @@ def message_indexes(descriptor: Any) -> tuple[int, ...]:
 
 
 def protobuf_column_type(field: Any) -> str:
-    """Return the column type of a field."""
+    """Return the type of the column that a field of a message type becomes."""
     if is_nested(field):
         return "string"
     if field.message_type is not None:
@@ -82,7 +82,10 @@ def protobuf_column_type(field: Any) -> str:
 
 
 def is_nested(field: Any) -> bool:
-    """Return whether the column has JSON text: for a list, a map, or a message other than timestamps and wrappers."""
+    """Return whether a field's column contains JSON text, as for lists, maps, and most messages.
+
+    Messages that are a Timestamp or a wrapper have columns of their own types.
+    """
     if _is_repeated(field):
         return True
     full = field.message_type.full_name if field.message_type is not None else _TIMESTAMP
@@ -95,7 +98,7 @@ def _is_repeated(field: Any) -> bool:
 
 
 def field_getter(field: Any) -> Callable[[Any], Any]:
-    """Return a function from a message to a field's value in its column."""
+    """Return a function from a message to the field's value for its column, which is not nested."""
     name = field.name
     convert: Callable[[Any], Any] = lambda value: value  # noqa: E731
     if field.message_type is not None:
@@ -114,7 +117,10 @@ def _to_datetime(value: Any) -> dt.datetime:
 
 
 def nested_json(message: Any, nested: Sequence[Any], others: Iterable[str]) -> dict[str, str | None]:
-    """Return fields as Protobuf's JSON, with the names of the .proto file."""
+    """Return the JSON text of each of the `nested` fields, by name; None for a message that is not set.
+
+    Field names in the JSON are those of the .proto file. `others` are the message's other fields.
+    """
     from google.protobuf import json_format
 
     only = type(message)()
@@ -136,7 +142,7 @@ def nested_json(message: Any, nested: Sequence[Any], others: Iterable[str]) -> d
 
 
 def set_field(message: Any, field: Any, value: Any, what: str) -> None:
-    """Set a field to a column's value. Raises SchemaMismatchError for a value that does not fit."""
+    """Set a message's field to a value of its column. Raises SchemaMismatchError for a value that does not fit."""
     from google.protobuf import json_format
 
     try:

@@ -68,17 +68,17 @@ class KafkaTopic:
 
     @property
     def key_names(self) -> tuple[str, ...]:
-        """The columns that determine a record's partition."""
+        """The columns of the declared key, which determine a record's partition; () without one."""
         return () if self.key is None else self.key.columns().names
 
     def key_format(self) -> Format | None:
-        """Return the format of keys; without one, raw values have a raw key, others none."""
+        """Return the format of keys: the declared one; else raw bytes if the values are raw, or None (no key)."""
         if self.key is not None or not isinstance(self.value, Raw):
             return self.key
         return RawKey()
 
     def schema(self) -> Schema:
-        """Return the columns of a record: those only in the key, those of the value, then the headers.
+        """Return a record's columns: those only in the key, those of the value, for malformed bytes, then for headers.
 
         Raises ConfigurationError if the key's and the value's formats declare a column with different types.
         """
@@ -106,7 +106,7 @@ class KafkaTopic:
 
 
 def records_schema(schema: Schema) -> pa.Schema:
-    """Return the Arrow schema of records: their columns, then RECORD_META, nullable as Spark declares them."""
+    """Return the Arrow schema of records: their columns, then RECORD_META, of which only `__epoch` can't be null."""
     meta = [pa.field(name, arrow_type(kind), name != EPOCH) for name, kind in RECORD_META_COLUMNS]
     return pa.schema([*schema.to_arrow(), *meta])
 
@@ -200,8 +200,8 @@ BATCH_ROWS = 10_000
 
 
 def encode_frame(frame: DataFrame, topic: KafkaTopic, stream: str) -> DataFrame:
-    """Return messages for records: `__key` and `__value`, `__headers` if the topic declares them, then the frame's
-    columns that begin with `__`.
+    """Return the messages of records: `__key`, `__value`, `__headers` if the topic declares them, then the columns of
+    the frame that begin with `__`, unchanged.
 
     `stream` ("kafka.flights") is for errors. The value is null if `__tombstone` is true. Raises SchemaMismatchError if
     the columns differ from the topic's, and ConfigurationError if a format can't write.
@@ -226,7 +226,7 @@ def encode_frame(frame: DataFrame, topic: KafkaTopic, stream: str) -> DataFrame:
 
 
 def encode_table(table: pa.Table, topic: KafkaTopic, stream: str) -> pa.Table:
-    """Return the messages for the records of an Arrow table, in its order."""
+    """Return the messages of an Arrow table's records, in its order; see `encode_frame`."""
     encoded = create_encoder(topic, stream)
     batches = table.combine_chunks().to_batches(max_chunksize=BATCH_ROWS)
     return pa.Table.from_batches(map(encoded, batches or [pa.RecordBatch.from_pylist([], schema=table.schema)]))

@@ -25,12 +25,15 @@ HEADER_BYTES = _HEADER.size
 
 
 def encode_schema_id(number: int) -> bytes:
-    """Return the bytes that a message of this schema begins with."""
+    """Return the five bytes that a message of the schema with this id begins with."""
     return _HEADER.pack(0, number)
 
 
 def parse_message_indexes(data: bytes, at: int) -> tuple[tuple[int, ...], int]:
-    """Return the message indexes at this position, and the position after them; a single zero means (0,)."""
+    """Return the message indexes that begin at byte `at`, and the position after them.
+
+    They are a count and as many numbers; a count of 0 stands for (0,). Raises Unfit.
+    """
     count, at = _zigzag(data, at)
     if count == 0:
         return (0,), at
@@ -55,7 +58,7 @@ def _zigzag(data: bytes, at: int) -> tuple[int, int]:
 
 
 def encode_message_indexes(indexes: tuple[int, ...]) -> bytes:
-    """Return message indexes as bytes of a message."""
+    """Return message indexes in the form in which messages contain them; the inverse of `parse_message_indexes`."""
     if indexes == (0,):
         return b"\0"
     out = bytearray()
@@ -76,7 +79,7 @@ _NOT_FOUND_CODES = (40401, 40402, 40403)  # no such subject, version, schema
 
 @dataclass(frozen=True, slots=True)
 class RegisteredSchema:
-    """A registered schema: id, kind (AVRO, PROTOBUF, JSON), text, and the texts that it refers to."""
+    """A registered schema: id, kind (AVRO, PROTOBUF, JSON), text, and the texts of schemas that it refers to."""
 
     id: int
     kind: str
@@ -114,7 +117,7 @@ class SchemaRegistry:
 
     @lru_cache(maxsize=1024)  # noqa: B019 (keyed by the settings, as registered schemas never change)
     def schema(self, number: int) -> RegisteredSchema:
-        """Return the schema with this id; requested once a process.
+        """Return the schema with this id. A process requests each only once.
 
         Raises SchemaMismatchError if the registry does not have it, StreamUnavailableError if it does not answer, and
         ConfigurationError if it rejects us.
@@ -152,14 +155,14 @@ class SchemaRegistry:
         return RegisteredSchema(number, body.get("schemaType") or "AVRO", body["schema"], tuple(texts))
 
     def _get(self, path: str, what: str, next_step: str) -> Any:
-        """Return what is at this path. Raises SchemaMismatchError, with the next step, if there is no such thing."""
+        """Return the registry's JSON at this path. Raises SchemaMismatchError if the registry has no `what`."""
         body = self._request("GET", path)
         if body is None:
             raise SchemaMismatchError(f"schema registry {self.url} has no {what}.", next_step, url=self.url)
         return body
 
     def _request(self, method: str, path: str, body: Mapping[str, str] | None = None) -> Any:
-        """Return the registry's answer, or None if the resource does not exist. Retries transient errors."""
+        """Return the JSON of the registry's answer, None for a missing schema or subject. Retries transient errors."""
         import requests
 
         what = f"schema registry {self.url}"

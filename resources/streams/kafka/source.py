@@ -59,7 +59,7 @@ def records_frame(spark: SparkSession, topic: TopicFacts, ranges: Sequence[Topic
 class KafkaSource(DataSource):
     """The Spark data source behind `records_frame`.
 
-    Its size is unknown to Spark, so that a session that broadcasts small tables does not take the records for one.
+    Spark does not know its size, so a session that broadcasts small tables does not broadcast it.
     """
 
     @classmethod
@@ -83,7 +83,7 @@ class _TopicReader(DataSourceReader):
         self.topic, self.ranges = topic, ranges
 
     def partitions(self) -> Sequence[InputPartition]:
-        # Without partitions, Spark would add one of its own.
+        # If there were none, Spark would add a partition of another class.
         return [_TaskRanges(ranges) for ranges in split_into_tasks(self.ranges)] or [_TaskRanges(())]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
@@ -92,10 +92,10 @@ class _TopicReader(DataSourceReader):
 
 
 def split_into_tasks(ranges: Sequence[TopicRange]) -> list[tuple[TopicRange, ...]]:
-    """Return the ranges for each task: a longer range is split into parts of up to `MAX_TASK_OFFSETS` offsets.
+    """Return the ranges of each task. A long range is split into parts of up to `MAX_TASK_OFFSETS` offsets.
 
-    Neighbouring ranges with at most `MIN_TASK_OFFSETS` offsets in total share a task, since starting a consumer takes
-    longer than reading so few. Empty ranges are left out.
+    Short ranges share a task as long as they have at most `MIN_TASK_OFFSETS` offsets in total, since starting a
+    consumer takes longer than reading so few. Empty ranges are left out.
     """
     shares: list[tuple[TopicRange, ...]] = []
     few: list[TopicRange] = []
@@ -114,7 +114,7 @@ def split_into_tasks(ranges: Sequence[TopicRange]) -> list[tuple[TopicRange, ...
 
 
 def read_record_batches(topic: TopicFacts, ranges: Sequence[TopicRange]) -> Iterator[pa.RecordBatch]:
-    """Yield the records of ranges of different partitions, those of each in order."""
+    """Yield the records of these ranges (at most one of each partition), in order in each range, without markers."""
     declared = topic.declared
     raw = declared.key is None and declared.headers is None and isinstance(declared.value, Raw)
     decoded = partial(_raw_records, declared) if raw else record_formats.create_decoder(declared, str(topic))
@@ -128,7 +128,7 @@ def read_record_batches(topic: TopicFacts, ranges: Sequence[TopicRange]) -> Iter
 
 
 def _raw_records(topic: KafkaTopic, batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return records of a raw topic without decoding."""
+    """Return the records of a batch of messages of a topic with raw keys and values, which need no decoding."""
     columns = {"key": batch.column(KEY), "value": batch.column(VALUE), TOMBSTONE: batch.column(VALUE).is_null()}
     columns |= {name: batch.column(name) for name in (PARTITION, OFFSET, TIMESTAMP, EPOCH)}
     schema = record_formats.records_schema(topic.schema())
@@ -136,7 +136,10 @@ def _raw_records(topic: KafkaTopic, batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _batch_from_messages(got: list[Message], headers: list[Any], partition: int, with_headers: bool) -> pa.RecordBatch:
-    """Return messages as a batch for the decoder; headers only if a column needs them."""
+    """Return messages as a batch for the decoder (see `create_decoder`); `headers` are those of each message.
+
+    `__headers` is null unless `with_headers`.
+    """
     count = len(got)
     header = pa.struct([pa.field("name", pa.string()), pa.field("value", pa.binary())])
     shown = ([{"name": name, "value": value} for name, value in of_message or ()] for of_message in headers)
@@ -155,7 +158,7 @@ def _batch_from_messages(got: list[Message], headers: list[Any], partition: int,
 
 
 def _timestamps(ms: list[int]) -> pa.Array:
-    """Return times in microseconds; null if the producer gave none, or one after the year 9999."""
+    """Return times in ms since the epoch as timestamps; null for a missing one (-1) or one after the year 9999."""
     given = np.array(ms, np.int64)
     none = (given < 0) | (given > _GREATEST_MS)
     return pa.array(np.where(none, 0, given) * 1000, pa.timestamp("us", tz="UTC"), mask=none if none.any() else None)

@@ -59,7 +59,7 @@ _NAMESPACE = "kafka-streams"
 
 
 class _CreatedStream(StoredDocument):
-    """The stored description of a stream that `create` created."""
+    """The stored topic and declaration of a stream that `KafkaStreams.create` created."""
 
     version: Literal[1] = 1
     topic: str
@@ -73,7 +73,7 @@ class _CreatedStream(StoredDocument):
 
 
 class DeclaredTopics:
-    """The streams of one system: those of its settings, and created ones, which are stored in the lake."""
+    """The declarations of one system's streams: those in its settings, and those of created streams, in the lake."""
 
     def __init__(self, lake: Lake, settings: KafkaSettings) -> None:
         self._settings = settings
@@ -82,7 +82,7 @@ class DeclaredTopics:
         self._created: dict[str, _CreatedStream] = {}
 
     def of(self, stream: str) -> KafkaTopic:
-        """Return the declaration of a stream's topic, whether it exists or not."""
+        """Return the declaration of a stream's topic, which may not exist in Kafka; of raw bytes if there is none."""
         check_name("stream", stream)
         topic = self._settings.topics.get(stream)
         if topic is not None:
@@ -91,14 +91,17 @@ class DeclaredTopics:
         return KafkaTopic() if created is None else created.known()
 
     def topics(self) -> dict[str, str]:
-        """Return the topic of each stream that was declared or created."""
+        """Return the topic names of the streams that were declared or created, by stream."""
         created = {
             stream: self._parse_created(stream, stored).topic for stream, stored in self._namespace.read().items()
         }
         return created | {stream: topic.name_for(stream) for stream, topic in self._settings.topics.items()}
 
     def check(self, stream: str, schema: Schema, key: Sequence[str], partitions: int) -> KafkaTopic:
-        """Return the topic of a stream with this declaration. Raises StreamExistsError if it exists with another."""
+        """Return the topic declaration of a stream that is to have these columns, key and partitions.
+
+        Raises StreamExistsError if another one is declared or was created.
+        """
         wanted = self._declared(stream, schema, key, partitions)
         topic = self._settings.topics.get(stream)
         if topic is not None:
@@ -149,7 +152,7 @@ class DeclaredTopics:
         stored = snapshot.get(stream)
         if stored is None:
             return None
-        # Stored declarations never change.
+        # Kept in memory, since a stored declaration never changes.
         return self._created.setdefault(stream, self._parse_created(stream, stored))
 
     def _parse_created(self, stream: str, stored: Any) -> _CreatedStream:
@@ -158,7 +161,7 @@ class DeclaredTopics:
 
 
 class KafkaStreams(NumberedOffsets, StreamWriter):
-    """The streams of one Kafka cluster, under the name of its settings. Safe to use from threads.
+    """The streams of one Kafka cluster, as the system of the name in its settings. Threads may share it.
 
     The lake stores the declarations of streams that were created here. Methods raise StreamUnavailableError, which is
     transient, if brokers do not answer.
@@ -172,10 +175,10 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
         self.settings = settings
         self.admin = KafkaAdmin(settings)
         self._declarations = DeclaredTopics(lake, settings)
-        self._answers: dict[object, object] | None = None  # of a snapshot
+        self._answers: dict[object, object] | None = None  # set in a snapshot: the answers that it has had
 
     def list_streams(self) -> list[str]:
-        """Return all streams with a topic: declared and created ones, and every other topic with a valid name."""
+        """Return all streams that have a topic: declared and created ones, and topics whose name can be a stream's."""
         topics = self._declarations.topics()
         there, taken = set(self.admin.topics()), set(topics.values())
         named = {stream for stream, topic in topics.items() if topic in there}
@@ -200,7 +203,7 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
     def info(self, stream: str) -> StreamInfo:
         facts = self.topic(stream)
         policies = {policy.strip() for policy in facts.config.get("cleanup.policy", "").split(",")}
-        # A topic with compact,delete does not keep the newest record of every key.
+        # With cleanup.policy=compact,delete a topic does not keep the newest record of every key.
         compacted = policies == {"compact"}
         kept = timedelta(milliseconds=int(facts.config.get("delete.retention.ms", _TOMBSTONES_KEPT_MS)))
         declared = facts.declared
@@ -208,7 +211,7 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
         return StreamInfo(stream, facts.partitions, *of_records, compacted, kept if compacted else None, facts.identity)
 
     def topic(self, stream: str) -> TopicFacts:
-        """Return the stream's topic, with its settings. Raises StreamNotFoundError."""
+        """Return the stream's topic, including its `config`. Raises StreamNotFoundError."""
         facts = self._describe_topic(stream)
         return replace(facts, config=self._ask_once((stream, "config"), lambda: self.admin.config(facts.topic)))
 
@@ -216,13 +219,13 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
         return [SystemStreamPartition(self.name, stream, p) for p in range(self._describe_topic(stream).partitions)]
 
     def oldest(self, ssps: Iterable[SystemStreamPartition]) -> dict[SystemStreamPartition, str]:
-        return self._edges(ssps, lambda edges: edges[0])
+        return self._select_offsets(ssps, lambda bounds: bounds[0])
 
     def upcoming(self, ssps: Iterable[SystemStreamPartition]) -> dict[SystemStreamPartition, str]:
-        return self._edges(ssps, lambda edges: edges[1])
+        return self._select_offsets(ssps, lambda bounds: bounds[1])
 
     def offset_for_timestamp(self, ssp: SystemStreamPartition, timestamp_ms: int) -> str:
-        """Return the offset of the first record that readers see, in offset order, at or after this time."""
+        """Return the offset of the first record, in offset order, that readers see and is at or after this time."""
         check_timestamp_ms("timestamp_ms", timestamp_ms, str(ssp))
         facts = self._describe_topic_of([ssp])
         return str(self._offsets_at_time(facts, [ssp.partition], timestamp_ms)[ssp.partition])
@@ -279,8 +282,8 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
         `__epoch`. One task sends the records of a key, ordered by `order_by` (columns that only serve the order are
         dropped), to the partition that Kafka's Java client chooses for the key; records without key go to any.
         `partitioned` has no effect, since several tasks may have read one partition. `end_of_dataset` ends a version:
-        every partition gets a marker; `valid_from` (with its zone) is when the version becomes valid. Source positions
-        of records become headers. `sources` are not stored.
+        every partition gets a marker; `valid_from` (with a time zone) is when the version becomes valid. Source
+        positions of records become headers. `sources` are not stored.
 
         Without transactions this is at least once. With transactions it is exactly once per producer and sequence, and
         `consumed`, the next offsets of input from the same cluster, is committed with the records for the consumer
@@ -319,8 +322,8 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
     ) -> AppendResult:
         """Append only an end-of-dataset marker to these partitions (default: all).
 
-        `rows` are the version's numbers of records by partition, for validation; `valid_from` (with its zone) is when
-        it becomes valid.
+        `rows` is the version's number of records in each partition, for validation; `valid_from` (with a time zone) is
+        when the version becomes valid.
         """
         check_name("version", version)
         system.check_append(producer, sequence, version, valid_from)
@@ -352,7 +355,7 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
         return produce.result_from_spans(produce.spans_from_marks(marks, sequence), duplicate=True)
 
     def markers(self, stream: str, since: Mapping[SystemStreamPartition, str] | None = None) -> list[Marker]:
-        """Return the markers at or after these offsets (of all partitions when None), in order.
+        """Return the markers at or after these offsets, in order; None: all of the stream.
 
         Reads all records from there on. An offset that retention has passed counts as the oldest. A malformed marker
         is replaced by one that follows it without records in between; otherwise raises MalformedDocumentError.
@@ -403,8 +406,8 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
     def _await_result(self, append: TaskAppend, sent: SendResult, before: Mapping[int, int]) -> AppendResult:
         """Return the result of an append, once readers see it; partitions without records have empty ranges.
 
-        `before` are the partitions' previous ends, for offsets that a broker did not return. Partitions that were added
-        since have none, and may have records already.
+        `before` are the partitions' ends before the append, used where a broker did not return offsets. Partitions that
+        were added since are not in it, and may have records already.
         """
         spans, duplicate = sent
         if duplicate:
@@ -414,7 +417,7 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
         for span in spans:
             ends[span.partition] = max(span.next or 0, ends.get(span.partition, 0))
         after = self.admin.upcoming(target.topic, ends)
-        # Another producer's open transaction may hide our records for longer.
+        # Wait only up to the deadline: another producer's open transaction may hide our records for longer.
         while any(after[p] < end for p, end in ends.items()) and time.monotonic() < deadline:
             time.sleep(_LOOK_SECONDS)
             after = self.admin.upcoming(target.topic, ends)
@@ -429,13 +432,13 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
         return replace(result, first={**result.first, **empty}, next={**result.next, **empty})
 
     def snapshot(self, stream: str) -> StreamSystem:
-        """Return a view of the streams as they are when it first asks; it asks for all partitions of a stream."""
+        """Return a view of the streams that requests each answer only once, for all partitions of a stream."""
         view = KafkaStreams(self.lake, self.settings)
         view.admin, view._answers = self.admin, {}
         return view
 
     def _ask_once(self, question: object, ask: Callable[[], T]) -> T:
-        """Return the answer; in a snapshot, that of the first time."""
+        """Return `ask()`; in a snapshot, its answer when this `question` was first asked."""
         if self._answers is None:
             return ask()
         if question not in self._answers:
@@ -443,7 +446,10 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
         return cast("T", self._answers[question])
 
     def _validate_creation(self, name: str, schema: Schema, key: Sequence[str], partitions: int) -> tuple[str, bool]:
-        """Return the topic of a declared stream, and whether it exists."""
+        """Return the topic name for a stream to be created, and whether the topic exists.
+
+        Raises StreamExistsError if the stream exists with another declaration.
+        """
         check_name("stream", name)
         topic = self._declarations.check(name, schema, key, partitions).name_for(name)
         described = self.admin.describe(topic)
@@ -455,7 +461,7 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
         return topic, described is not None
 
     def _describe_topic(self, stream: str) -> TopicFacts:
-        """Return the stream's topic, without its settings."""
+        """Return the stream's topic, without its `config`. Raises StreamNotFoundError."""
 
         def ask() -> TopicFacts:
             declared = self._declarations.of(stream)
@@ -463,7 +469,7 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
             described = self.admin.describe(topic)
             if described is None:
                 raise self._not_found(stream, topic)
-            settings = replace(self.settings, topics={})  # tasks need none of the other streams' formats
+            settings = replace(self.settings, topics={})  # tasks do not need the declarations of other streams
             return TopicFacts(settings, stream, topic, *described, declared)
 
         return self._ask_once(stream, ask)
@@ -476,25 +482,25 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
         return errors.StreamNotFoundError(problem, step, stream=f"{self.name}.{stream}")
 
     def _describe_topic_of(self, ssps: Iterable[SystemStreamPartition]) -> TopicFacts:
-        """Return the topic of the one stream of these partitions, which must exist."""
+        """Return the topic of these partitions, which must all exist and be of one stream."""
         wanted = list(ssps)
         facts = self._describe_topic(system.require_one_stream(self.name, wanted))
         for ssp in wanted:
             system.check_partition(ssp, facts.partitions)
         return facts
 
-    def _edges(
-        self, ssps: Iterable[SystemStreamPartition], edge: Callable[[OffsetBounds], dict[int, int]]
+    def _select_offsets(
+        self, ssps: Iterable[SystemStreamPartition], select: Callable[[OffsetBounds], dict[int, int]]
     ) -> dict[SystemStreamPartition, str]:
-        edges: dict[SystemStreamPartition, str] = {}
+        result: dict[SystemStreamPartition, str] = {}
         for _, of_stream in groupby(sorted(ssps), lambda ssp: ssp.qualified_stream):
             wanted = list(of_stream)
-            offsets = edge(self._offsets(self._describe_topic_of(wanted), [ssp.partition for ssp in wanted]))
-            edges |= {ssp: str(offsets[ssp.partition]) for ssp in wanted}
-        return edges
+            offsets = select(self._offsets(self._describe_topic_of(wanted), [ssp.partition for ssp in wanted]))
+            result |= {ssp: str(offsets[ssp.partition]) for ssp in wanted}
+        return result
 
     def _offsets(self, facts: TopicFacts, partitions: Sequence[int]) -> OffsetBounds:
-        """Return the oldest and the upcoming offset of each partition, requested in this order."""
+        """Return the oldest offsets and the upcoming offsets by partition, requested in this order."""
         wanted = partitions if self._answers is None else range(facts.partitions)
         oldest, upcoming = self.admin.oldest, self.admin.upcoming
         return self._ask_once(

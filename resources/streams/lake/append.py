@@ -1,4 +1,4 @@
-"""Appends to a lake stream: conforms records to its columns, writes their files, and decides the next state."""
+"""Appends to a lake stream: casts records to its columns, writes their files, and computes the stream's next state."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from dagster_adjunct.resources.schemas.values import first_unreadable
 from dagster_adjunct.resources.streams import system
 from dagster_adjunct.resources.streams.lake import manifest
 from dagster_adjunct.resources.streams.lake.manifest import (
-    MARK_TYPES,
+    OPTIONAL_META,
     FileEntry,
     Fold,
     LakeStreamDeclaration,
@@ -48,8 +48,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
-# A stream remembers the last 32 sequences of each of the 256 producers that appended last, so that a retried append
-# adds nothing. A sequence older than a full window is rejected, since it may be a retry or a restarted counter.
+# A stream remembers the 32 highest sequences (the window) of each of the 256 producers that appended last, so that a
+# retried append adds nothing. A sequence before a full window is rejected: it may be a retry or a restarted counter.
 WINDOW = 32
 PRODUCERS = 256
 
@@ -57,15 +57,15 @@ Producers = Mapping[str, tuple[SentSequence, ...]]
 
 
 def content_digest(files: Iterable[tuple[int, int, int | str | None]], markers: Iterable[object]) -> str:
-    """Return the digest of an append: of its markers and of each file's (partition, rows, digest)."""
+    """Return the digest of an append's `files` (partition, rows, digest) and of its marker (`NewMarker.content`)."""
     content = json.dumps([sorted(files), list(markers)], separators=(",", ":"))
     return hashlib.sha256(content.encode()).hexdigest()
 
 
 def find_sequence(producers: Producers, producer: str, sequence: int, stream: str) -> SentSequence | None:
-    """Return what was appended to the stream under this sequence, or None if it is new.
+    """Return the append that the stream remembers under this sequence, or None if the sequence is new.
 
-    Raises ProducerConflictError for a sequence before the window, which is no longer known.
+    Raises ProducerConflictError for a sequence before the producer's full window.
     """
     window = producers.get(producer, ())
     for sent in window:
@@ -82,7 +82,10 @@ def result_from_sequence(sent: SentSequence, *, duplicate: bool) -> AppendResult
 
 
 def record_sequence(producers: Producers, producer: str, sent: SentSequence) -> dict[str, tuple[SentSequence, ...]]:
-    """Return the producers with one more sequence, ordered by their last append; the oldest is dropped."""
+    """Return the producers with one more sequence, ordered by their last append.
+
+    Drops the lowest sequence of a full window, and of too many producers the one whose last append is the oldest.
+    """
     window = tuple(sorted((*producers.get(producer, ()), sent)))[-WINDOW:]
     others = {name: entry for name, entry in producers.items() if name != producer}
     while len(others) >= PRODUCERS:
@@ -94,9 +97,10 @@ def record_sequence(producers: Producers, producer: str, sent: SentSequence) -> 
 class NewMarker:
     """A marker to add after an append's records, in these partitions.
 
-    `rows` is by partition. "delivered" counts the partition's records since its previous marker (or first offset).
-    None does too, for a producer that gave no count: such a marker may be repeated alone. `valid_from` is in
-    microseconds.
+    `rows` are the counts by partition that the producer gave. With "delivered" or None the stream counts each
+    partition's records since its previous marker (or first offset). None also marks the count as the stream's own
+    (`MarkerEntry.counted`), so that a producer may repeat the marker without its records. `valid_from` is in
+    microseconds since the epoch.
     """
 
     version: str
@@ -113,10 +117,11 @@ class NewMarker:
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """An append, begun at `started` (ms), made of `sources`, if known.
+    """An append, begun at `started` (ms since the epoch), made of `sources`, if known.
 
-    What follows is known once its files are written: the folder `attempt`, the identity `seen` of the stream that they
-    were written for, the index of their `columns`, and `chained` as in `Segment`.
+    The fields from `digest` on are set once its files are written: `attempt` is their folder, `seen` the identity of
+    the stream that they were written for, `columns` the index of their columns (see `StreamState.with_columns_at`), and
+    `chained` as in `Segment`. `fold` is the index page that the commit may add.
     """
 
     stream: str
@@ -135,9 +140,10 @@ class Append:
 
 
 def decide_append(state: StreamState, append: Append, now_ms: int) -> tuple[StreamState | None, AppendResult]:
-    """Return the state after the append, or None if it was appended before, and its result.
+    """Return the stream's state after the append (None if the sequence was appended before), and the append's result.
 
-    Raises ProducerConflictError, and CommitConflictError if the files may have been deleted meanwhile.
+    Raises ProducerConflictError for other contents under the sequence, and CommitConflictError if the stream was
+    recreated or the files may have been deleted meanwhile.
     """
     what = f"sequence {append.sequence} of producer {append.producer!r} in stream {append.stream!r}"
     if state.id != append.seen:
@@ -204,9 +210,10 @@ _INTEGERS = ("tinyint", "smallint", "int", "bigint")
 
 
 def match_columns(state: StreamState, data: Any, order_by: Sequence[str]) -> int:
-    """Return the index of the stream's newest columns, current or earlier, that match the records; else the current.
+    """Return the index of the newest columns of the stream, current or earlier ones, that the records have.
 
-    So producers that only know earlier columns keep working: columns added since are null in their records.
+    So producers that only know earlier columns keep working: columns added since are null in their records. Returns
+    the index of the current columns if none match, so that the error is about these.
     """
     if not state.earlier:
         return 0
@@ -214,7 +221,7 @@ def match_columns(state: StreamState, data: Any, order_by: Sequence[str]) -> int
         types: dict[str, Any] = {field.name: field.type for field in data.schema}
     else:
         types = dict(data.dtypes)
-    names = types.keys() - MARK_TYPES.keys()
+    names = types.keys() - OPTIONAL_META.keys()
     for place in range(len(state.earlier), -1, -1):
         fields = state.with_columns_at(place).columns.fields
         known = {field.name for field in fields}
@@ -230,11 +237,12 @@ def _fits(given: Any, kind: str) -> bool:
 
 
 def select_earlier_columns(data: Any, before: Schema, order_by: Sequence[str]) -> Any:
-    """Return the records with the columns of their first append, to compare the two.
+    """Return the records with the columns `before` of their first append, so that the two can be compared.
 
-    A value that does not fit the earlier type becomes null, or is left as it is and fails when it is written.
+    If a value does not fit the earlier type, a Spark frame gets null for it; in an Arrow table the whole column stays
+    as it is, and fails when it is written.
     """
-    kept = {*before.names, *MARK_TYPES, *order_by}
+    kept = {*before.names, *OPTIONAL_META, *order_by}
     if _is_table(data):
         table = data.select([name for name in data.column_names if name in kept])
         for place, each in [(table.schema.get_field_index(field.name), field) for field in before.fields]:
@@ -258,34 +266,34 @@ def _is_table(data: Any) -> bool:
 def conform_table(table: pa.Table, declaration: LakeStreamDeclaration, what: str) -> pa.Table:
     """Return the table with the stream's columns and types, then `__timestamp` and `__tombstone`.
 
-    A null `__timestamp` stands for the time of the append, which is known when it commits. `__epoch` follows if an
-    epoch is not 0, then the table's columns of POSITION.
+    A null `__timestamp` stands for the time of the append, which is only known when it commits. `__epoch` follows if
+    one is not 0 (null for 0), then the columns of POSITION that the table has.
     """
     plain = schemas.fit_to_schema(
-        table.select([name for name in table.column_names if name not in MARK_TYPES]), declaration.columns, what
+        table.select([name for name in table.column_names if name not in OPTIONAL_META]), declaration.columns, what
     )
-    times = _mark_column(table, TIMESTAMP, what)
+    times = _optional_column(table, TIMESTAMP, what)
     if declaration.timestamp is not None:
         times = pc.coalesce(times, plain.column(declaration.timestamp))
-    tombstones = pc.fill_null(_mark_column(table, TOMBSTONE, what), False)
+    tombstones = pc.fill_null(_optional_column(table, TOMBSTONE, what), False)
     # One chunk a column, since the file's bytes, and so its checksum, must not depend on the table's chunks.
     marked = plain.append_column(TIMESTAMP, times).append_column(TOMBSTONE, tombstones)
     if EPOCH in table.column_names:
-        epochs = _mark_column(table, EPOCH, what)
+        epochs = _optional_column(table, EPOCH, what)
         epochs = pc.if_else(pc.equal(epochs, 0), pa.scalar(None, pa.int32()), epochs)  # null for 0 saves space
         if epochs.null_count < len(epochs):
             marked = marked.append_column(EPOCH, epochs)
     for name in POSITION:
         if name in table.column_names:
-            marked = marked.append_column(name, _mark_column(table, name, what))
+            marked = marked.append_column(name, _optional_column(table, name, what))
     if (found := first_unreadable(marked)) is not None:
         hidden = found.column in declaration.columns.sensitive
         raise found.error(what, f"row {found.row}", hidden=hidden, row=found.row)
     return marked.combine_chunks()
 
 
-def _mark_column(table: pa.Table, name: str, what: str) -> pa.ChunkedArray:
-    kind = schemas.arrow_type(MARK_TYPES[name])
+def _optional_column(table: pa.Table, name: str, what: str) -> pa.ChunkedArray:
+    kind = schemas.arrow_type(OPTIONAL_META[name])
     if name not in table.column_names:
         return pa.chunked_array([pa.nulls(table.num_rows, kind)])
     column = table.column(name)
@@ -293,21 +301,24 @@ def _mark_column(table: pa.Table, name: str, what: str) -> pa.ChunkedArray:
     if not pa.types.is_null(column.type) and not (column.type.id == kind.id and aware):
         problem = f"{what}: column {name!r} holds {column.type}, expected {kind}."
         raise SchemaMismatchError(problem, "Cast it, or leave the column out.", column=name)
-    return schemas.cast_column(column, name, MARK_TYPES[name], what)
+    return schemas.cast_column(column, name, OPTIONAL_META[name], what)
 
 
 def conform_frame(df: DataFrame, declaration: LakeStreamDeclaration, order_by: Sequence[str], what: str) -> DataFrame:
-    """Return the frame with the stream's columns and types, its mark columns, and other columns of `order_by`."""
+    """Return the frame as `conform_table` does, with the columns of `order_by` that it does not have otherwise.
+
+    `__epoch` stays if the frame has it.
+    """
     types = {field.name: field.dataType.simpleString() for field in df.schema.fields}
     schema = declaration.columns
-    schemas.check_column_names(df.columns, schema, what, {*MARK_TYPES, *order_by})
+    schemas.check_column_names(df.columns, schema, what, {*OPTIONAL_META, *order_by})
     columns = []
     for each in schema.fields:
         if types[each.name] != each.type and not _is_widening(types[each.name], each.type):
             problem = f"{what}: column {each.name!r} holds {types[each.name]} where the schema says {each.type}."
             raise SchemaMismatchError(problem, f"Cast it: F.col({each.name!r}).cast({each.type!r}).", column=each.name)
         columns.append(schemas.named_column(each.name).cast(each.type).alias(each.name))
-    for name, kind in MARK_TYPES.items():
+    for name, kind in OPTIONAL_META.items():
         if types.get(name, kind) not in (kind, "void"):
             problem = f"{what}: column {name!r} holds {types[name]}, expected {kind}."
             raise SchemaMismatchError(problem, "Cast it, or leave it out.", column=name)
@@ -315,14 +326,12 @@ def conform_frame(df: DataFrame, declaration: LakeStreamDeclaration, order_by: S
     if declaration.timestamp is not None:
         times = F.coalesce(times, schemas.named_column(declaration.timestamp))
     tombstones = F.coalesce(F.col(TOMBSTONE), F.lit(False)) if TOMBSTONE in types else F.lit(False)
-    marks = [times.cast("timestamp").alias(TIMESTAMP), tombstones.cast("boolean").alias(TOMBSTONE)]
+    optional = [times.cast("timestamp").alias(TIMESTAMP), tombstones.cast("boolean").alias(TOMBSTONE)]
     if EPOCH in types:
-        marks.append(F.nullif(F.col(EPOCH), F.lit(0)).cast("int").alias(EPOCH))
-    marks += [F.col(name).cast(kind).alias(name) for name, kind in POSITION.items() if name in types]
-    rest = [
-        schemas.named_column(name) for name in dict.fromkeys(order_by) if name not in schema and name not in MARK_TYPES
-    ]
-    return df.select(*columns, *marks, *rest)
+        optional.append(F.nullif(F.col(EPOCH), F.lit(0)).cast("int").alias(EPOCH))
+    optional += [F.col(name).cast(kind).alias(name) for name, kind in POSITION.items() if name in types]
+    rest = [name for name in dict.fromkeys(order_by) if name not in schema and name not in OPTIONAL_META]
+    return df.select(*columns, *optional, *map(schemas.named_column, rest))
 
 
 def _is_widening(given: str, expected: str) -> bool:
@@ -333,7 +342,10 @@ def _is_widening(given: str, expected: str) -> bool:
 
 
 def _select_positions(data: Any, sources: Sources | None, what: str) -> Any:
-    """Return the records without the columns of POSITION unless `sources` are given."""
+    """Return the records, without the columns of POSITION unless `sources` are given.
+
+    Raises SchemaMismatchError if `sources` are given and the records lack one of these columns.
+    """
     there = list(data.column_names if _is_table(data) else data.columns)
     missing = [name for name in POSITION if name not in there]
     if sources is not None and missing:
@@ -346,7 +358,10 @@ def _select_positions(data: Any, sources: Sources | None, what: str) -> Any:
 
 
 def _digested_columns(declaration: LakeStreamDeclaration, there: Sequence[str]) -> list[str]:
-    """Return the columns in the digest of each record, so that a retry in another form or order has the same."""
+    """Return the columns that each record's digest is computed of, in an order that does not depend on the records'.
+
+    So a retry has the same digest, whatever the form of its records. Source positions are not part of it.
+    """
     return [*declaration.columns.names, *(name for name in (TIMESTAMP, TOMBSTONE, EPOCH) if name in there)]
 
 
@@ -379,7 +394,7 @@ class LakeAppends(StreamStates):
         are null), and may have `__tombstone` (boolean), `__timestamp` and `__epoch` (int). The records of a partition
         keep the order of a table; those of a Spark frame are sorted by `order_by` (columns that only serve the order
         are dropped). `end_of_dataset` ends a version: every partition gets a marker with the number of its records
-        since its previous marker; `valid_from` (with its zone) is when the version becomes valid. With
+        since its previous marker; `valid_from` (with a time zone) is when the version becomes valid. With
         `partitioned=True`, partition i of the frame contains exactly the stream's partition i. `consumed` is ignored.
         `sources` are the ranges that the records were made of; then each has the columns of POSITION, which are
         dropped otherwise. With `one_task`, one task writes all partitions of a small frame.
@@ -413,10 +428,10 @@ class LakeAppends(StreamStates):
     def _write(
         self, state: StreamState, data: Any, append: Append, order_by: Sequence[str], partitioned: bool, one_task: bool
     ) -> tuple[Append, list[str]]:
-        """Write the records of an append; return it with its files, and their keys.
+        """Write the records of an append to files; return the append with these files, and the keys of their objects.
 
-        They are written with the newest of the stream's columns that match. Records of an earlier append are written
-        with the columns and partitions of that append, so that their digests can be compared.
+        They are written with the newest of the stream's columns that match (`match_columns`). If the sequence was
+        appended before, they are written with the columns and partitions of that append, to compare the digests.
         """
         what = f"stream {append.stream!r}"
         data = _select_positions(data, append.sources, what)
@@ -482,9 +497,9 @@ class LakeAppends(StreamStates):
     ) -> AppendResult:
         """Append only an end-of-dataset marker to these partitions (default: all).
 
-        `version` is the version's name. `rows` are its numbers of records by partition, for validation; by default the
-        stream counts them since each partition's previous marker. `valid_from` (with its zone) is when the version
-        becomes valid.
+        `version` is the version's name. `rows` is its number of records in each partition, for validation; by default
+        the stream counts them since the partition's previous marker. `valid_from` (with a time zone) is when the
+        version becomes valid.
         """
         valid_micros = system.check_append(producer, sequence, version, valid_from)
         _, state = self.state(stream)
@@ -492,7 +507,7 @@ class LakeAppends(StreamStates):
         count = sent.partitions if sent is not None and sent.partitions else state.declaration.partitions
         chosen = tuple(range(count)) if partitions is None else tuple(sorted(set(partitions)))
         system.check_marker_partitions(f"lake.{stream}", version, chosen, count, rows)
-        counts = None if rows is None else {p: int(count) for p, count in rows.items()}  # NumPy's have no JSON
+        counts = None if rows is None else {p: int(count) for p, count in rows.items()}  # JSON has no NumPy integers
         marker = NewMarker(version, chosen, counts, checksum, valid_micros)
         started, digest = self.now_ms(), content_digest((), marker.content())
         append = Append(stream, producer, sequence, started, marker, None, digest, f"{started:013d}", seen=state.id)
@@ -528,7 +543,7 @@ class LakeAppends(StreamStates):
         return commit
 
     def _write_fold(self, stream: str, state: StreamState) -> Fold | None:
-        """Write the page that the index needs next, if any, so that deciding the commit does no I/O."""
+        """Write the page that the index needs next, None if it needs none: `decide_append` itself does no I/O."""
         full = manifest.find_full_level(state)
         if full is None:
             return None

@@ -58,20 +58,21 @@ class Lineage:
         return cls((*(rewriting.id for rewriting in rewritings), state.id), rewritings)
 
     def index_of(self, identity: str) -> int | None:
-        """Return the index of this identity; None for that of another stream."""
+        """Return the index of this identity in `ids`; None if the stream never had it."""
         return self.ids.index(identity) if identity in self.ids else None
 
 
 LineageOf = Callable[[str], Lineage | None]
-"""Returns the lineage of a stream such as "lake.orders", or None if it is not known."""
+"""Returns the lineage of a stream such as "lake.orders", None if it is not a stream of this lake."""
 StateOf = Callable[[str], StreamState | None]
-"""Returns the state of a stream such as "lake.orders", or None if it is not known."""
+"""Returns the state of a stream such as "lake.orders", None if it is not a stream of this lake."""
 
 
 def _find_replaced_by_repartition(stream: str, read: ReadCoverage, lineage_of: LineageOf) -> list[SupersededRange]:
-    """Return the stream's results of records that were read again after these were repartitioned.
+    """Return the ranges of results that were replaced because their source was repartitioned and then replayed.
 
-    Raises ConfigurationError if they can't be found.
+    `read` is the stream's coverage. Raises ConfigurationError if only a part was replayed, or retention dropped records
+    in between, since the replaced results can't be determined then.
     """
     replaced: list[SupersededRange] = []
     for reader, partitions in sorted(read.items()):
@@ -99,7 +100,10 @@ def _find_replaced_by_repartition(stream: str, read: ReadCoverage, lineage_of: L
 
 
 def translate_coverage(before: ReadCoverage, now: ReadCoverage, lineage_of: LineageOf) -> ReadCoverage:
-    """Return the coverage `before` in terms of the streams' current partitions: all repartitioned records were read."""
+    """Return the coverage `before`, with streams that were repartitioned since in terms of their new partitions.
+
+    There, all records that were repartitioned count as read.
+    """
     known = {reader: dict(partitions) for reader, partitions in before.items()}
     for reader, partitions in now.items():
         application, _, identity = reader.partition("@")
@@ -117,7 +121,7 @@ def translate_coverage(before: ReadCoverage, now: ReadCoverage, lineage_of: Line
 def _reread_extent(
     rewriting: RepartitionRecord, stream: str, read: Mapping[str, Coverage]
 ) -> Literal["none", "part", "all"]:
-    """Return how much of the repartitioned records was read again in the new partitions."""
+    """Return how many of the records that were repartitioned have been replayed from the new partitions."""
     first = 1 if any(rewriting.oldest) else 0
     epochs = [
         piece.epoch
@@ -130,7 +134,10 @@ def _reread_extent(
 
 
 def _has_loss_between(lineage: Lineage, at: int, later: int) -> bool:
-    """Return whether retention dropped records between two repartitionings; these can't be mapped to old ones."""
+    """Return whether retention dropped records between the repartitionings `at` and `later`.
+
+    Then the dropped records can't be mapped to older partitions.
+    """
     return any(
         max(rewriting.oldest) > any(before.oldest) for before, rewriting in pairwise(lineage.rewritings[at:later])
     )
@@ -146,10 +153,11 @@ WithoutPosition = Literal["refuse", "keep"]
 def find_replaced_results(
     streams: LakeReads, stream: str, state: StreamState, segments: Sequence[Segment], without_position: WithoutPosition
 ) -> list[SupersededRange]:
-    """Return the results in these segments that later epochs have replaced, in this stream or upstream.
+    """Return the ranges of results that later epochs have replaced, in this stream or upstream.
 
-    Raises ConfigurationError if that can't be determined: for records without a source position, unless they are
-    kept, and for results of replayed records whose own replacements are not known.
+    Raises ConfigurationError if that can't be determined for the records in these segments: if some have no source
+    position (unless `without_position="keep"`), or are results of replayed records of a stream that is not in this
+    lake or was recreated.
     """
     unknown = sum(segment.rows for segment in segments if not segment.positioned)
     if unknown and without_position == "refuse":
@@ -163,14 +171,15 @@ def find_replaced_results(
 def _find_upstream_replacements(
     streams: LakeReads, stream: str, state: StreamState, segments: Sequence[Segment]
 ) -> list[SupersededRange]:
-    """Return the results of records that were themselves replaced upstream, or that were read again after their stream
+    """Return the ranges of results whose source records were themselves replaced, or were replayed after their stream
     was repartitioned.
 
-    Upstream streams that were replayed are read. Raises ConfigurationError if that does not suffice.
+    Reads the upstream streams that have replaced records. Raises ConfigurationError if this can't be determined.
     """
     state_of = _state_lookup(streams)
     replaced = _find_replaced_by_repartition(stream, state.read, lineage_lookup(streams))
-    rewritten = {(span.reader, _stream(span.source)) for span in replaced}  # all results of these are replaced
+    # All results that these readers made of these streams are replaced.
+    rewritten = {(span.reader, _stream(span.source)) for span in replaced}
     unknown: set[str] = set()
     for reader, partitions in sorted(state.read.items()):
         identity = reader.partition("@")[2]
@@ -204,7 +213,7 @@ def _is_replayed(state_of: StateOf, name: str, seen: Collection[str]) -> bool:
 def _find_replaced_upstream(
     streams: LakeReads, stream: str, reader: str, name: str, above: StreamState, partitions: Mapping[str, Coverage]
 ) -> list[SupersededRange]:
-    """Return the ranges of replaced records of the stream `name`, whose results are replaced in every epoch."""
+    """Return the ranges of the stream `name` whose records were replaced; their results in all epochs are, too."""
     application = reader.partition("@")[0]
     ends = {f"{name}.{p}": end for p, end in enumerate(above.next)}
     behind = [source for source, end in ends.items() if partitions.get(source, Coverage()).until != end]
@@ -230,14 +239,14 @@ def _find_replaced_upstream(
 
 
 def _find_gaps(kept: Sequence[Any], until: int) -> Iterator[tuple[int, int]]:
-    """Yield the ranges of [0, until) without the given offsets, which are in order."""
+    """Yield the ranges of [0, until) that contain none of the `kept` offsets (arrays, in ascending order)."""
     offsets = np.concatenate([[-1], *kept, [until]])
     for at in np.nonzero(np.diff(offsets) > 1)[0]:
         yield int(offsets[at]) + 1, int(offsets[at + 1])
 
 
 def _state_lookup(streams: LakeReads) -> StateOf:
-    """Return a cached function from a stream such as "lake.orders" to its state, None if it is not known."""
+    """Return a function from a stream such as "lake.orders" to its state, which it reads only once."""
 
     @cache
     def state_of(name: str) -> StreamState | None:
@@ -272,13 +281,14 @@ def _ambiguous_error(stream: str, why: str, next_step: str) -> ConfigurationErro
 
 
 def filter_latest(table: pa.Table, replaced: Sequence[SupersededRange]) -> pa.Table:
-    """Return the records of a table, with columns of POSITION, that are not replaced."""
+    """Return the records of the table that are not replaced. It must have the columns of POSITION."""
     if not replaced or not table.num_rows:
         return table
     offsets = pc.fill_null(table.column(SOURCE_OFFSET), -1).to_numpy()
     epochs = pc.fill_null(table.column(SOURCE_EPOCH), 0).to_numpy()
     is_replaced = np.zeros(table.num_rows, bool)
-    # Ranges of one group are in order and disjoint; those replaced upstream may overlap those replaced here.
+    # By reader, source and cause: within a group, ranges are in order and disjoint, as `searchsorted` requires. Ranges
+    # that were replaced upstream (EVERY_EPOCH) may overlap those that were replaced in this stream.
     spans: dict[tuple[str, str, bool], list[SupersededRange]] = {}
     for span in replaced:
         spans.setdefault((span.reader, span.source, span.epoch == EVERY_EPOCH), []).append(span)
@@ -295,7 +305,7 @@ def filter_latest(table: pa.Table, replaced: Sequence[SupersededRange]) -> pa.Ta
 
 
 def filter_latest_frame(frame: DataFrame, replaced: Sequence[SupersededRange]) -> DataFrame:
-    """Return the records of a frame that are not replaced, by a broadcast anti-join with the replaced ranges."""
+    """Return the records of the frame that are not replaced. It must have the columns of POSITION."""
     if not replaced:
         return frame
     names = [f"__replaced_{name}" for name in SupersededRange._fields]

@@ -3,7 +3,7 @@
 One commit drops and merges segments. It also sets the horizon: attempts begun before it can no longer commit, so their
 files may be deleted. Files that leave the index are kept for the grace period, for their readers.
 
-A hold keeps the folders of files of one commit for a user outside the lake, such as a table in another catalogue:
+A hold keeps the data files of one commit for a user outside the lake, its holder, such as a table in another catalogue:
 
     streams/NAME/holds/{hash of the holder}-{number}.json
 """
@@ -45,9 +45,10 @@ from dagster_adjunct.resources.streams.system import EPOCH, POSITION, SOURCE, TI
 
 
 def retain_files(lake: Lake, stream: str, identity: str, number: str, attempts: Iterable[str], *, holder: str) -> None:
-    """Prevent the deletion of these folders of files of the stream with this identity, until `release_files`.
+    """Prevent the deletion of a commit's data files (the folders `attempts`), until `release_files`.
 
-    Idempotent. Raises OffsetOutOfRangeError if they are no longer in the stream's index, and so may be deleted soon.
+    `identity` is the stream's, `number` the commit's number, as text. Idempotent. Raises OffsetOutOfRangeError if the
+    folders are no longer in the stream's index, and so may be deleted soon.
     """
     wanted = sorted(set(attempts))
     body = json.dumps({"holder": holder, "attempts": wanted}).encode()
@@ -55,8 +56,9 @@ def retain_files(lake: Lake, stream: str, identity: str, number: str, attempts: 
     try:
         lake.store.put_if_absent(key, body)
     except errors.ObjectExistsError:
-        return  # retained since they were listed
-    # From now on, maintenance finds this hold after dropping the files from the index.
+        return  # an earlier call has already retained them
+    # From now on, maintenance finds the hold before it deletes files that it has dropped from the index. So check the
+    # index only now.
     streams = StreamStates(lake)
     _, state = streams.state(stream)
     listed = {segment.attempt for segment in manifest.list_segments(state, streams.files_of(stream))}
@@ -70,15 +72,15 @@ def retain_files(lake: Lake, stream: str, identity: str, number: str, attempts: 
 
 
 def release_files(lake: Lake, stream: str, *, holder: str, keep: Collection[str] = ()) -> tuple[str, ...]:
-    """Delete this holder's holds, except the numbers in `keep`; return the numbers of the deleted ones.
+    """Delete this holder's holds, except those of the commits `keep`; return the commit numbers of the deleted ones.
 
-    With `keep`, holds of the last hour stay too (see `delete_holds`).
+    With `keep`, the newest holds stay too (see `delete_holds`).
     """
     return delete_holds(lake.store, _holder_prefix(lake, stream, holder), keep=keep)
 
 
 def list_retained_attempts(lake: Lake, stream: str) -> dict[str, list[str]]:
-    """Return the folders of files that are on hold, by holder. Raises MalformedDocumentError."""
+    """Return the folders of data files that are on hold, by holder. Raises MalformedDocumentError."""
     attempts_of: dict[str, set[str]] = defaultdict(set)
     for item in lake.store.list(f"{lake.stream_prefix(stream)}/holds/"):
         try:
@@ -98,10 +100,10 @@ def _holder_prefix(lake: Lake, stream: str, holder: str) -> str:
 def merge_files(
     stored: StreamFiles, declaration: LakeStreamDeclaration, run: Sequence[Segment], attempt: str
 ) -> Segment:
-    """Write the records of these segments into one file a partition; return the segment that replaces them.
+    """Write the records of consecutive segments into one file per partition; return the segment that replaces them.
 
-    Rows are streamed by row group, so memory does not grow with the run. Timestamps that were those of an append are
-    written out, since the merged segment no longer knows its appends. All files get the stream's current columns.
+    Rows are read by row group, so memory does not grow with the size of the `run`. Records without a timestamp get the
+    time of their append, which the merged segment no longer knows. All files get the stream's current columns.
     """
     prefix = stored.prefix
     options = WriteOptions(prefix, range_of=TIMESTAMP)
@@ -133,9 +135,9 @@ def merge_files(
 
 
 def find_position_columns(stored: StreamFiles, run: Sequence[Segment]) -> tuple[str, ...]:
-    """Return the columns of POSITION if a file of these segments has them, else ().
+    """Return the columns of POSITION if a file of these segments has them, else (). May open the files.
 
-    A segment merged from some with positions and some without is not `positioned`, though its files have the columns.
+    A segment that was merged from some with positions and some without has the columns, but is not `positioned`.
     """
     if any(segment.positioned and segment.files for segment in run):
         return tuple(POSITION)
@@ -145,7 +147,7 @@ def find_position_columns(stored: StreamFiles, run: Sequence[Segment]) -> tuple[
 
 
 def iter_file_rows(stored: StreamFiles, segment: Segment, file: FileEntry, layout: BucketLayout) -> Iterator[pa.Table]:
-    """Yield a file's rows by row group, with all hidden columns of the layout: null where the file has none."""
+    """Yield a file's rows by row group; hidden columns of the layout that the file lacks are null."""
     parquet = open_segment_file(stored, segment, file)
     for group in range(parquet.metadata.num_row_groups):
         table = parquet.read_row_group(group)
@@ -156,8 +158,10 @@ def iter_file_rows(stored: StreamFiles, segment: Segment, file: FileEntry, layou
 
 
 def _rebase_rows(table: pa.Table, segment: Segment, partition: int, first: Segment) -> pa.Table:
-    """Return rows of a segment, numbered from the base of the `first` one, with the time of their append if they have
-    none."""
+    """Return rows of a segment as rows of one that begins at the base of the `first` segment.
+
+    Their `__row` counts from there, and records without a timestamp get the time of their append.
+    """
     shift = segment.base[partition] - first.base[partition]
     when = pa.scalar(segment.appended * 1000, pa.timestamp("us", tz="UTC"))
     table = table.set_column(table.column_names.index(ROW), ROW, pc.add(table.column(ROW), shift))
@@ -166,7 +170,7 @@ def _rebase_rows(table: pa.Table, segment: Segment, partition: int, first: Segme
 
 
 def check_row_count(prefix: str, what: str, written: int, expected: int) -> None:
-    """Raise ManifestMismatchError if `what` wrote another number of records than the manifest lists."""
+    """Raise ManifestMismatchError if `what` ("compaction of …") did not write as many records as the manifest lists."""
     if written != expected:
         problem = f"{prefix}: {what} wrote {written} records, the manifest lists {expected}."
         step = "Nothing was committed, and the stream is unchanged. Report this with the stream's manifest."
@@ -178,10 +182,10 @@ def count_expired(
 ) -> int:
     """Return how many of the oldest segments retention drops.
 
-    A segment's age begins with its append's commit, so that old records loaded today stay as long as new ones. Once a
-    writer's clock was ahead, its commit and all that follow are dated in the future: these have the age of their files,
-    by the clock of the store. `stored` returns when a file of a segment was stored, None for one without files, which
-    goes with the next one.
+    A segment's age begins with the commit of its append, so that old records loaded today stay as long as new ones. If
+    the clock of a writer was ahead, its commit and those after it may have times in the future: the age of such a
+    segment is that of its files, by the store's clock. `stored` returns when a segment's files were stored (ms since
+    the epoch), None for a segment without files, which is dropped together with the next one.
     """
     if retention is None:
         return 0
@@ -202,7 +206,7 @@ def count_expired(
 
 
 def _stored_ms(stored: StreamFiles, segment: Segment) -> int | None:
-    """Return when a segment's files were stored, in ms since the epoch by the store's clock; None without a file."""
+    """Return when a segment's files were stored, in ms since the epoch by the store's clock; None if it has none."""
     for file in segment.files:
         info = stored.store.head(segment.key_of(stored.prefix, file))
         return None if info is None else int(info.modified.timestamp() * 1000)
@@ -210,10 +214,10 @@ def _stored_ms(stored: StreamFiles, segment: Segment) -> int | None:
 
 
 def plan_merges(segments: Sequence[Segment], policy: CompactionPolicy | None) -> list[tuple[Segment, ...]]:
-    """Return runs of neighbours to merge into one segment each.
+    """Return the runs of consecutive segments that the policy merges, each into one segment.
 
-    A run does not begin with a segment that is larger than all others together. Otherwise the result of the last merge
-    would be rewritten after every few appends, instead of once its size has doubled.
+    A run does not begin with a segment that is larger than the rest of the run. Otherwise the result of the last merge
+    would be rewritten after every few appends, instead of once the new segments are as large.
     """
     if policy is None:
         return []
@@ -246,7 +250,11 @@ _MANIFESTS_KEPT = 100
 
 @dataclass(frozen=True, slots=True)
 class MaintenanceResult:
-    """The result of a maintenance. `dropped_…` counts the segments, records and bytes that retention dropped."""
+    """The result of a maintenance.
+
+    Retention dropped `dropped_…`, compaction merged `merged_segments` segments into `merged_into`; `deleted_…` are the
+    unreachable objects that were deleted.
+    """
 
     dropped_segments: int = 0
     dropped_rows: int = 0
@@ -263,7 +271,7 @@ class _Merge(NamedTuple):
 
 
 class _Plan(NamedTuple):
-    """The next state (None: unchanged), and the dropped and merged segments."""
+    """The stream's next state (None: unchanged), the segments that retention drops, and the merges that were used."""
 
     state: StreamState | None
     dropped: tuple[Segment, ...] = ()
@@ -320,7 +328,10 @@ def _write_merges(
 def _plan_maintenance(
     state: StreamState, pages: StreamFiles, merges: Sequence[_Merge], now_ms: int, horizon: int
 ) -> _Plan:
-    """Return the next state; a merge whose inputs are no longer all in the index is left out."""
+    """Plan retention and the given merges, leaving out a merge whose inputs are no longer all in the index.
+
+    Writes index pages, deletes nothing.
+    """
     leaves = manifest.list_leaves(state, pages)
     segments = [segment for _, inside in leaves for segment in inside]
     position = {segment.id: at for at, segment in enumerate(segments)}
@@ -330,7 +341,7 @@ def _plan_maintenance(
     used = []
     for merge in merges:
         at = position.get(merge.run[0].id)
-        lost = int(merge.into.attempt[:13]) < state.horizon  # a slow merge, whose files may have been deleted
+        lost = int(merge.into.attempt[:13]) < state.horizon  # so slow that other maintenance may have deleted its files
         if lost or at is None or at < drop or tuple(segments[at : at + len(merge.run)]) != merge.run:
             continue
         replaced |= dict.fromkeys((segment.id for segment in merge.run), None)
@@ -359,7 +370,11 @@ def _plan_maintenance(
 def _find_unreachable(
     streams: StreamStates, stream: str, state: StreamState, pages: StreamFiles, horizon: int
 ) -> list[tuple[str, int]]:
-    """Return (key, size) of the objects that are not in the index and older than the horizon."""
+    """Return (key, size) of the stream's objects that nothing refers to and that are older than the horizon.
+
+    Objects that left the index less than the grace period ago, and those on hold, are still in use. Includes old
+    manifests.
+    """
     store, prefix = streams.lake.store, streams.lake.stream_prefix(stream)
     waiting = {entry.key for entry in state.dropped}
     reached = {segment.folder(prefix) for segment in manifest.list_segments(state, pages)} | waiting
@@ -380,7 +395,7 @@ def _find_unreachable(
 
 
 def _find_old_reader_manifests(lake: Lake, stream: str) -> list[tuple[str, int]]:
-    """Return (key, size) of each reader's manifests before its newest ones."""
+    """Return (key, size) of all manifests of named readers except each reader's newest 100 (_MANIFESTS_KEPT)."""
     by_reader: dict[str, list[tuple[str, int]]] = {}
     for item in lake.store.list(f"{lake.stream_prefix(stream)}/readers/"):
         folder, _, name = item.key.rpartition("/manifests/")

@@ -5,9 +5,9 @@ manifest itself (`tail`), older ones in pages, pages of pages, and so on (`level
 has fewer than 2 * FAN_OUT entries; a full one moves its oldest FAN_OUT entries into a page of the level above. So a
 commit writes a bounded number of entries, and a look-up reads one page a level.
 
-The manifest also stores the source ranges that the records were made of (`read`). A range that was read again in a
-higher epoch replaces all results of lower epochs at its offsets, even if it produced none. So ranges are stored, not
-only the positions of records.
+The manifest also stores the source ranges that the records were made of (the coverage, `read`). A range that was read
+again in a higher epoch replaces all results of lower epochs at its offsets, even if it produced none. So ranges are
+stored, not only the positions of records.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ Count = Annotated[int, Field(ge=0)]
 
 
 class ReplayedRange(NamedTuple):
-    """Offsets [start, end) of a source partition, last read in `epoch`, which is above 0."""
+    """The offsets [start, end) of a source partition that were replayed, last in the epoch `epoch` (1 or higher)."""
 
     start: Count
     end: Count
@@ -53,18 +53,21 @@ class ReplayedRange(NamedTuple):
 
 
 class Coverage(StoredDocument):
-    """The offsets that a reader has read of a source partition: up to `until`, and `replayed` ranges in order."""
+    """Which offsets of a source partition a reader has read: those before `until`, and which of them it has replayed.
+
+    The `replayed` ranges are disjoint and in order.
+    """
 
     until: Count = 0
     replayed: tuple[ReplayedRange, ...] = ()
 
 
 ReadCoverage = Mapping[str, Mapping[str, Coverage]]
-"""What was read, by reader and source partition."""
+"""The coverage of the partitions that a stream's records were made of, by reader and source partition."""
 
 
 class SupersededRange(NamedTuple):
-    """Results of a reader from offsets [start, end) of a source partition in epochs below `epoch`."""
+    """The results, in epochs below `epoch`, that a reader made of the offsets [start, end) of a source partition."""
 
     reader: str
     source: str
@@ -74,7 +77,7 @@ class SupersededRange(NamedTuple):
 
 
 def add_sources(read: ReadCoverage, sources: Sources | None) -> dict[str, dict[str, Coverage]]:
-    """Return the coverage after one more append."""
+    """Return the coverage with the ranges that one more append was made of."""
     after = {reader: dict(partitions) for reader, partitions in read.items()}
     if sources is None:
         return after
@@ -89,7 +92,7 @@ def add_sources(read: ReadCoverage, sources: Sources | None) -> dict[str, dict[s
 
 
 def list_superseded(read: ReadCoverage) -> list[SupersededRange]:
-    """Return the ranges whose earlier results are replaced, in order."""
+    """Return the ranges whose results in earlier epochs are replaced, by reader, source partition and offset."""
     return [
         SupersededRange(reader, source, *span)
         for reader, partitions in sorted(read.items())
@@ -99,7 +102,7 @@ def list_superseded(read: ReadCoverage) -> list[SupersededRange]:
 
 
 def find_replaced_since(before: ReadCoverage, now: ReadCoverage) -> list[SupersededRange]:
-    """Return the ranges in `before` that were read again since."""
+    """Return the ranges that `before` contains and that were replayed since, up to the coverage `now`."""
     ranges = []
     for span in list_superseded(now):
         known = before.get(span.reader, {}).get(span.source, Coverage())
@@ -122,7 +125,7 @@ def _add_range(replayed: Sequence[ReplayedRange], span: SourceRange) -> tuple[Re
 
 
 def split_by_epoch(replayed: Sequence[ReplayedRange], start: int, end: int) -> Iterator[ReplayedRange]:
-    """Yield [start, end) in pieces of one epoch each, 0 for offsets that were not replayed."""
+    """Yield the range [start, end) in pieces of one epoch each, in order; the epoch is 0 where nothing was replayed."""
     at = start
     for known in replayed:
         if known.end <= at or known.start >= end:
@@ -136,9 +139,11 @@ def split_by_epoch(replayed: Sequence[ReplayedRange], start: int, end: int) -> I
 
 
 STREAM_KIND = "stream"
-MARK_TYPES = {TIMESTAMP: "timestamp", TOMBSTONE: "boolean", EPOCH: "int", **POSITION}
-HIDDEN_COLUMNS = ((ROW, "bigint"), *MARK_TYPES.items())
-_ALWAYS = (ROW, TIMESTAMP, TOMBSTONE)
+OPTIONAL_META = {TIMESTAMP: "timestamp", TOMBSTONE: "boolean", EPOCH: "int", **POSITION}
+"""The columns that a producer may add to the stream's own, with their Spark types."""
+HIDDEN_COLUMNS = ((ROW, "bigint"), *OPTIONAL_META.items())
+"""The columns of data files that are not the stream's own."""
+_IN_ALL_FILES = (ROW, TIMESTAMP, TOMBSTONE)
 
 
 @validated
@@ -172,15 +177,16 @@ class LakeStreamDeclaration(StreamDeclaration):
         return BucketLayout(self.columns, self.key, self.partitions, hidden=HIDDEN_COLUMNS)
 
     def layout_of(self, columns: Iterable[str]) -> BucketLayout:
-        """Return the layout of files with these columns: epochs and positions are optional."""
-        there = {*_ALWAYS, *columns}
+        """Return the layout of files with these columns: those of epochs and source positions are optional."""
+        there = {*_IN_ALL_FILES, *columns}
         return replace(self.layout, hidden=tuple(item for item in HIDDEN_COLUMNS if item[0] in there))
 
 
 class FileEntry(NamedTuple):
-    """A data file: its partition, size, and the range of its records' timestamps (us since the epoch).
+    """A data file: its partition, size in bytes, and the range of its records' timestamps (us since the epoch).
 
-    `untimed` counts records without a timestamp, which have that of their append.
+    `untimed` is the number of records without a timestamp: these have the time of their append. `earliest` and `latest`
+    are those of the others, None if there are none.
     """
 
     partition: Count
@@ -199,7 +205,9 @@ class FileEntry(NamedTuple):
 
 
 class MarkerEntry(NamedTuple):
-    """An end-of-dataset marker; `counted` means that the stream counted `rows`, not the producer.
+    """An end-of-dataset marker at `offset`; `rows` is the number of its version's records in this partition.
+
+    `counted` means that the stream counted them; otherwise the producer gave the number.
 
     `valid_from`, if given, is when the version becomes valid, in microseconds since the epoch.
     """
@@ -214,10 +222,11 @@ class MarkerEntry(NamedTuple):
 
 
 class Segment(StoredDocument):
-    """The records and markers from `base` up to `next`, by partition; `__row` in a file counts from `base`.
+    """The records and markers at the offsets [base, next) of each partition.
 
-    `appended` is its commit time, in ms since the epoch; `attempt` is the folder of its files. `positioned` means that
-    its records have source positions, and `chained` that some were made of replayed records.
+    A file's `__row` plus the partition's `base` is a record's offset. `appended` is the segment's commit time, in ms
+    since the epoch; `attempt` is the folder of its files. `positioned` means that all its records have source
+    positions, and `chained` that some were made of records that were themselves results of a replay.
     """
 
     id: Count
@@ -247,7 +256,7 @@ class Segment(StoredDocument):
         return len(self.markers)
 
     def latest(self, partition: int) -> int | None:
-        """Return the partition's latest record timestamp in us, or None without records."""
+        """Return the latest timestamp of the partition's records in us since the epoch, None without records."""
         for file in self.files:
             if file.partition == partition:
                 untimed = self.appended * 1000 if file.untimed else None
@@ -269,7 +278,11 @@ class Segment(StoredDocument):
 
 
 class Page(StoredDocument):
-    """A stored page of segments (level 1) or of pages of the level below, with their totals."""
+    """The summary of a stored page: its entries are segments (level 1), or pages of the level below.
+
+    It has their number (`count`), totals over their segments, and `latest_us`, the latest record timestamp by
+    partition. `marked` is the number of markers.
+    """
 
     key: str
     sha256: str
@@ -292,10 +305,10 @@ IndexEntry = Segment | Page
 
 
 class SentSequence(NamedTuple):
-    """An append under one sequence of a producer: digest, offsets by partition, and number of records.
+    """An append under one sequence of a producer: digest, offsets [first, next) by partition, and number of records.
 
-    `columns` is the index of its columns among all that the stream has had. If the stream was repartitioned since,
-    `partitions` is the number of partitions that it was written to, and its offsets are not known.
+    `columns` is the index of its columns (`StreamState.with_columns_at`). If the stream was repartitioned since,
+    `partitions` is the number of partitions that the append was written to, and its offsets are no longer known.
     """
 
     sequence: Count
@@ -308,16 +321,16 @@ class SentSequence(NamedTuple):
 
 
 class DroppedKey(NamedTuple):
-    """An object or folder that was in the index until `at` (ms), kept for a while for its readers."""
+    """An object or folder that was in the index until `at` (ms since the epoch), kept a while for its readers."""
 
     key: str
     at: Count
 
 
 class RepartitionRecord(StoredDocument):
-    """A repartitioning: the old partitions, of the stream `id`, ended at `ended`, and the new ones continue at `next`.
+    """A repartitioning of the stream that had the identity `id`, at the time `at` (ms since the epoch).
 
-    `oldest` are the oldest offsets of the old partitions. `at` is its time, in ms since the epoch.
+    The old partitions held the offsets [oldest, ended). After the same records, the new ones continue at `next`.
     """
 
     id: str
@@ -331,12 +344,13 @@ class RepartitionRecord(StoredDocument):
 class StreamState(StoredDocument):
     """The body of a stream's manifest.
 
-    `id` distinguishes the stream from a recreated one of its name.
+    `id` is the stream's identity: a recreated or repartitioned stream has another one.
     `earlier` are its columns before those of the declaration, oldest first; producers may still write with them.
-    `horizon` (ms): attempts begun before it are lost unless they are in the index.
-    `rewritten` is its last repartitioning, `rewritten_before` are the earlier ones, oldest first.
-    `marked_until` is the offset after each partition's last marker, 0 without one. `read` is what the records were
-    made of, by reader and source partition.
+    `tail` and `levels` are the index (see the module), `dropped` is what left it. `horizon` (ms since the epoch):
+    attempts begun before it are lost unless they are in the index.
+    `rewritten` is the last repartitioning, `rewritten_before` are the earlier ones, oldest first.
+    `marked_until` is the offset after each partition's last marker, 0 without one. `read` is the coverage that the
+    records were made of, by reader and source partition.
     """
 
     declaration: LakeStreamDeclaration
@@ -374,7 +388,7 @@ class StreamState(StoredDocument):
         return self
 
     def with_columns_at(self, columns: int) -> LakeStreamDeclaration:
-        """Return the declaration with the columns of this index; the current ones come last."""
+        """Return the declaration with the columns of this index: 0 is the oldest, `len(earlier)` the current ones."""
         if columns == len(self.earlier):
             return self.declaration
         return self.declaration.model_copy(update={"columns": self.earlier[columns]})
@@ -410,7 +424,7 @@ Span = tuple[int, int]
 
 @dataclass(slots=True)
 class StreamFiles:
-    """The stored files of one stream, and its pages with a cache, since pages never change."""
+    """Where one stream's files are stored; reads and writes its index pages, which never change and so are cached."""
 
     store: ObjectStore
     prefix: str
@@ -430,7 +444,7 @@ class StreamFiles:
         return self._cache[page.key]
 
     def write(self, level: int, entries: Sequence[IndexEntry]) -> Page:
-        """Store consecutive entries as a new page of this level and return its summary."""
+        """Store consecutive index entries as a new page of this level; return its summary."""
         ref = commit_log.write_page(self.store, self.prefix, [entry.model_dump(mode="json") for entry in entries])
         return Page(
             key=ref.key,
@@ -452,9 +466,9 @@ class StreamFiles:
 
 
 def walk_segments(state: StreamState, files: StreamFiles, wanted: Callable[[IndexEntry], bool]) -> Iterator[Segment]:
-    """Return the segments that are `wanted`, oldest first, without reading other pages.
+    """Return the segments for which `wanted` is true, oldest first. Reads only the pages for which it is true.
 
-    A page must be `wanted` if one of its entries is.
+    It must be true for a page if it is for one of its entries.
     """
     return (entry for entry in _walk(state, files, wanted) if isinstance(entry, Segment))
 
@@ -462,7 +476,7 @@ def walk_segments(state: StreamState, files: StreamFiles, wanted: Callable[[Inde
 def _walk(
     state: StreamState, files: StreamFiles, wanted: Callable[[IndexEntry], bool] = lambda _: True, lowest: int = 0
 ) -> Iterator[IndexEntry]:
-    """Yield the wanted entries, each before those in it, without reading pages of the `lowest` level."""
+    """Yield the wanted index entries, each page before its own entries. Reads only pages of levels above `lowest`."""
     waiting: list[IndexEntry] = list(reversed(state.entries()))
     while waiting:
         entry = waiting.pop()
@@ -477,7 +491,7 @@ def list_segments(state: StreamState, files: StreamFiles) -> list[Segment]:
 
 
 def overlaps_spans(entry: IndexEntry, spans: Mapping[int, Span]) -> bool:
-    """Return whether the entry has an offset in one of these spans, [start, end) by partition."""
+    """Return whether the entry contains an offset of one of these spans, which are [start, end) by partition."""
     return any(entry.base[p] < end and start < entry.next[p] for p, (start, end) in spans.items() if start < end)
 
 
@@ -499,7 +513,7 @@ def find_markers(state: StreamState, files: StreamFiles, spans: Mapping[int, Spa
 
 @dataclass(frozen=True, slots=True)
 class Fold:
-    """A page that replaces the oldest entries of the level below it. `made` is in ms since the epoch."""
+    """A page written at `made` (ms since the epoch), to replace its `entries`, the oldest of the level below."""
 
     page: Page
     entries: tuple[IndexEntry, ...]
@@ -507,7 +521,7 @@ class Fold:
 
 
 def find_full_level(state: StreamState) -> tuple[int, tuple[IndexEntry, ...]] | None:
-    """Return the level of the next page to write and its entries, or None if no level is full."""
+    """Return the level and the entries of the next index page to write, or None if no level is full."""
     rows: list[Sequence[IndexEntry]] = [state.tail, *state.levels]
     for level, entries in enumerate(rows, start=1):
         if len(entries) >= 2 * FAN_OUT:
@@ -534,7 +548,7 @@ def apply_fold(state: StreamState, fold: Fold | None) -> StreamState:
 
 
 def list_leaves(state: StreamState, files: StreamFiles) -> list[tuple[IndexEntry, tuple[Segment, ...]]]:
-    """Return the pages of level 1 and the tail's segments, oldest first, each with its segments."""
+    """Return the pages of level 1, each with its segments, then the tail's segments, each with itself; oldest first."""
     return [
         (entry, (entry,) if isinstance(entry, Segment) else cast("tuple[Segment, ...]", files.read(entry)))
         for entry in _walk(state, files, lowest=1)
@@ -548,9 +562,9 @@ def list_page_keys(state: StreamState, files: StreamFiles) -> set[str]:
 
 
 def rebuild_index(state: StreamState, kept: Sequence[IndexEntry], files: StreamFiles) -> StreamState:
-    """Return the state with an index of exactly these segments and pages of level 1; write the pages it needs.
+    """Return the state with an index of exactly the `kept` entries: segments and pages of level 1, oldest first.
 
-    The given pages are used as they are; segments between them get new pages.
+    Writes the pages that the new index needs. The given pages are used as they are; segments between them get new ones.
     """
     tail: list[IndexEntry] = []
     level: list[IndexEntry] = []
@@ -599,7 +613,7 @@ class StreamStates:
         return self.lake.commit_log(self.lake.stream_prefix(stream), STREAM_KIND)
 
     def state(self, stream: str) -> tuple[Commit, StreamState]:
-        """Return the current commit and the state in it (internal). Raises StreamNotFoundError."""
+        """Return the stream's current commit and the state in it (internal). Raises StreamNotFoundError."""
         if self._snapshot is not None and stream in self._snapshot:
             return self._snapshot[stream]
         commit = self._require_commit(stream, self.log(stream).current())
@@ -612,7 +626,7 @@ class StreamStates:
         try:
             commit = self.log(stream).current()
         except MalformedDocumentError:
-            return True  # reading it raises
+            return True  # whoever reads the stream gets the error
         return commit is not None and not commit_log.is_deletion_commit(commit)
 
     def _require_commit(self, stream: str, commit: Commit | None) -> Commit:

@@ -64,10 +64,11 @@ def read_tables(
     whole: bool = False,
     finish: Callable[[pa.Table], pa.Table] = lambda table: table,
 ) -> Iterator[pa.Table]:
-    """Yield these columns and those of RECORD_META (and POSITION), ordered by partition and offset.
+    """Yield the records of these spans with these columns and those of RECORD_META (and POSITION, with `positions`).
 
-    In parts of one row group, so that only one is in memory; with `whole`, all are, and files are read at the same
-    time. `finish` is applied to each part. `segments` are those that overlap the spans.
+    They are ordered by partition and offset, and come in parts of one row group, of which only one is in memory. With
+    `whole` all are in memory, and files are read concurrently. `segments` must include all that overlap the spans.
+    `finish` is applied to each part.
     """
     schema = with_meta_columns(columns.to_arrow(), positions=positions)
 
@@ -108,7 +109,10 @@ def open_segment_file(files: StreamFiles, segment: Segment, file: FileEntry) -> 
 
 
 def iter_row_groups(parquet: pq.ParquetFile, column: str) -> Iterator[tuple[int, object, object, int]]:
-    """Yield (row group, minimum, maximum, nulls) of a column; minimum and maximum are None if unknown."""
+    """Yield (row group, minimum, maximum, number of nulls) of a column.
+
+    Without statistics the minimum and maximum are None, and the number of nulls is that of the rows.
+    """
     names = [parquet.schema.column(i).path for i in range(len(parquet.schema))]
     index = names.index(column)
     for group in range(parquet.metadata.num_row_groups):
@@ -122,7 +126,7 @@ def iter_row_groups(parquet: pq.ParquetFile, column: str) -> Iterator[tuple[int,
 def _read_file(
     files: StreamFiles, segment: Segment, file: FileEntry, span: Span, columns: Sequence[str]
 ) -> Iterator[pa.Table]:
-    """Yield the records of a file in the span of its partition."""
+    """Yield the records of a file that are in the span of its partition, by row group, with these columns."""
     base = segment.base[file.partition]
     low, high = span[0] - base, span[1] - base
     parquet = open_segment_file(files, segment, file)
@@ -147,7 +151,10 @@ def _read_file(
 
 
 def find_offset_at_time(files: StreamFiles, state: StreamState, partition: int, time_us: int) -> int:
-    """Return the offset of the partition's first record at or after this time, else its next offset."""
+    """Return the offset of the partition's first record at or after this time (us since the epoch).
+
+    If there is none, returns the partition's upcoming offset.
+    """
 
     def may_hold(entry: object) -> bool:
         latest = entry.latest(partition)  # type: ignore[attr-defined]
@@ -181,12 +188,12 @@ _MAX_INTERVALS = 8
 
 @dataclass(frozen=True, slots=True)
 class RowRanges:
-    """Conditions on `__row`, which counts from a segment's base in each of its files.
+    """Which rows of segments to read, as conditions on `__row`, which counts from the segment's base in each file.
 
-    `partitions` are those whose files are read, None for all. `rows` are intervals [low, high) that contain every
-    row to read, to skip row groups by; empty if they would skip none. `clipped_low` are the indexes of segments in
-    which a file begins before its span, `clipped_high` those in which one ends after it. Only there must rows be
-    compared with `lows` and `highs`, which are indexed by segment * partitions + partition.
+    `partitions` are those whose files are read, None for all. `rows` are intervals [low, high) that contain every row
+    to read, by which Spark skips row groups; empty if it would skip none. `clipped_low` are the indexes of the segments
+    with a file that begins before its partition's span, `clipped_high` of those with one that ends after it. Only in
+    these must rows be compared with `lows` and `highs`, the bounds by segment * number of partitions + partition.
     """
 
     partitions: tuple[int, ...] | None
@@ -198,7 +205,7 @@ class RowRanges:
 
 
 def find_row_ranges(segments: Sequence[Segment], spans: Mapping[int, Span], partitions: int) -> RowRanges:
-    """Return the rows of the segments that are in the spans, [start, end) by partition."""
+    """Return which rows of the segments are in the spans, which are [start, end) by partition."""
     wanted = tuple(sorted(p for p, (start, end) in spans.items() if start < end))
     files = [(i, segment, file.partition) for i, segment in enumerate(segments) for file in segment.files]
     lows, highs = [0] * len(segments) * partitions, [0] * len(segments) * partitions
@@ -248,10 +255,11 @@ def read_frame(
     *,
     positions: bool,
 ) -> DataFrame:
-    """Return the records of these spans, which are in the `touched` segments, with the columns of RECORD_META.
+    """Return the records of these spans with the columns of RECORD_META, as a bucketed scan.
 
-    With `positions`, those of POSITION follow. Each segment is a generation of the table. Values by generation or
-    partition (a segment's first offset, the time of its append) come from array literals.
+    With `positions`, those of POSITION follow. `touched` are the segments that overlap the spans; each is a generation
+    of the bucketed table. What differs by segment and partition (the first offset, the time of the append) is looked up
+    in array literals.
     """
     schema, n = declaration.columns, declaration.partitions
     segments = [segment for segment in touched if manifest.has_records_in(segment, spans)]
@@ -282,10 +290,10 @@ def read_frame(
 
 
 def _empty_frame(frame: DataFrame, own: Sequence[str], *, positions: bool) -> DataFrame:
-    """Return an empty frame with the columns of records, as a bucketed scan.
+    """Return the empty `frame`, still a bucketed scan, with the columns of records.
 
-    Timestamps and tombstones are not literals: Spark would see that filters on them never match, and remove the scan
-    with its buckets from the plan.
+    Its timestamps and tombstones are columns: if they were literals, Spark would find that filters on them never match,
+    and remove the scan from the plan, with its buckets.
     """
     kinds = {**dict(RECORD_META_COLUMNS), **(POSITION if positions else {})}
     known = {EPOCH: F.lit(0), TIMESTAMP: F.col(TIMESTAMP), TOMBSTONE: F.col(TOMBSTONE)}
@@ -296,9 +304,12 @@ def _empty_frame(frame: DataFrame, own: Sequence[str], *, positions: bool) -> Da
 
 
 def _row_conditions(cut: RowRanges, place: Column, segments: int) -> Iterator[Column]:
-    """Yield the filters on rows. Spark evaluates them for each row, so costly ones are limited to some segments."""
+    """Yield the filters that select the rows of `cut`; `place` is segment * number of partitions + partition.
+
+    Spark evaluates them for each row, so the costly ones are limited to the segments that need them.
+    """
     if cut.partitions is not None:
-        # Spark skips files by this filter, but also evaluates it for every row: comparing endings is fast.
+        # Spark skips files by this filter, but also evaluates it for every row, so it compares suffixes, which is fast.
         name = F.col("_metadata.file_name")
         yield reduce(
             or_, [name.endswith(bucket_file_suffix(partition)) for partition in cut.partitions] or [F.lit(False)]
@@ -312,7 +323,7 @@ def _row_conditions(cut: RowRanges, place: Column, segments: int) -> Iterator[Co
 
 
 def _is_outside(some: Sequence[int], segments: int) -> Column:
-    """Return whether a row is in none of these segments. A SQL text saves a JVM call for each."""
+    """Return the condition that a row is in none of these segments; as SQL text, which saves a JVM call for each."""
     if len(some) == segments:
         return F.lit(False)
     return F.expr(f"`{GENERATION_COLUMN}` NOT IN ({', '.join(map(str, some))})")
@@ -321,12 +332,15 @@ def _is_outside(some: Sequence[int], segments: int) -> Column:
 def read_partition(
     store: StoreDescriptor, prefix: str, schema: Schema, segments: Sequence[Segment], spans: Mapping[int, Span], p: int
 ) -> Iterator[pa.Table]:
-    """Yield the records of partition `p` in order, in parts of one row group; opens the store where it is called."""
+    """Yield the records of partition `p` in order, in parts of one row group. Opens the store, for tasks."""
     return read_tables(StreamFiles(store.open(), prefix), schema, segments, {p: spans[p]}, positions=False)
 
 
 def spans_from_ranges(state: StreamState, ranges: Mapping[SystemStreamPartition, OffsetRange]) -> dict[int, Span]:
-    """Return the ranges as [start, end) by partition. Raises OffsetOutOfRangeError for records not in the stream."""
+    """Return the ranges as [start, end) by partition number.
+
+    Raises OffsetOutOfRangeError if the stream does not contain a range entirely.
+    """
     spans: dict[int, Span] = {}
     for ssp, given in ranges.items():
         system.check_partition(ssp, len(state.next))
@@ -337,7 +351,7 @@ def spans_from_ranges(state: StreamState, ranges: Mapping[SystemStreamPartition,
 
 
 class ReadOptions(TypedDict, total=False):
-    """Which records a read returns, and with which columns; see `LakeStreams.read`."""
+    """Options of a read: which records it returns, and whether with source positions. See `LakeStreams.read`."""
 
     epochs: Epochs
     positions: bool
@@ -345,7 +359,10 @@ class ReadOptions(TypedDict, total=False):
 
 
 class _Located(NamedTuple):
-    """The records of ranges of one stream: their segments, the ranges by partition, and which records to leave out."""
+    """Where the records of ranges of one stream are: segments, [start, end) by partition, and what is left out.
+
+    `replaced` are the ranges of results to leave out, with `epochs="latest"`.
+    """
 
     state: StreamState
     files: StreamFiles
@@ -375,9 +392,9 @@ class LakeReads(StreamStates, NumberedOffsets):
     ) -> DataFrame:
         """Return the records of these ranges of one stream, as a scan that is bucketed by its key.
 
-        With `epochs="latest"`, only those that no later epoch anywhere in the stream has replaced. Records without a
-        source position are an error then, unless `without_position="keep"`. With `positions`, the columns of POSITION
-        follow.
+        The frame has the stream's columns and those of RECORD_META; with `positions`, those of POSITION follow. With
+        `epochs="latest"`, it leaves out records that a later epoch, even outside of these ranges, has replaced. Then
+        records without a source position raise ConfigurationError, unless `without_position="keep"`.
         """
         spark, positions = resolve_session(spark), options.get("positions", False)
         at = self._locate(ranges, **options)
@@ -404,7 +421,7 @@ class LakeReads(StreamStates, NumberedOffsets):
         columns: Sequence[str] | None = None,
         **options: Unpack[ReadOptions],
     ) -> Iterator[pa.Table]:
-        """Yield the same in parts of at most 65,536 records, one of them in memory. The first part is empty."""
+        """Yield the same records in tables of at most 65,536, of which one is in memory. The first one is empty."""
         return self._iter_parts(ranges, columns, whole=False, **options)
 
     def _iter_parts(

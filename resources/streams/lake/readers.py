@@ -38,7 +38,8 @@ READER_KIND = "reader"
 class ReaderPosition(StoredDocument):
     """The position of a reader: the next offset of each partition of the stream with this identity.
 
-    `read` is what the stream's records had been made of when the last batch began.
+    `read` is the coverage that the stream's records were made of (`StreamState.read`) when the reader began its last
+    batch that reached the stream's end, or its first batch.
     """
 
     stream: str
@@ -50,7 +51,8 @@ class ReaderPosition(StoredDocument):
 class ReaderInfo:
     """A named reader: its next offsets by partition, and how many offsets it is `behind` and has `lost` to retention.
 
-    The counts include markers. `problem` is the reason why the reader can't continue, "" if it can.
+    Both numbers include markers. `commits` is the number of its commits; the last was at `committed_at`, by the process
+    `by`. `problem` is the reason why the reader can't continue, "" if it can.
     """
 
     name: str
@@ -69,9 +71,9 @@ class NewRecords:
     """A batch of records that a reader has not committed yet: read it by `table`, `parts` or `frame`, then `commit`.
 
     `number` counts the reader's batches from 1; a batch that is read again has the same number, and maybe more records.
-    `ranges` are its offsets, `records` their count. `lost` are offsets that retention dropped unread. `replaced` are
-    source ranges that an application has read again since the reader's last commit: what the reader made of their
-    earlier results is out of date.
+    `ranges` are its offsets, `records` is its number of records. `lost` are offsets that retention dropped unread.
+    `replaced` are source ranges that an application has replayed since the reader was last at the stream's end: what
+    the reader made of their earlier results is out of date.
     """
 
     stream: str
@@ -98,18 +100,18 @@ class NewRecords:
         return self._streams.read_arrow(self.ranges, columns, **options)
 
     def parts(self, columns: Sequence[str] | None = None, **options: Unpack[ReadOptions]) -> Iterator[pa.Table]:
-        """Yield the records in parts of at most 65,536; the first part is empty."""
+        """Yield the records in tables of at most 65,536; the first one is empty."""
         return self._streams.read_parts(self.ranges, columns, **options)
 
     def frame(self, spark: SparkSession | Callable[[], SparkSession], **options: Unpack[ReadOptions]) -> DataFrame:
-        """Return the records by Spark, as `LakeStreams.read` does."""
+        """Return the records as a Spark frame, as `LakeStreams.read` does."""
         return self._streams.read(spark, self.ranges, **options)
 
     def commit(self) -> None:
         """Commit that these records were processed, so that the next batch begins after them. Idempotent.
 
         Raises CommitConflictError if another process has committed for this reader meanwhile, and so has processed
-        these records too. Raises CommitStateUnknownError as every commit.
+        these records too, or has removed the reader. Raises CommitStateUnknownError as every commit.
         """
         if self.committed:
             return
@@ -138,16 +140,16 @@ def read_new(
 ) -> NewRecords:
     """Return the records of a lake stream that are new for a named reader; `commit` at the end of a `with` block.
 
-    A reader begins at `start` and is created by its first commit. A batch has at most `max_records` (with markers).
-    Raises OffsetOutOfRangeError if retention has passed the position, unless `on_lost="oldest"`, and if the stream was
-    recreated, or repartitioned before it was read to its end.
+    A reader begins at `start`; its first commit creates it. A batch has at most `max_records`, counting markers.
+    Raises OffsetOutOfRangeError if retention has dropped unread records, unless `on_lost="oldest"`, and if the stream
+    was recreated, or repartitioned before this reader had read all of it.
     """
     check_name("reader", reader)
     streams, stream = LakeStreams(lake), unqualify_stream_name(LAKE, stream)
     who = f"reader {reader!r}"
     if max_records is not None:
         check_whole_number(max_records, f"{who}: max_records={max_records}", "1 or more", argument="max_records")
-    # The position first, so that the stream's state is not older than it.
+    # Read the position first, so that the stream's state is at least as new.
     parent = _reader_log(lake, stream, reader).current()
     _, state = streams.state(stream)
     position = _follow_repartitions(_parse(parent, lake), state) if parent is not None else None
@@ -176,7 +178,8 @@ def read_new(
         )
     ends = _divide_limit(begins, state.next, max_records)
     ranges = {ssp: OffsetRange(str(begin), str(end)) for ssp, begin, end in zip(ssps, begins, ends, strict=True)}
-    # Until the reader is at the end, coverage stays that of the last batch, since unread records may be replacements.
+    # Until the reader is at the stream's end, keep the earlier coverage: the results that replace those it has read may
+    # still be unread, so every batch up to the end reports what is replaced.
     at_end = parent is None or ends == state.next
     after = ReaderPosition(stream=state.id, offsets=ends, read=state.read if at_end else position.read)
     known = translate_coverage(position.read, state.read, lineage_lookup(streams))
@@ -188,7 +191,7 @@ def read_new(
 
 @validated
 def list_readers(lake: Lake, stream: str) -> list[ReaderInfo]:
-    """Return the named readers of a lake stream, by name. One list, and two requests for each reader."""
+    """Return the named readers of a lake stream, sorted by name. Costs a listing, and two requests for each reader."""
     stream = unqualify_stream_name(LAKE, stream)
     _, state = LakeStreams(lake).state(stream)
     keys = [item.key for item in lake.store.list(f"{lake.stream_prefix(stream)}/readers/")]
@@ -209,11 +212,12 @@ def list_readers(lake: Lake, stream: str) -> list[ReaderInfo]:
 
 @validated
 def remove_reader(lake: Lake, stream: str, reader: str) -> bool:
-    """Remove a named reader and its history; return whether it was there. A batch of it that is open can't commit."""
+    """Remove a named reader and its history; return whether it existed. If it has an open batch, that can't commit."""
     stream = unqualify_stream_name(LAKE, stream)
     log = _reader_log(lake, stream, reader)
     there = lake.store.head(log.pointer_key) is not None
-    # Listed first, and without first manifests: what a new reader of this name writes meanwhile stays.
+    # Listed before the pointer is deleted, and without first manifests, so as not to delete what a new reader of this
+    # name writes meanwhile.
     old = [item.key for item in lake.store.list(f"{log.prefix}/manifests/") if commit_number(item.key) > 1]
     lake.store.delete(log.pointer_key)  # without a pointer there is no reader
     lake.store.delete_many(old)
@@ -221,7 +225,10 @@ def remove_reader(lake: Lake, stream: str, reader: str) -> bool:
 
 
 def _follow_repartitions(position: ReaderPosition, state: StreamState) -> ReaderPosition:
-    """Return the position in the new partitions if the stream was repartitioned after it was read to its end."""
+    """Return the position in the new partitions if the stream was repartitioned while the reader was at its end.
+
+    Otherwise returns the position as it is.
+    """
     lineage = Lineage.of(state)
     for rewriting, identity in zip(lineage.rewritings, lineage.ids[1:], strict=True):
         if (rewriting.id, rewriting.ended) == (position.stream, position.offsets):
@@ -242,7 +249,7 @@ def _find_problem(position: ReaderPosition, state: StreamState) -> str:
 
 
 def _divide_limit(begins: Sequence[int], ends: Sequence[int], limit: int | None) -> tuple[int, ...]:
-    """Return the end of a batch of at most `limit` offsets, divided in proportion to the partitions' new offsets."""
+    """Return the end of a batch by partition. Its `limit` of offsets is divided in proportion to the unread ones."""
     lags = [end - begin for begin, end in zip(begins, ends, strict=True)]
     total = sum(lags)
     if limit is None or total <= limit:

@@ -36,12 +36,12 @@ from dagster_adjunct.resources.streams.system import EPOCH, TIMESTAMP, time_from
 _MAX_ATTEMPTS = 10
 Ranges = tuple[tuple[int, int], ...]
 WrittenFiles = tuple[str, tuple[FileEntry, ...]]
-"""The folder of the files of a step (its attempt), and the files."""
+"""The name of the folder with the files of one step (`Segment.attempt`), and the files."""
 
 
 @dataclass(frozen=True, slots=True)
 class RewriteStep:
-    """The rows [low, high) of each old partition of a segment, between the same two markers."""
+    """The rows of a segment that lie between two versions' markers: [low, high) by old partition, from its base."""
 
     segment: Segment
     ranges: Ranges
@@ -49,8 +49,11 @@ class RewriteStep:
 
 @dataclass(frozen=True, slots=True)
 class MarkerBarrier:
-    """A version's markers, one in each old partition. `miscounted` is the number of records by which their counts are
-    wrong, None if one has no count."""
+    """A version's markers, one in each old partition, as one entry of the plan.
+
+    `miscounted` is how many records the markers' counts differ by from those in the partitions, summed up; None if a
+    marker has no count. `appended` (ms since the epoch) and `valid_from` (us) are times.
+    """
 
     version: str
     checksum: str | None
@@ -62,7 +65,8 @@ class MarkerBarrier:
 def plan_rewrite(stream: str, segments: Sequence[Segment], partitions: int) -> list[RewriteStep | MarkerBarrier]:
     """Return the segments' rows and markers in the order in which to rewrite them. No I/O.
 
-    Raises ConfigurationError for markers that differ between partitions, or contain checksums of records.
+    `partitions` is the old number of partitions. Raises ConfigurationError for markers that differ between partitions,
+    or contain checksums of records.
     """
     marked: list[list[tuple[MarkerEntry, int]]] = [[] for _ in range(partitions)]
     for segment in segments:
@@ -71,11 +75,11 @@ def plan_rewrite(stream: str, segments: Sequence[Segment], partitions: int) -> l
     _check_markers(stream, [[marker for marker, _ in in_partition] for in_partition in marked])
     result: list[RewriteStep | MarkerBarrier] = []
     starts = [0] * partitions
-    for epoch in range(len(marked[0]) + 1):
-        last = epoch == len(marked[0])
+    for index in range(len(marked[0]) + 1):
+        last = index == len(marked[0])
         ends = [segments[-1].next[p] if last and segments else 0 for p in range(partitions)]
         if not last:
-            ends = [marked[p][epoch][0].offset for p in range(partitions)]
+            ends = [marked[p][index][0].offset for p in range(partitions)]
         counts = [0] * partitions
         for segment in segments:
             ranges = tuple(
@@ -88,10 +92,10 @@ def plan_rewrite(stream: str, segments: Sequence[Segment], partitions: int) -> l
             if any(low < high for p, (low, high) in enumerate(ranges) if p in filled):
                 result.append(RewriteStep(segment, ranges))
         if not last:
-            markers = [in_partition[epoch][0] for in_partition in marked]
+            markers = [in_partition[index][0] for in_partition in marked]
             given = [marker.rows for marker in markers]
             miscounted = sum(abs(rows - count) for rows, count in zip(given, counts, strict=True) if rows is not None)
-            appended = max(in_partition[epoch][1] for in_partition in marked)
+            appended = max(in_partition[index][1] for in_partition in marked)
             first, wrong = markers[0], None if None in given else miscounted
             valid_from = next((marker.valid_from for marker in markers if marker.valid_from is not None), None)
             result.append(MarkerBarrier(first.version, first.checksum, wrong, appended, valid_from))
@@ -128,10 +132,11 @@ def _check_markers(stream: str, marked: Sequence[Sequence[MarkerEntry]]) -> None
 def repartition(
     streams: LakeStreams, stream: str, partitions: int, *, reason: str, by: str, check: Callable[[StreamState], None]
 ) -> StreamState:
-    """Repartition the stream and return its new state; `check` may raise to prevent each attempt to commit.
+    """Repartition the stream and return its new state. Concurrent appends are rewritten too.
 
-    Concurrent appends are rewritten too. A crash leaves the stream unchanged, and files that `maintain` deletes.
-    Raises ConfigurationError for a stream without key, and CommitConflictError if appends do not stop.
+    `check` is called twice in each attempt, before the rewriting and before the commit, and may raise to prevent it. A
+    crash leaves the stream unchanged, and files that `maintain` deletes. Raises ConfigurationError for what can't be
+    repartitioned, such as a stream without key, and CommitConflictError if appends do not stop.
     """
     written: dict[tuple[int, Ranges], WrittenFiles] = {}
 
@@ -141,7 +146,7 @@ def repartition(
         declaration = state.declaration.model_copy(update={"partitions": partitions})
         pages = streams.files_of(stream)
         check(state)
-        # Maintenance may have deleted files that are in no index yet: write these again.
+        # Write files from before the horizon again: maintenance may have deleted them, as no index lists them yet.
         for collected in [key for key, (attempt, _) in written.items() if int(attempt[:13]) < state.horizon]:
             del written[collected]
         for step in steps:
@@ -164,7 +169,10 @@ def repartition(
 def plan_repartitioning(
     streams: LakeStreams, stream: str, state: StreamState, partitions: int
 ) -> tuple[list[Segment], list[RewriteStep | MarkerBarrier]]:
-    """Return the segments and how to rewrite them. Raises ConfigurationError for what can't be repartitioned."""
+    """Return the stream's segments and the plan for rewriting them.
+
+    Raises ConfigurationError for what can't be repartitioned.
+    """
     stored = state.declaration
     what, about = f"stream {stream!r}", {"stream": f"lake.{stream}"}
     if not stored.key:
@@ -212,7 +220,7 @@ def _write_step(
 def _read_rows(
     stored: StreamFiles, layout: BucketLayout, segment: Segment, file: FileEntry, low: int, high: int
 ) -> Iterator[pa.Table]:
-    """Yield the file's rows [low, high) with the stream's current columns and its mark columns, without __row."""
+    """Yield the file's rows [low, high) with the stream's current columns and hidden ones, but without `__row`."""
     for table in iter_file_rows(stored, segment, file, layout):
         first, last = np.searchsorted(table.column(ROW).to_numpy(), [low, high])
         yield conform_to_layout(table.slice(first, last - first), layout).drop_columns([ROW])
@@ -228,7 +236,7 @@ def _build_state(
 ) -> StreamState:
     """Return the state after the repartitioning, with all segments in `tail`."""
     n = declaration.partitions
-    # Offsets from 0 would mean that nothing was ever dropped.
+    # Offsets from 0 would mean that no record was ever dropped (`StreamInfo.has_all_keys`).
     first = 1 if any(state.oldest) else 0
     at = (first,) * n
     whole = all(old <= marked for old, marked in zip(state.oldest, state.marked_until, strict=True))
@@ -256,7 +264,7 @@ def _build_state(
             segment = Segment(id=number, base=base, next=at, markers=markers, positioned=True, **times)
         segments.append(segment)
     producers = {
-        # The appends are known, their new offsets are not.
+        # A retried append is still found, but without offsets: those in the new partitions are not known.
         name: tuple(
             sent._replace(first=(), next=(), partitions=sent.partitions or state.declaration.partitions)
             for sent in window

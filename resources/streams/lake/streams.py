@@ -1,6 +1,6 @@
 """LakeStreams: append-only streams in the lake's object store, Adjunct's own; and `open_system`, for any system.
 
-    streams/_names/NAME                        exists for each declared stream
+    streams/_names/NAME                        exists for each stream, for listing
     streams/NAME/CURRENT, manifests/…          the commit log (`StreamState`)
     streams/NAME/data/ATTEMPT/part-0000i-…     an append's records, one file a partition
     streams/NAME/pages/…                       pages of the index
@@ -52,7 +52,7 @@ NEW_STREAMS = NewStreams("spark-murmur3", needs_key=True, typed=True)
 def declare_stream(
     name: str, schema: Schema, key: Sequence[str], partitions: int, timestamp: str | None = None, **policies: Any
 ) -> LakeStreamDeclaration:
-    """Return the validated declaration. Raises ConfigurationError or SchemaMismatchError."""
+    """Return the validated declaration of a lake stream. Raises ConfigurationError or SchemaMismatchError."""
     declaration = system.build_declaration(
         LakeStreamDeclaration, f"lake.{name}", schema, tuple(key), partitions, timestamp=timestamp, **policies
     )
@@ -87,7 +87,7 @@ def evolve_declaration(
 
 
 def _describe_stream(name: str, state: StreamState) -> StreamInfo:
-    """Return the information on a stream that `StreamSystem.info` promises."""
+    """Return the stream's properties, for `LakeStreams.info`."""
     declared, rewritten, repartitioned = state.declaration, state.rewritten, None
     if rewritten is not None:
         ended, went_on = (tuple(map(str, offsets)) for offsets in (rewritten.ended, rewritten.next))
@@ -132,7 +132,7 @@ class LakeStreams(LakeReads, LakeAppends, StreamWriter):
 
         def decide(commit: Commit | None) -> dict[str, Any] | None:
             if commit is None or commit_log.is_deletion_commit(commit):
-                # The name first, so that every stream is listed; a name without a commit is ignored.
+                # The name before the commit, so that every stream is listed; a name without a commit is ignored.
                 with suppress(ObjectExistsError):
                     self.lake.store.put_if_absent(f"{NAMES_PREFIX}/{name}", b"")
                 return StreamState.empty(declaration).body()
@@ -179,10 +179,10 @@ class LakeStreams(LakeReads, LakeAppends, StreamWriter):
         }
 
     def oldest(self, ssps: Iterable[SystemStreamPartition]) -> dict[SystemStreamPartition, str]:
-        return self._edges(ssps, lambda state: state.oldest)
+        return self._offsets(ssps, lambda state: state.oldest)
 
     def upcoming(self, ssps: Iterable[SystemStreamPartition]) -> dict[SystemStreamPartition, str]:
-        return self._edges(ssps, lambda state: state.next)
+        return self._offsets(ssps, lambda state: state.next)
 
     def fingerprint(self, stream: str) -> str:
         return str(self.log(stream).pointer_etag())
@@ -194,7 +194,7 @@ class LakeStreams(LakeReads, LakeAppends, StreamWriter):
         return str(find_offset_at_time(self.files_of(ssp.stream), state, ssp.partition, timestamp_ms * 1000))
 
     def configure(self, stream: str, *, retention: Retention | None, compaction: CompactionPolicy | None) -> None:
-        """Set the policies of a stream, for its next `maintain`."""
+        """Set both policies of a stream (None: no policy), for its next `maintain`."""
         update = {"retention": retention, "compaction": compaction}
 
         def decide(commit: Commit | None) -> dict[str, Any] | None:
@@ -213,7 +213,7 @@ class LakeStreams(LakeReads, LakeAppends, StreamWriter):
         return maintain(self, stream, now or self.lake.now())
 
     def snapshot(self, stream: str) -> StreamSystem:
-        """Return a view of the streams as they are when it first asks: two requests answer all questions about one.
+        """Return a view of the streams: the first question about a stream reads its state, for all later ones too.
 
         It can be written to as well: what it commits is conditional on what it has read, and decided again if that has
         changed.
@@ -222,22 +222,22 @@ class LakeStreams(LakeReads, LakeAppends, StreamWriter):
         view._snapshot = {}
         return view
 
-    def _edges(
-        self, ssps: Iterable[SystemStreamPartition], edge: Callable[[StreamState], tuple[int, ...]]
+    def _offsets(
+        self, ssps: Iterable[SystemStreamPartition], select: Callable[[StreamState], tuple[int, ...]]
     ) -> dict[SystemStreamPartition, str]:
-        edges: dict[SystemStreamPartition, str] = {}
-        states: dict[str, tuple[int, ...]] = {}
+        result: dict[SystemStreamPartition, str] = {}
+        by_stream: dict[str, tuple[int, ...]] = {}
         for ssp in ssps:
             stream = system.require_one_stream(self.name, [ssp])
-            offsets = states[stream] = states.get(stream) or edge(self.state(stream)[1])
+            offsets = by_stream[stream] = by_stream.get(stream) or select(self.state(stream)[1])
             system.check_partition(ssp, len(offsets))
-            edges[ssp] = str(offsets[ssp.partition])
-        return edges
+            result[ssp] = str(offsets[ssp.partition])
+        return result
 
 
 @validated
 def open_system(lake: Lake, name: str) -> StreamSystem:
-    """Return the system registered as `name`; `lake` stores what the system itself can't."""
+    """Return the stream system registered as `name`; `lake` stores what the system itself can't."""
     if name == LAKE:
         return LakeStreams(lake)
     systems = system.registered_systems()
@@ -248,12 +248,15 @@ def open_system(lake: Lake, name: str) -> StreamSystem:
 
 
 def open_systems(lake: Lake, streams: Iterable[str]) -> dict[str, StreamSystem]:
-    """Return the systems of these streams ("lake.orders") by name."""
+    """Return the stream systems of these streams ("lake.orders"), by the system's name."""
     return {name: open_system(lake, name) for name in {split_stream_name(stream)[0] for stream in streams}}
 
 
 def list_deletable_objects(streams: LakeStreams, stream: str) -> dict[str, int]:
-    """Return the sizes of the objects to delete, by key: all except named readers' positions, which must detect it."""
+    """Return the sizes of the objects that deleting the stream deletes, by key.
+
+    The positions of named readers stay, so that these notice that the stream was deleted.
+    """
     log = streams.log(stream)
     return {
         key: size
@@ -263,9 +266,10 @@ def list_deletable_objects(streams: LakeStreams, stream: str) -> dict[str, int]:
 
 
 def delete_stream(streams: LakeStreams, stream: str, seen: Commit, *, reason: str, by: str) -> DeletedObjects:
-    """Delete the stream as it was `seen`, or complete an interrupted deletion; return what was deleted.
+    """Delete the stream, or complete an interrupted deletion; return the number and size of the deleted objects.
 
-    Raises CommitConflictError if it has changed since. Concurrent reads fail because of missing files.
+    Raises CommitConflictError if the stream has changed since the commit `seen`. Concurrent reads fail because of
+    missing files.
     """
     log = streams.log(stream)
     last = seen if commit_log.is_deletion_commit(seen) else commit_log.commit_deletion(log, seen, reason=reason, by=by)
