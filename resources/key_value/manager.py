@@ -60,10 +60,9 @@ def lake_backends(lake: Lake) -> tuple[dict[str, str], ...]:
 
 
 def resolve_lake_backend(lake: Lake, description: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a stored backend description, for `backend_from`.
+    """Return the settings of a stored backend description, for `backend_from`; `{"lake": "sqlite"}` is this lake's own.
 
-    A description such as `{"lake": "sqlite"}` means this lake's own backend; others are returned unchanged. Raises
-    ConfigurationError if this lake has no such backend.
+    Raises ConfigurationError if this lake has no such backend. Other descriptions are returned unchanged.
     """
     if _LAKE not in description:
         return dict(description)
@@ -238,14 +237,11 @@ class SegmentInfo:
 
 @dataclass(frozen=True, slots=True)
 class TableInfo:
-    """A table in a listing. `state` is creating, active, sealing, sealed or deleting.
-
-    If its entry can't be read, `problem` says why, and only the names are known.
-    """
+    """A table in a listing; if its entry can't be read, only the names are known, and `problem` says why."""
 
     scope: str
     name: str
-    state: str | None = None
+    state: str | None = None  # creating, active, sealing, sealed or deleting
     configuration: KeyValueTableConfiguration | None = None
     backend: str | None = None
     incarnation: str | None = None
