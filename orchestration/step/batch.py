@@ -43,7 +43,7 @@ from dagster_adjunct.orchestration.operators.operator import Exchange, Operator
 from dagster_adjunct.orchestration.operators.remote_tables import AnyTable, SinkFunction, TableLookup, TableSend
 from dagster_adjunct.orchestration.operators.stream_facts import RECORDED
 from dagster_adjunct.orchestration.planner.notes import name_writers
-from dagster_adjunct.orchestration.step import batch_outputs, recorded_answers
+from dagster_adjunct.orchestration.step import batch_outputs, lookups, recorded_answers
 from dagster_adjunct.orchestration.step.context import BatchInputs, BatchMetrics, StepContext
 from dagster_adjunct.orchestration.step.event_times import BatchTimes
 from dagster_adjunct.orchestration.step.failures import (
@@ -647,14 +647,14 @@ class BatchContext:
         `count_matches`.
         """
         frame = self.materialize(operator, frame)
-        asked = recorded_answers.describe_lookup(lookup, dict(frame.dtypes))
+        asked = lookups.describe_lookup(lookup, dict(frame.dtypes))
         record = recorded_answers.RecordedAnswers(self.context.lake, self.app.name, self.number, operator, asked)
         reader = self.context.open_tables.reader(self._with_credits(self.app.tables[lookup.table]), self.context.spark)
-        keys = recorded_answers.collect_distinct_keys(operator, frame, lookup, sensitive=bool(self.sensitive(operator)))
-        answers, metrics = recorded_answers.answer_keys(keys, lookup, record, reader, self.partitions_at(operator))
+        keys = lookups.collect_distinct_keys(operator, frame, lookup, sensitive=bool(self.sensitive(operator)))
+        answers, metrics = lookups.answer_keys(keys, lookup, record, reader, self.partitions_at(operator))
         self._measure(lookup.table, metrics, metrics.counts())
-        answered = recorded_answers.frame_from_answers(self.spark, answers, lookup)
-        joined = recorded_answers.join_answers(operator, frame, lookup, answered)
+        answered = lookups.frame_from_answers(self.spark, answers, lookup)
+        joined = lookups.join_answers(operator, frame, lookup, answered)
         return self.count_matches(operator, "", joined)
 
     # -- functions

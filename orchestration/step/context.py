@@ -33,6 +33,7 @@ from dagster_adjunct.orchestration.startpoints.fan_out import FanOut
 from dagster_adjunct.orchestration.startpoints.recorded_replay import RecordedPlan, read_plan
 from dagster_adjunct.orchestration.startpoints.store import StartpointManager, open_startpoints
 from dagster_adjunct.orchestration.step.failures import list_sensitive_columns
+from dagster_adjunct.orchestration.step.lookups import OpenTables
 from dagster_adjunct.orchestration.step.progress import (
     MAX_STARTPOINTS,
     MAX_VERSIONS,
@@ -41,7 +42,6 @@ from dagster_adjunct.orchestration.step.progress import (
     measure_input_times,
     measure_state_sizes,
 )
-from dagster_adjunct.orchestration.step.recorded_answers import OpenTables
 from dagster_adjunct.resources.common import map_in_threads, split_stream_name, sum_counters
 from dagster_adjunct.resources.errors import ConfigurationError, ObjectNotFoundError, VersionDiscardedError
 from dagster_adjunct.resources.objects.lake import Lake

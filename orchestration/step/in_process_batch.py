@@ -20,7 +20,7 @@ from dagster_adjunct.orchestration.operators.functions import RecordCall, call_i
 from dagster_adjunct.orchestration.operators.joins import BEFORE_HISTORY, MATCHED, NO_TIME, SelectedColumn
 from dagster_adjunct.orchestration.operators.operator import AsOf, Exchange, Operator
 from dagster_adjunct.orchestration.operators.remote_tables import AnyTable, TableLookup, TableSend
-from dagster_adjunct.orchestration.step import recorded_answers
+from dagster_adjunct.orchestration.step import lookups, recorded_answers
 from dagster_adjunct.orchestration.step.batch import BatchContext
 from dagster_adjunct.orchestration.step.batch_outputs import Letters, arrow_by_partition, table_of_letters
 from dagster_adjunct.orchestration.step.context import BatchInputs, BatchMetrics, StepContext, View
@@ -280,20 +280,20 @@ class ArrowBatch(BatchContext):
 
     def look_up(self, operator: str, frame: Any, lookup: TableLookup) -> Any:
         """Return the records with the columns looked up in a remote table, and MATCHED, null where there are none."""
-        keys = frame.select(list(lookup.keys)).rename_columns(recorded_answers.key_columns(lookup))
-        asked = recorded_answers.describe_lookup(lookup, self._types(frame))
+        keys = frame.select(list(lookup.keys)).rename_columns(lookups.key_columns(lookup))
+        asked = lookups.describe_lookup(lookup, self._types(frame))
         record = recorded_answers.RecordedAnswers(self.context.lake, self.app.name, self.number, operator, asked)
         reader = self.context.open_tables.reader(self._with_credits(self.app.tables[lookup.table]), self.context.spark)
         sensitive = bool(self.sensitive(operator))
-        distinct = recorded_answers.distinct_keys(operator, keys.drop_null(), lookup, sensitive=sensitive)
-        answers, metrics = recorded_answers.answer_keys(distinct, lookup, record, reader, 1)
+        distinct = lookups.distinct_keys(operator, keys.drop_null(), lookup, sensitive=sensitive)
+        answers, metrics = lookups.answer_keys(distinct, lookup, record, reader, 1)
         self._known[operator] = metrics = metrics + self._known.get(operator, TableMetrics())
         self._measure(lookup.table, metrics, metrics.counts())
         found = KeyedEntries.of(answers, tuple(keys.column_names))
         places = found.find(keys.columns)
         for number, answer in enumerate(lookup.answers, start=len(lookup.keys) + 1):
             frame = frame.append_column(answer.name, found.entries.column(number).take(places))
-        there = found.entries.column(recorded_answers.FOUND).take(places)
+        there = found.entries.column(lookups.FOUND).take(places)
         matched = pc.if_else(pc.fill_null(there, False), True, pa.scalar(None, pa.bool_()))
         self._count(operator, {"rows": frame.num_rows, "unmatched": matched.null_count})
         return frame.append_column(MATCHED, matched)

@@ -32,6 +32,7 @@ from dagster_adjunct.assets.unbounded.transient_table import TransientVersion
 from dagster_adjunct.orchestration.batch_log.batch_log import ClosedBatch, Counters, add_counters
 from dagster_adjunct.orchestration.step.context import BatchInputs, BatchMetrics, StepContext, StepState
 from dagster_adjunct.orchestration.step.engines import BatchEngine, choose_engine
+from dagster_adjunct.orchestration.step.lookups import OpenTables
 from dagster_adjunct.orchestration.step.plan_batch import (
     NothingToRead,
     PlannedBatch,
@@ -45,7 +46,7 @@ from dagster_adjunct.orchestration.step.plan_batch import (
     store_first_positions,
 )
 from dagster_adjunct.orchestration.step.progress import StepEvent, StepReport, measure_input_times, times_at_batch_start
-from dagster_adjunct.orchestration.step.recorded_answers import OpenTables, purge_answers
+from dagster_adjunct.orchestration.step.recorded_answers import purge_answers
 from dagster_adjunct.orchestration.step.small_spark_batch import is_small_batch
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.common import call_in_threads

@@ -39,7 +39,8 @@ from dagster_adjunct.orchestration.startpoints.fan_out import FanOut
 from dagster_adjunct.orchestration.step.batch import BatchContext
 from dagster_adjunct.orchestration.step.batch_outputs import StateTable, prepare_table_rows
 from dagster_adjunct.orchestration.step.context import BatchInputs, StepContext, View
-from dagster_adjunct.orchestration.step.recorded_answers import add_unknown_answers, plan_results
+from dagster_adjunct.orchestration.step.lookups import add_unknown_answers
+from dagster_adjunct.orchestration.step.recorded_answers import plan_results
 from dagster_adjunct.resources.bucketing.files import GENERATION_COLUMN, BucketLayout, bucketed_frame
 from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.errors import OperatorFailedError, PermanentError, PlanningError
