@@ -35,12 +35,15 @@ FOUND = "__found"
 
 @dataclass(slots=True)
 class OpenTables:
-    """The tables that a run of the step reads; each stays open, with its cache, between batches until `close`."""
+    """The remote tables in which a run looks records up; they stay open between batches, with their caches."""
 
     _readers: dict[str, BulkReader] = field(default_factory=dict)
 
     def reader(self, table: RemoteTable[Any, Any, Any], spark: Callable[[], SparkSession]) -> BulkReader:
-        """Return the reader of a table, which is given as the session's tasks may use it, and kept from then on."""
+        """Return the reader of a table; the first call opens it.
+
+        If `table` has a rate limit, it must be restricted to the run's part of it already.
+        """
         if table.name not in self._readers:
             self._readers[table.name] = BulkReader(table, spark)
         return self._readers[table.name]
@@ -56,10 +59,10 @@ class OpenTables:
 
 
 def describe_lookup(lookup: TableLookup, types: Mapping[str, str]) -> dict[str, Any]:
-    """Return what a lookup asks, as recorded; `types` are the types of the stream's columns.
+    """Return what a lookup asks of its table, for `RecordedAnswers.about`; `types` are those of the records' columns.
 
-    Plain arguments are recorded as a digest, since they may be secret; other arguments can't be compared between
-    processes.
+    `args` are included as a digest of their JSON, since they may be secret. They are left out if they are not JSON
+    values, which can't be compared between processes.
     """
     asked: dict[str, Any] = {
         "table": lookup.table,
@@ -74,7 +77,7 @@ def describe_lookup(lookup: TableLookup, types: Mapping[str, str]) -> dict[str, 
 
 
 def collect_distinct_keys(operator: str, frame: DataFrame, lookup: TableLookup, *, sensitive: bool = False) -> pa.Table:
-    """Return the distinct keys of the records, without those that are null in any part."""
+    """Return the distinct keys of the records, in the columns `key_columns(…)`; keys with a null are left out."""
     keys = frame.select(
         *[named_column(name).alias(key) for name, key in zip(lookup.keys, key_columns(lookup), strict=True)]
     )
@@ -83,7 +86,11 @@ def collect_distinct_keys(operator: str, frame: DataFrame, lookup: TableLookup, 
 
 
 def distinct_keys(operator: str, keys: pa.Table, lookup: TableLookup, *, sensitive: bool) -> pa.Table:
-    """Return the distinct ones of these keys, which have no nulls; raise SchemaMismatchError for unreadable ones."""
+    """Return each of these keys once, with times in microseconds of UTC; `keys` has no nulls.
+
+    Raises SchemaMismatchError for a value that Python can't hold, such as a date after the year 9999. The error omits
+    the value if the key is `sensitive`.
+    """
     distinct = keys.group_by(key_columns(lookup)).aggregate([])
     if (found := first_unreadable(distinct.rename_columns(list(lookup.keys)))) is not None:
         place = f"a record to look up in table {lookup.table}"
@@ -97,11 +104,11 @@ def distinct_keys(operator: str, keys: pa.Table, lookup: TableLookup, *, sensiti
 def answer_keys(
     keys: pa.Table, lookup: TableLookup, record: RecordedAnswers, reader: BulkReader, tasks: int
 ) -> tuple[pa.Table, TableMetrics]:
-    """Return the answers for these distinct keys, and the metrics of reading: the recorded ones, else the table's.
+    """Return the answers for these distinct keys, and the metrics of reading the table.
 
-    Answers have the columns `key_columns(…)`, `__found`, and one for each answer.
-
-    If the batch runs several times, the first run that records an answer decides for all.
+    Recorded answers are used; for other keys the table is read, by at most this number of Spark `tasks`, and what it
+    answers is recorded. If the batch runs several times, the first run that records an answer decides for all. The
+    columns are `key_columns(…)`, FOUND, and one for each column that is looked up.
     """
     known, metrics, turn = [_answers_schema(keys, lookup).empty_table()], TableMetrics(), 1
     while True:
@@ -123,9 +130,10 @@ def answer_keys(
 
 
 def join_answers(operator: str, frame: DataFrame, lookup: TableLookup, answers: DataFrame) -> DataFrame:
-    """Return all records with their answers, and `__matched`, which is null where there is none.
+    """Return all records with their answers, and `__matched`: true if the table has a record for the key, else null.
 
-    Fails on a record whose key was not looked up: the records differ from those of a moment ago.
+    The Spark job fails on a key that was not looked up: the operators before the join gave other records the first
+    time.
     """
     names, side = key_columns(lookup), F.broadcast(answers)
     equal = [frame[quote_name(stream)] == side[name] for stream, name in zip(lookup.keys, names, strict=True)]
@@ -140,7 +148,7 @@ def join_answers(operator: str, frame: DataFrame, lookup: TableLookup, answers: 
 
 
 def add_unknown_answers(frame: DataFrame, lookup: TableLookup) -> DataFrame:
-    """Return the records with columns of the right types for their answers and `__matched`, for a dry run."""
+    """Return the records with the columns that `join_answers` adds, of the same types, for a dry run."""
 
     def column_for(kind: str) -> Column:
         # Not plain nulls: Spark would infer that records partitioned by them are in one partition.
@@ -151,17 +159,18 @@ def add_unknown_answers(frame: DataFrame, lookup: TableLookup) -> DataFrame:
 
 
 def frame_from_answers(spark: SparkSession, answers: pa.Table, lookup: TableLookup) -> DataFrame:
-    """Return answers as a DataFrame, with the column names of joined records."""
+    """Return answers as a DataFrame whose columns have the names that they get in joined records."""
     named = answers.rename_columns([*key_columns(lookup), FOUND, *(answer.name for answer in lookup.answers)])
     return spark.createDataFrame(named)
 
 
 def key_columns(lookup: TableLookup) -> list[str]:
+    """Return the names of the key's columns in tables of keys and answers."""
     return [f"__key_{place}" for place in range(len(lookup.keys))]
 
 
 def _as_keys(part: pa.Table, lookup: TableLookup) -> Sequence[Any]:
-    """Return keys as tables take them: a value, or a tuple for a composite key."""
+    """Return the keys in the first columns of `part`, each a value, or a tuple for a composite key."""
     columns = [part.column(place).to_pylist() for place in range(len(lookup.keys))]
     return columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
 

@@ -1,7 +1,8 @@
-"""Records what a batch received from outside - function results and table answers - before any output depends on it.
+"""Records what a batch receives from outside, before any output depends on it; and calls the functions of sinks.
 
-The lake has one object for each operator and turn, under (application, batch), written only if absent: if a batch runs
-several times, the answers of the first run count for all. They are deleted after the batch is closed.
+That is the answers of remote tables and the results of functions. They are objects in the lake, under (application,
+batch, operator), written only if absent: if a batch runs several times, the answers of the first run count for all.
+They are deleted after the batch is closed.
 """
 
 from __future__ import annotations
@@ -28,15 +29,16 @@ if TYPE_CHECKING:
 
 
 PLACE = "__place"
-"""The partition that a result's record was in."""
+"""The column with the number of the Spark partition that a result's record was in."""
 
 
 @dataclass(frozen=True, slots=True)
 class SinkCall:
-    """How an operator calls a function in a batch, and the columns of its results, if any.
+    """How an operator calls a user's function in a batch.
 
-    Errors name the function and the `stream` of the records, and omit values of `sensitive` columns. A `cut` batch has
-    fewer records than it began with.
+    `name` is the function's name for errors, `shipped` the function as tasks unpickle it, `returns` the declared
+    columns of its results, None if it returns none. Errors name the `stream` of the records, and omit values of
+    `sensitive` columns. A `cut` batch has lost records to retention since it began.
     """
 
     operator: str
@@ -50,19 +52,22 @@ class SinkCall:
     cut: bool = False
 
 
-def hand_to_function(frame: DataFrame, call: SinkCall) -> dict[str, int]:
-    """Hand all records to the function; return the numbers of records and calls."""
+def call_function(frame: DataFrame, call: SinkCall) -> dict[str, int]:
+    """Call the function with all records, in tasks; return the number of records ("rows") and of "calls"."""
     done = map_in_arrow(_sort_records(frame), partial(_call_in_task, call, []), "rows bigint")
     rows, calls = done.agg(F.sum("rows"), F.count("*")).collect()[0]
     return {"rows": rows or 0, "calls": calls}
 
 
-def call_or_replay(
+def call_unless_recorded(
     frame: DataFrame, call: SinkCall, record: RecordedAnswers, before_call: Callable[[], None]
 ) -> tuple[pa.Table, dict[str, int]]:
-    """Return the recorded results of the batch, else call the function; also the numbers of records and calls.
+    """Return the function's results for the batch, and the number of records ("rows") and of "calls".
 
-    If the batch runs several times, the first run that records its results decides for all.
+    If results are recorded, the function is not called. Otherwise `before_call` and then the function are called, and
+    the results are recorded; if another run of the batch has recorded its own meanwhile, these are returned. Raises
+    PlanningError if the number of recorded results is not that of the records, and CommitConflictError if another run
+    has closed the batch.
     """
     assert call.returns is not None
     recorded = record.read(1)
@@ -93,7 +98,10 @@ def call_or_replay(
 
 
 def plan_results(frame: DataFrame, call: SinkCall) -> DataFrame:
-    """Return the results as an uncomputed DataFrame, for its columns and partitioning."""
+    """Return a DataFrame with the columns and partitioning of the results, for a dry run.
+
+    The function is called only if the DataFrame is computed.
+    """
     return _call_on_frame(frame, call).drop(PLACE, _CALL)
 
 
@@ -108,7 +116,10 @@ def _call_on_frame(frame: DataFrame, call: SinkCall) -> DataFrame:
 
 
 def frame_from_results(spark: SparkSession, table: pa.Table, partitions: int | None) -> DataFrame:
-    """Return recorded results as a DataFrame; with `partitions`, in the partitions of their records."""
+    """Return recorded results as a DataFrame.
+
+    With `partitions`, the number of Spark partitions, each result is in the partition that its record was in.
+    """
     frame = spark.createDataFrame(table.replace_schema_metadata(None))
     if partitions is not None:
         frame = frame.repartitionById(partitions, PLACE)
@@ -201,9 +212,10 @@ _ABOUT = b"adjunct"
 
 @dataclass(frozen=True, slots=True)
 class RecordedAnswers:
-    """The recorded answers of one operator in one batch, by turn: a repeated batch may ask for more in a further turn.
+    """The answers that one operator has recorded in one batch, numbered by *turn* from 1.
 
-    `about` says what was asked, as JSON values; answers to another question are rejected.
+    A repeated batch that asks for further keys records their answers in a further turn; results of functions are all in
+    turn 1. `about` says what was asked, as JSON values: `read` rejects answers to another question.
     """
 
     lake: Lake
@@ -213,7 +225,10 @@ class RecordedAnswers:
     about: dict[str, Any]
 
     def read(self, turn: int) -> pa.Table | None:
-        """Return the answers recorded in this turn, from 1 on; None if there are none yet."""
+        """Return the answers recorded in this turn; None if there are none yet.
+
+        Raises ConfigurationError for answers to another question, and MalformedDocumentError.
+        """
         key = self._key(turn)
         try:
             data = self.lake.store.get(key).data
@@ -242,7 +257,7 @@ class RecordedAnswers:
         return table
 
     def keep(self, turn: int, answers: pa.Table) -> pa.Table | None:
-        """Record the answers of this turn and return them; None if another run of the batch was first."""
+        """Record the answers of this turn and return them; None if another run of the batch has recorded its own."""
         answers = answers.replace_schema_metadata({_ABOUT: json.dumps(self.about)})
         sink = pa.BufferOutputStream()
         with pa.ipc.new_file(sink, answers.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
