@@ -7,7 +7,7 @@ that the same input is joined with the same versions and gives the same output.
 A startpoint passes through these states:
 
     request -> fanned out -> resolved (offset stored, nothing read yet) -> applied (by a commit of offsets)
-                                     `-> with an end: a replay, a cursor beside the main position
+                                     `-> with an end: a replay, a cursor next to the main position
 
 Each applied startpoint, and each replay, opens a new epoch of its partition. Records read from there on carry it.
 """
@@ -37,7 +37,7 @@ from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.streams.system import OffsetRange, SystemStreamPartition
 from dagster_adjunct.resources.validation import validated
 
-# Requests expire, so few others can have come before one is written again.
+# How many requests are remembered for a partition: they expire, so one that is written again is among the last.
 _MAX_TAKEN = 20
 
 
@@ -123,9 +123,9 @@ class OffsetState(StoredDocument):
     """The positions of an application besides its checkpoint, by partition.
 
     `streams` are the identities of the input streams that the checkpoint belongs to. `epochs` are the epochs of the
-    main position, `opened` the highest ones ever opened, both without zeros. `replays` are by id; `begun` has the ids
-    of those that may still be fanned out. `taken` has the ids of the requests applied last, or whose replay began: a
-    request that is written again is not applied again.
+    main position, `opened` the highest ones ever opened, both without zeros. `replays` are those under way, by id;
+    `begun` has the ids of replays that began and whose requests may still be fanned out. `taken` has the ids of the
+    latest requests that were applied or began a replay: if one is written again, it is not applied again.
     """
 
     streams: dict[str, str] = Default(default_factory=dict)
@@ -163,7 +163,7 @@ class OffsetState(StoredDocument):
             about = start.model_dump(include={"id", "position", "offset", "by", "reason"})
             applied[ssp] = AppliedStartpoint(**about, epoch=epochs[ssp], batch=batch, applied_at=at)
         update = {"resolved": resolved, "applied": applied, "epochs": epochs, "opened": opened}
-        return self.model_copy(update={**update, "taken": self._remembering(taken)})
+        return self.model_copy(update={**update, "taken": self._add_taken(taken)})
 
     def with_replays(self, replays: Sequence[Replay]) -> OffsetState:
         """Return the state with more replays, whose epochs are opened; a replay of no offsets has ended already."""
@@ -173,9 +173,7 @@ class OffsetState(StoredDocument):
                 "replays": {**self.replays, **under_way},
                 "opened": {**self.opened, **{replay.ssp: replay.epoch for replay in under_way.values()}},
                 "begun": self.begun | {replay.id for replay in replays},
-                "taken": self._remembering(
-                    {replay.ssp: replay.id.removesuffix(f"@{replay.ssp}") for replay in replays}
-                ),
+                "taken": self._add_taken({replay.ssp: replay.id.removesuffix(f"@{replay.ssp}") for replay in replays}),
             }
         )
 
@@ -199,7 +197,7 @@ class OffsetState(StoredDocument):
                 under_way[replays[ssp]] = under_way[replays[ssp]].model_copy(update={"epoch": opened[ssp]})
         return self.model_copy(update={"epochs": now, "opened": opened, "replays": under_way})
 
-    def _remembering(self, ids: Mapping[SystemStreamPartition, str]) -> dict[SystemStreamPartition, tuple[str, ...]]:
+    def _add_taken(self, ids: Mapping[SystemStreamPartition, str]) -> dict[SystemStreamPartition, tuple[str, ...]]:
         return {**self.taken, **{ssp: (*self.taken.get(ssp, ()), newest)[-_MAX_TAKEN:] for ssp, newest in ids.items()}}
 
     def with_replayed(self, ends: Mapping[str, str]) -> OffsetState:
@@ -215,7 +213,7 @@ class OffsetState(StoredDocument):
 
 
 MAX_SKIPPED = 100
-"""Spans of offsets of a partition that are known to have been passed over."""
+"""How many spans of skipped offsets are kept of a partition, at most."""
 
 
 class PartitionTimes(StoredDocument):
@@ -280,9 +278,10 @@ class TimeState(StoredDocument):
 
 
 Counters = dict[str, dict[str, int]]
-"""What was counted, by output or join and counter."""
+"""Numbers by the name of an output or join, then by the name of the counter."""
 KIND = "application"
 NAMES = "applications/_names"
+"""The folder in the lake with an empty object for each application that has a batch log."""
 
 
 class Intent(StoredDocument):
@@ -319,7 +318,7 @@ class Intent(StoredDocument):
 
     @property
     def all_versions(self) -> dict[str, tuple[str, ...]]:
-        """All versions that it reads, by dataset; () for one without a version."""
+        """All versions that the batch reads, by dataset; () for one without a version."""
         return {
             name: tuple(dict.fromkeys([*([] if version is None else [version]), *self.over_time.get(name, ())]))
             for name, version in self.versions.items()
@@ -327,7 +326,9 @@ class Intent(StoredDocument):
 
 
 class ClosedBatch(StoredDocument):
-    """What one batch did: its intent, the number of input records, and the counters of each output and join."""
+    """What one batch did: its intent, the number of input records, the counters of each output and join, and the time
+    that each stage took.
+    """
 
     intent: Intent
     closed_at: datetime
@@ -372,8 +373,8 @@ class BatchLog:
     """The batch log of one application in one lake.
 
     Every change is a compare-and-swap on the application's pointer, from the commit that it was decided over. If
-    another run commits in between, the change fails with CommitConflictError and has no effect. Each method returns
-    what is stored after it.
+    another run commits in between, the change fails with CommitConflictError and has no effect. `commit`, `open` and
+    `close` return the commit and the state that they have stored.
     """
 
     def __init__(self, lake: Lake, application: str) -> None:
@@ -415,8 +416,9 @@ class BatchLog:
         times: TimeState | None = None,
         checks: Sequence[Callable[[], object]] = (),
     ) -> LoggedState:
-        """Commit the end of a batch, whose end offsets become the checkpoint; `times` are those after it, if they
-        change. `checks` may prevent it, by raising.
+        """Commit the end of a batch, whose end offsets become the checkpoint.
+
+        `times` are the event times after it, if they change. `checks` may prevent it, by raising.
         """
         state = logged.state
         checkpoint, offsets = _apply_batch(state, done.intent, done.closed_at)
@@ -509,7 +511,10 @@ class BatchLog:
             yield commit, self._parse(commit)
 
     def forget(self, retention: timedelta) -> None:
-        """Delete commits that are older than that, but not the newest; the history ends there from then on."""
+        """Delete commits that were made more than `retention` before the latest one, but keep the last MANIFESTS_KEPT.
+
+        From then on the history ends with the oldest that is left.
+        """
         pointer = self._lake.store.head(self._log.pointer_key)
         if pointer is not None:
             old = self._log.list_old_manifests(subtract_span(pointer.modified, retention))
@@ -543,7 +548,7 @@ class BatchLog:
 def _apply_batch(
     state: ApplicationState, intent: Intent, at: datetime
 ) -> tuple[dict[SystemStreamPartition, str], OffsetState]:
-    """Return the checkpoint and the positions after this batch."""
+    """Return the checkpoint and the other positions after this batch."""
     ends = {ssp: span.end for ssp, span in intent.ranges.items()}
     if intent.replays:
         return state.checkpoint, state.offsets.with_replayed({intent.replays[ssp]: end for ssp, end in ends.items()})
@@ -606,7 +611,7 @@ def check_not_renamed(name: str, state: ApplicationState) -> None:
 
 
 def describe_similar_names(lake: Lake, name: str) -> str:
-    """Return the applications of the lake with a name like `name`, or all if there are none."""
+    """Return a text with the applications of the lake that have a name like `name`; the first five if none has."""
     known = list_applications(lake)
     near = get_close_matches(name, known, n=3)
     if near:

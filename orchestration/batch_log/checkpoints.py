@@ -38,11 +38,11 @@ def _sorted(by_partition: Mapping[SystemStreamPartition, T]) -> dict[SystemStrea
 class Checkpoint(Report):
     """Where an application continues: the next offset to read of each partition.
 
-    It is of commit `number` of the batch log, made `at` this time `by` this run or person; `batch` is the last batch
-    that finished. `streams` are the identities of its streams, `epochs` the epochs of its partitions, without zeros.
-    `resolved` are startpoints whose offsets are stored and not applied yet: the next run starts there instead. `open`
-    is a batch that has not finished: a run is in it, or the next run repeats it. `times` are the event times of the
-    inputs, `versions` the versions of datasets and state tables that the last batch read.
+    It was committed `at` this time `by` this run or person, as commit `number` of the batch log; `batch` is the last
+    batch that finished. `streams` are the identities of its streams, `epochs` the epochs of its partitions, without
+    zeros. `resolved` are startpoints whose offsets are stored and not applied yet: the next run starts there instead.
+    `open` is a batch that has not finished: a run is in it, or the next run repeats it. `times` are the event times of
+    the inputs, `versions` the versions of datasets and state tables that the last batch read.
     """
 
     offsets: Mapping[SystemStreamPartition, str]

@@ -102,7 +102,8 @@ _held: set[str] = set()
 class Holder(StoredDocument):
     """Who runs an application: `run` is its name in commits, `dagster` the id of a Dagster run.
 
-    A run that `stays` waits for more when it has caught up, unless another run asks for the application.
+    A run that `stays` waits for more when it has caught up, unless another run asks for the application. `nonce` is
+    new at each renewal, so that the stored lease gets another ETag.
     """
 
     id: str
@@ -122,7 +123,7 @@ class Holder(StoredDocument):
 
 
 class Asking(StoredDocument):
-    """Who asks for an application that another run stays with, as its messages say it."""
+    """The request of a run that waits for one that stays; `by` describes the run that waits."""
 
     by: str
 
@@ -195,7 +196,7 @@ class RunLease:
         try:
             self._begin()
         except BaseException:
-            if self._asked:  # another one that waits asks again
+            if self._asked:  # if other runs wait too, they ask again
                 with suppress(errors.AdjunctError):
                     self._store.delete(self._asked_key)
             self.__exit__()
@@ -223,7 +224,7 @@ class RunLease:
                     f"application {self._application} is being run by {waits_for}; waiting up to "
                     f"{timedelta(seconds=round(limit - waited))}"
                 )
-            if stored.holder is not None and stored.holder.stays:  # again each time: who takes the lease removes it
+            if stored.holder is not None and stored.holder.stays:  # repeated: who takes the lease deletes it
                 self._asked = True
                 ask_to_end(self._store, self._asked_key, self._holder.describe())
             time.sleep(min(pause, limit - waited))
@@ -243,7 +244,7 @@ class RunLease:
         self._heartbeat.end(lambda etag: self._store.put_if_match(self._key, self._body(), etag))
 
     def check(self) -> None:
-        """Raise RunLeaseLostError if another run may have started; reads the lease, which others may take over."""
+        """Read the lease; raise RunLeaseLostError if another run may have taken it over."""
         self._heartbeat.check()
         self._check_heartbeat()
 
@@ -344,7 +345,10 @@ def _parse(data: bytes) -> Holder | None:
 
 
 def validate_span(argument: Literal["wait", "follow"], span: timedelta | float) -> timedelta:
-    """Return how long to wait for another run, or to stay, given as a timedelta or in seconds."""
+    """Return how long to wait for another run, or to stay, given as a timedelta or in seconds.
+
+    Raises ConfigurationError for a negative or too long time, and for 0 to stay.
+    """
     seconds = span.total_seconds() if isinstance(span, timedelta) else span
     is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
     if not is_number or not 0 <= seconds <= LONGEST_STAY.total_seconds() or (argument == "follow" and not seconds):

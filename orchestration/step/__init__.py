@@ -1,1 +1,1 @@
-"""Running an application: its datasets first, then batch after batch of its operators on Spark."""
+"""Running an application: advances its datasets, then runs its step, which is batch after batch of its operators."""

@@ -44,7 +44,7 @@ from dagster_adjunct.orchestration.operators.operator import Exchange, Operator
 from dagster_adjunct.orchestration.operators.remote_tables import AnyTable, SinkFunction, TableLookup, TableSend
 from dagster_adjunct.orchestration.operators.stream_facts import RECORDED
 from dagster_adjunct.orchestration.planner.notes import name_writers
-from dagster_adjunct.orchestration.step import batch_outputs, recorded_answers
+from dagster_adjunct.orchestration.step import batch_outputs, lookups, recorded_answers
 from dagster_adjunct.orchestration.step.context import BatchInputs, BatchMetrics, StepContext
 from dagster_adjunct.orchestration.step.event_times import BatchTimes
 from dagster_adjunct.orchestration.step.failures import (
@@ -103,11 +103,11 @@ class BatchContext:
     batch has the same. `reading` says which versions its joins use; with "current", as-of joins use current entries.
     `tasks` is the number of tasks, each of which gets a copy of broadcast records.
 
-    `operators` are those whose records reach an output, in order; the others need not run. `origins` say where records
-    have their positions from; `producers` and `writers` are the names under which operators write to streams and
-    tables. `arrived` has the records of each input of an operator that is compiled, for errors. `before_output` is
-    called with the name of an output before anything is written to it, and raises if the run may not continue. It may
-    get a function that looks at the output, and returns what that returns.
+    `operators` are those whose records reach an output, in order; the others need not run. `origins` has the origin of
+    each operator's records; `producers` and `writers` are the names under which operators write to streams and tables.
+    `arrived` has the records of each input of the operators that are compiled already, for error reports.
+    `before_output` is called with the name of an output before anything is written to it, and raises if the run may not
+    continue. It may also get a function that looks at the output; then it returns that function's result.
     """
 
     def __init__(self, context: StepContext, inputs: BatchInputs, before_output: Callable[..., Any]) -> None:
@@ -146,7 +146,7 @@ class BatchContext:
         self._kept = PersistedFrames()
 
     def run(self) -> None:
-        """Compile the operators whose records are written, which writes them."""
+        """Compile the operators in order; compiling an output writes its records."""
         frames: dict[str, DataFrame] = {}
         for operator in self.operators:
             leaving = self.compile_operator(operator, [frames[source] for source in operator.inputs])
@@ -167,8 +167,8 @@ class BatchContext:
         observed: Counters = {}
         for operator, observation in self._observed:
             of_operator = observed.setdefault(operator, {})
-            # Waits for an output that has not run yet. Spark may have optimized it away: then it gets no records. With
-            # Spark Connect there is nothing to wait for.
+            # `getRow` waits for the query that has the observation. Its row is empty if Spark has optimized the records
+            # away. With Spark Connect there is nothing to wait for.
             observed_in_jvm = getattr(observation, "_jo", None)
             if observed_in_jvm is None or observed_in_jvm.getRow().length():
                 for name, count in observation.get.items():
@@ -210,15 +210,15 @@ class BatchContext:
         return sources[0] if aside else leaving
 
     def hand_on(self, operator: Operator, frame: DataFrame) -> DataFrame:
-        """Return the records as the next operators get them."""
+        """Return the records as the next operators get them: cached if these are several."""
         return self.materialize(operator.id, frame) if self.is_shared(operator) else frame
 
     def _prepare_inputs(self, operator: Operator, sources: Sequence[DataFrame]) -> list[DataFrame]:
-        """Return the records of each input as the operator gets them: repartitioned, with its watermark, and tagged.
+        """Return the records of each input as the operator gets them: repartitioned, with BEHIND, BRANCH and ORIGIN.
 
-        Inputs may share positions, so records of several inputs say which one they came from. Unless all inputs have
-        positions in one stream, the columns of POSITION are dropped, because the inputs differ in them, and the stream
-        of the input's positions is added to each record that lacks it.
+        Records of two inputs may have the same position, so BRANCH says which input they came from. Unless all inputs
+        have positions in one stream, the columns of POSITION are dropped, because the inputs differ in them, and each
+        record that lacks ORIGIN, the stream of the input's positions, gets it.
         """
         frames = list(sources)
         for exchange in self.moves(operator.id):
@@ -246,7 +246,7 @@ class BatchContext:
         return self.context.spark()
 
     def system_of(self, stream: str) -> StreamSystem:
-        """Return the system that a stream ("system.stream") is in, as the batch has last seen it."""
+        """Return the system of a stream ("system.stream"); the snapshot of it, if the batch has taken one."""
         return self._snapshots.get(stream) or self.context.systems[split_stream_name(stream)[0]]
 
     def partitions_at(self, operator: str) -> int:
@@ -258,7 +258,7 @@ class BatchContext:
         return self.planned[operator].partitioned_by
 
     def stream_of(self, operator: str) -> str | None:
-        """Return the stream of the positions of an operator's records; None if there are several or it is unknown."""
+        """Return the stream that the positions of an operator's records are in; None if there are several."""
         return self.origins[operator].positions
 
     def has_consumers(self, operator: str) -> bool:
@@ -278,7 +278,7 @@ class BatchContext:
         return [move for move in self.exchanges.get(operator, ()) if move.reason == "auto_repartition"]
 
     def is_partitioned(self, operator: str) -> bool:
-        """Whether an operator's records arrive as what it writes is partitioned."""
+        """Whether the records that an operator writes arrive in the partitions of its output."""
         return operator not in self.exchanges
 
     def sensitive(self, operator: str) -> frozenset[str]:
@@ -315,7 +315,7 @@ class BatchContext:
         return frame.selectExpr(*expressions)
 
     def select_update(self, frame: DataFrame, names: Sequence[str], update: Update) -> DataFrame:
-        """Return the records with these columns, quoted, and the structs of an update."""
+        """Return the records with these (quoted) columns, and the columns UPDATE and DEFAULT of a partial update."""
         return frame.selectExpr(*names, *update.expressions())
 
     def with_columns(self, frame: DataFrame, columns: Sequence[tuple[str, str]]) -> DataFrame:
@@ -332,15 +332,15 @@ class BatchContext:
         return _add_barrier(call_frame_function(operator, function, frame))
 
     def call_for_records(self, frame: DataFrame, call: RecordCall, kept: Sequence[str]) -> DataFrame:
-        """Return the results of a function of records, with the columns `kept` of these."""
+        """Return what a user's function returns for each record, with the columns `kept` of the record."""
         return call_in_tasks(frame, call, kept)
 
     def first(self, frame: DataFrame) -> Row | None:
-        """Compute the first of these records now; None where there is none, and in a dry run."""
+        """Compute and return the first of these records; None if there is none, and in a dry run."""
         return frame.first()
 
     def gather_small(self, frame: DataFrame) -> DataFrame:
-        """Return the records, in one task if there are few; used before they are repartitioned."""
+        """Return the records, in one task if the batch is small; used before they are repartitioned."""
         # Without the barrier Spark drops a coalesce right before an exchange.
         return _add_barrier(frame.coalesce(1)) if self.inputs.few else frame
 
@@ -392,7 +392,7 @@ class BatchContext:
         return view.frame(self.spark)
 
     def hint_join(self, dataset: str, side: DataFrame) -> DataFrame:
-        """Return a dataset's side of a join: every task reads all of it, or the part in its bucket."""
+        """Return a dataset's side of a join with a hint: broadcast it, or merge bucket by bucket."""
         return F.broadcast(side) if self.app.dataset(dataset).broadcast else side.hint("merge")
 
     def _no_entries(self, dataset: AdjunctDataset, schema: Schema) -> DataFrame:
@@ -405,10 +405,8 @@ class BatchContext:
         return Schema(()) if records is None else derive_stored_schema(dataset, records)
 
     def reader_over_time(self, dataset: str) -> tuple[Reader | None, int | None]:
-        """Return what the batch reads of a dataset over time, and since when it is known, in microseconds (None:
-        always).
-
-        None for a dataset without a version yet.
+        """Return a reader of a dataset's rows over time (None if it has no version yet), and the time from which its
+        history is known, in microseconds (None if all of it is known).
         """
         view, versions = self.inputs.views[dataset], self.inputs.over_time.get(dataset)
         if versions is None and isinstance(view, VersionReader):
@@ -450,10 +448,11 @@ class BatchContext:
     def write_local(
         self, operator: str, frame: DataFrame, table: str, *, deleted: str | None, on_null_key: OnNullKey
     ) -> None:
-        """Keep the last record of each key in a local table; tombstones, and records that are `deleted`, delete theirs.
+        """Write the last record of each key to a local table; tombstones, and records for which the SQL condition
+        `deleted` is true, delete their key.
 
-        It is committed, and counted, at the end of the batch. A bounded replay commits nothing; in one of recorded
-        versions, joins still read what the batch would write.
+        The table is committed, and counted, at the end of the batch. A bounded replay commits nothing; in one of
+        recorded versions, joins still read what the batch would write.
         """
         replays = self.inputs.consumed is None
         counted = self._table_counters.setdefault(table, {"rows": 0, "deleted": 0, "duplicate_batches": 0})
@@ -482,8 +481,8 @@ class BatchContext:
         return self._local[dataset.name]
 
     def _open_writer(self, dataset: AdjunctDataset, pinned: object, owner: str) -> LocalTableWriter:
-        """Return a writer of a table at its version in the batch's intent, if it has one; `close` drops what it has
-        not committed.
+        """Return a writer that adds to a table's version in the batch's intent, `pinned`, if it has one; `close`
+        drops what is not committed.
         """
         sealed = pinned.sealed if isinstance(pinned, VersionReader) else None
         batch = WritingBatch(owner, self.number, self.context.run, self.inputs.intent.cut)
@@ -500,7 +499,7 @@ class BatchContext:
         Returns None in a dry run.
         """
         system, name = require_writer(self.system_of(stream)), split_stream_name(stream)[1]
-        if system.evolves:  # it is read once: its commits fail if it has changed, and it is read again
+        if system.evolves:  # one snapshot for all requests: appending fails, and is retried, if the stream has changed
             self._snapshots[stream] = system = require_writer(system.snapshot(name))
         find = partial(batch_outputs.find_previous_append, system, name, self.producers[operator], self.number)
         cut = self.inputs.intent.cut
@@ -540,7 +539,7 @@ class BatchContext:
             return system.append(name, rows, **options)
 
     def _append_options(self, operator: str, stream: str) -> dict[str, Any]:
-        """Return who appends to a stream which batch, made of what."""
+        """Return the arguments of an append: who writes which batch, and the input ranges that it was made of."""
         producer = self.producers[operator]
         consumed = self.inputs.consumed if producer == self.context.writer else None
         options: dict[str, Any] = {"producer": producer, "sequence": self.number, "consumed": consumed}
@@ -565,7 +564,7 @@ class BatchContext:
         return {"ranges": ranges} | ({"positions": True} if positions else {})
 
     def _sources(self, operator: str) -> Sources | None:
-        """Return what is read of the one stream that an operator's records come from; None if there are several."""
+        """Return the ranges of the input stream that an operator's records are made of; None if there are several."""
         stream = self.origins[operator].made_of
         return None if stream is None else self.inputs.sources(self.context.writer, stream)
 
@@ -598,8 +597,8 @@ class BatchContext:
         self._before_output(send.table)
         table = self.app.tables[send.table]
         if self.inputs.consumed is None and table.on_replay == "skip":
-            # The table has these records, or gets them from the main position, which must not look older than a mark
-            # of the replay.
+            # The table has these records, or will get them from the main position. If the replay left marks, what the
+            # main position writes could look old.
             self._letters[operator] = (send.table, ())
             self._count(send.table, {"skipped": self.count(frame)})
             return
@@ -648,14 +647,14 @@ class BatchContext:
         `count_matches`.
         """
         frame = self.materialize(operator, frame)
-        asked = recorded_answers.describe_lookup(lookup, dict(frame.dtypes))
+        asked = lookups.describe_lookup(lookup, dict(frame.dtypes))
         record = recorded_answers.RecordedAnswers(self.context.lake, self.app.name, self.number, operator, asked)
         reader = self.context.open_tables.reader(self._with_credits(self.app.tables[lookup.table]), self.context.spark)
-        keys = recorded_answers.collect_distinct_keys(operator, frame, lookup, sensitive=bool(self.sensitive(operator)))
-        answers, metrics = recorded_answers.answer_keys(keys, lookup, record, reader, self.partitions_at(operator))
+        keys = lookups.collect_distinct_keys(operator, frame, lookup, sensitive=bool(self.sensitive(operator)))
+        answers, metrics = lookups.answer_keys(keys, lookup, record, reader, self.partitions_at(operator))
         self._measure(lookup.table, metrics, metrics.counts())
-        answered = recorded_answers.frame_from_answers(self.spark, answers, lookup)
-        joined = recorded_answers.join_answers(operator, frame, lookup, answered)
+        answered = lookups.frame_from_answers(self.spark, answers, lookup)
+        joined = lookups.join_answers(operator, frame, lookup, answered)
         return self.count_matches(operator, "", joined)
 
     # -- functions
@@ -663,7 +662,7 @@ class BatchContext:
     def call_sink(self, operator: str, frame: DataFrame, function: SinkFunction) -> None:
         """Call a user's function with the records, in Spark tasks; errors omit values of sensitive columns."""
         self._before_output(function_label(function))
-        self._count(operator, recorded_answers.hand_to_function(frame, self._sink_call(operator, function, None)))
+        self._count(operator, recorded_answers.call_function(frame, self._sink_call(operator, function, None)))
 
     def call_sink_for_results(
         self, operator: str, frame: DataFrame, function: SinkFunction, returns: Schema
@@ -675,7 +674,8 @@ class BatchContext:
         asked = {"function": label, "returns": {field.name: field.type for field in returns.fields}}
         call = self._sink_call(operator, function, returns)
         record = recorded_answers.RecordedAnswers(self.context.lake, self.app.name, self.number, operator, asked)
-        results, counted = recorded_answers.call_or_replay(frame, call, record, partial(self._before_output, label))
+        before_call = partial(self._before_output, label)
+        results, counted = recorded_answers.call_unless_recorded(frame, call, record, before_call)
         self._count(operator, counted)
         partitions = self.partitions_at(operator) if self.required_partitioning(operator) else None
         return recorded_answers.frame_from_results(self.spark, results, partitions)
@@ -692,5 +692,5 @@ def _to_time(micros: int | None) -> datetime | None:
 
 
 def _add_barrier(frame: DataFrame) -> DataFrame:
-    """Return the same records behind a metric that nobody reads, past which Spark's optimizer moves nothing."""
+    """Return the same records with a metric that nobody reads: Spark's optimizer moves nothing past it."""
     return frame.observe(f"here-{uuid4().hex}", F.count(F.lit(1)))

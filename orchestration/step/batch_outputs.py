@@ -1,4 +1,4 @@
-"""What a batch writes: its local tables and state tables, and what other outputs record of where records come from."""
+"""What a batch needs for its outputs: where records come from, marks against repeats, dead letters, state tables."""
 
 from __future__ import annotations
 
@@ -52,18 +52,20 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.step.context import BatchInputs, StepContext
 
 NEW = "__new"
+"""The boolean column of a state table's rows that says whether this batch has written the row."""
 Letters = Sequence[dict[str, Any]]
+"""Dead letters: rejected records, each with DEAD_LETTER_COLUMNS and the position of the original."""
 _LETTER_IDENTITY = ("table", "kind", "key", "record")
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The origin of the positions of an operator's records.
+    """Where the records of an operator come from.
 
-    `streams` are the streams of the positions, by the operator that each comes from: an input, an output that the graph
-    continues from, or an operator that makes records of several. `made_of` is the one input stream that all records are
-    made of; None if there are several. `positions` is the stream that holds the positions, or the operator
-    that assigned them to its own records; None if there are several.
+    - `streams`: the streams that they come from, by the operator where they enter the graph: an input, or an output
+      that the graph continues from. An operator that assigns new positions counts as a stream of its own name.
+    - `made_of`: the one input stream that all records are made of; None if there are several.
+    - `positions`: the stream that their positions are in, or the operator that assigned these; None if several.
     """
 
     streams: Mapping[str, str]
@@ -72,9 +74,10 @@ class Origin:
 
 
 def trace_origins(operators: Iterable[Operator], system_of: Callable[[str], StreamSystem]) -> dict[str, Origin]:
-    """Return the origin of the records after each operator.
+    """Return the origin of the records that leave each operator, by operator.
 
-    The records that continue after an output stream are read from it if its system appends alone.
+    After an output stream, records continue with positions in that stream if its system `appends_alone`: then they are
+    read back from it.
     """
     result: dict[str, Origin] = {}
     for operator in operators:
@@ -116,20 +119,20 @@ def find_previous_append(system: StreamWriter, stream: str, producer: str, batch
 
 
 def add_positions(records: DataFrame, sources: Sources | None) -> DataFrame:
-    """Return the records with the columns of POSITION if their output keeps these, else without.
+    """Return the records with the columns of POSITION; without, if `sources` is None: their output keeps none.
 
-    Records from an output of this batch already have them: their positions are in the application's input.
+    Records that were read back from another output of this batch have them already: the positions in the input.
     """
     if sources is None:
         return records.drop(*POSITION)
     if SOURCE in records.columns:
         return records
-    numbers = {SystemStreamPartition.parse(span.source).partition: span.epoch for span in sources.ranges}
+    epochs = {SystemStreamPartition.parse(span.source).partition: span.epoch for span in sources.ranges}
     return records.withColumns(
         {
             SOURCE: F.concat(F.lit(f"{sources.stream}."), F.col(PARTITION).cast("string")),
             SOURCE_OFFSET: F.col(OFFSET),
-            SOURCE_EPOCH: number_by_partition(numbers).cast("int"),
+            SOURCE_EPOCH: number_by_partition(epochs).cast("int"),
             READER: F.lit(sources.reader),
         }
     )
@@ -142,13 +145,13 @@ def prepare_arrow_append(records: pa.Table, sources: Sources | None) -> pa.Table
     rows = records.sort_by([(name, "ascending") for name in order])
     unsent = {*order, *BATCH_ONLY, *(POSITION if sources is None else ())}
     if sources is not None and SOURCE not in rows.column_names:
-        numbers = {SystemStreamPartition.parse(span.source).partition: span.epoch for span in sources.ranges}
+        epochs = {SystemStreamPartition.parse(span.source).partition: span.epoch for span in sources.ranges}
         partitions = rows.column(PARTITION)
         names = pc.binary_join_element_wise(sources.stream, partitions.cast(pa.string()), ".")
         rows = (
             rows.append_column(SOURCE, names)
             .append_column(SOURCE_OFFSET, rows.column(OFFSET))
-            .append_column(SOURCE_EPOCH, arrow_by_partition(numbers, partitions))
+            .append_column(SOURCE_EPOCH, epochs_of_partitions(epochs, partitions))
             .append_column(READER, pa.repeat(pa.scalar(sources.reader), rows.num_rows))
         )
     return rows.drop_columns([name for name in rows.column_names if name in unsent])
@@ -156,7 +159,7 @@ def prepare_arrow_append(records: pa.Table, sources: Sources | None) -> pa.Table
 
 @contextmanager
 def naming_records(system: StreamWriter, stream: str, rows: pa.Table) -> Iterator[None]:
-    """Describe the record of a value that can't be stored, as tasks do: the user knows no rows."""
+    """Make the error for a value that can't be stored describe its record, as in tasks, instead of a row number."""
     try:
         yield
     except SchemaMismatchError as error:
@@ -168,15 +171,15 @@ def naming_records(system: StreamWriter, stream: str, rows: pa.Table) -> Iterato
         raise
 
 
-def arrow_by_partition(numbers: Mapping[int, int], partitions: pa.ChunkedArray) -> pa.Array:
-    """Return the number of each record's partition as int; 0 for partitions without one."""
-    known = np.zeros(max([*numbers, *pc.unique(partitions).to_pylist(), 0]) + 1, np.int32)
-    known[list(numbers)] = list(numbers.values())
+def epochs_of_partitions(epochs: Mapping[int, int], partitions: pa.ChunkedArray) -> pa.Array:
+    """Return the epoch of each of these partitions as int, 0 for those that `epochs` does not list."""
+    known = np.zeros(max([*epochs, *pc.unique(partitions).to_pylist(), 0]) + 1, np.int32)
+    known[list(epochs)] = list(epochs.values())
     return pa.array(known[partitions.to_numpy()])
 
 
 def table_of_letters(table: str, letters: Letters) -> pa.Table:
-    """Return rejected records as records of a stream, at the positions of the originals."""
+    """Return dead letters as records of a stream, at the positions of the originals."""
     rows = [
         {
             PARTITION: letter.get("partition", 0),
@@ -217,12 +220,12 @@ def check_letters_sent(system: StreamSystem, stream: str, sent: AppendResult, le
 def build_marking(
     table: Any, columns: Iterable[str], stream: str | None, inputs: BatchInputs, writer: str, *, made_of_one: bool
 ) -> Marking | None:
-    """Return how a batch's records are marked in a table that ignores repeats or keeps the newest; None for other
-    tables.
+    """Return how a batch marks its records in a remote table with `idempotent` or `newest_by`; None for other tables.
 
-    `columns` are the columns of the records, `stream` is the stream of their positions. Sources are named after
-    `writer`, so that two applications that write one table from one stream keep separate marks. A recreated stream gets
-    new names too. So does a bounded replay, which reads outside the main position, unless the table has
+    A mark says from which offset of which source a row was last written, so that the table can ignore repeats and older
+    records. `columns` are the columns of the records, `stream` is the stream of their positions. Sources are named
+    after `writer`, so that two applications that write one table from one stream keep separate marks. A recreated
+    stream gets new names too. So does a bounded replay, which reads outside the main position, unless the table has
     on_replay="skip".
     """
     if not table.idempotent and table.newest_by is None:
@@ -244,8 +247,8 @@ def build_marking(
 
 
 def name_producers(app: Application, writer: str) -> dict[str, str]:
-    """Return the name under which each operator appends to its stream: `writer`, plus a number from the second operator
-    on.
+    """Return the name under which each operator appends to its stream: `writer`; for a stream's second operator
+    `writer#2`, and so on.
     """
     names: dict[str, str] = {}
     senders: Counter[str] = Counter()
@@ -260,9 +263,10 @@ def name_producers(app: Application, writer: str) -> dict[str, str]:
 
 @dataclass(slots=True)
 class StateTable:
-    """A table of state in one batch.
+    """A stateful operator's table in one batch.
 
-    `kept` says whether writes are committed, `real` whether any records are read (not in a dry run).
+    `kept` says whether writes are committed (not in a bounded replay or dry run), `real` whether the batch reads
+    records (not in a dry run). `watermarks` are those by which rows expire.
     """
 
     context: StepContext
@@ -304,7 +308,7 @@ class StateTable:
                 )
             self.counted = sum_counters(self.counted, done)
         elif self.real:
-            rows.count()  # runs the counts of these records
+            rows.count()  # counts upstream complete only once their records are consumed
 
     def commit(self) -> None:
         """Commit what was written, and drop rows that expire with this batch."""
@@ -312,7 +316,7 @@ class StateTable:
         self.counted["duplicate_batches"] = int(duplicate)
 
     def _scan_appended(self, *, sends: bool) -> DataFrame:
-        """Return the rows as scanned: each key was written once."""
+        """Return the unexpired rows with NEW, from a plain scan of the files: each key was written once."""
         sealed = self.writes.reader(sends=sends).sealed
         what = f"state {self.writes.name!r}"
         rows = bucketed_frame(self.context.spark(), self.context.lake.store, what, sealed.layout, sealed.generations)
@@ -329,8 +333,8 @@ class StateTable:
 def prepare_table_rows(
     frame: DataFrame, key: tuple[str, ...], deleted: str | None, on_null_key: OnNullKey
 ) -> tuple[DataFrame, Callable[[], int] | None]:
-    """Return the records with `__tombstone` set for the table, and a function that returns how many null keys were
-    skipped.
+    """Return the records with `__tombstone`, also where the SQL condition `deleted` is true; and a function that, once
+    they are computed, returns how many records with a null key were skipped (None if these are not skipped).
     """
     from pyspark.sql import Observation
 

@@ -33,6 +33,7 @@ from dagster_adjunct.orchestration.startpoints.fan_out import FanOut
 from dagster_adjunct.orchestration.startpoints.recorded_replay import RecordedPlan, read_plan
 from dagster_adjunct.orchestration.startpoints.store import StartpointManager, open_startpoints
 from dagster_adjunct.orchestration.step.failures import list_sensitive_columns
+from dagster_adjunct.orchestration.step.lookups import OpenTables
 from dagster_adjunct.orchestration.step.progress import (
     MAX_STARTPOINTS,
     MAX_VERSIONS,
@@ -41,7 +42,6 @@ from dagster_adjunct.orchestration.step.progress import (
     measure_input_times,
     measure_state_sizes,
 )
-from dagster_adjunct.orchestration.step.recorded_answers import OpenTables
 from dagster_adjunct.resources.common import map_in_threads, split_stream_name, sum_counters
 from dagster_adjunct.resources.errors import ConfigurationError, ObjectNotFoundError, VersionDiscardedError
 from dagster_adjunct.resources.objects.lake import Lake
@@ -55,18 +55,24 @@ if TYPE_CHECKING:
 
 
 View = VersionReader | TransientVersion | None
+"""A version of a dataset as joins read it; None if the dataset has none yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchInputs:
-    """What one batch reads: its intent, and one version of each dataset.
+    """What one batch reads: its intent, and what the intent names, opened.
 
-    A view is None for a dataset without `bootstrap` that has no version yet: its joins find no match. `identities` are
-    those of the input streams that have one. `records` is the number of records, or of offsets. `few`: run one task a
-    stage; `interpreted`: have Spark interpret plans instead of compiling them. `over_time` has all versions of bounded
-    datasets that joins by time read. `states` are the state tables at the start of the batch, by dataset, `times` the
-    event times of its inputs by then. `streams` are the systems of its inputs, as they were when it was planned.
-    `arrived` has the records of each input that this process has read.
+    - `views`: the version of each dataset. It is None for a dataset without `bootstrap` that has no version yet, in
+      which joins find no match.
+    - `identities`: the identity of each input stream that has one; a recreated stream has another.
+    - `records`: the number of input records, or of offsets where these may have gaps.
+    - `few`: whether there are so few records that Spark uses one task a stage.
+    - `interpreted`: whether Spark interprets its plans instead of compiling them.
+    - `over_time`: all versions of each bounded dataset that is joined by time.
+    - `states`: the state tables at the start of the batch, by the name of their dataset.
+    - `times`: the event times of the inputs at the start of the batch.
+    - `streams`: the system of each input stream, as it was when the batch was planned.
+    - `arrived`: the records of the input streams that this process has read already.
     """
 
     intent: Intent
@@ -89,7 +95,7 @@ class BatchInputs:
         return {ssp: span.end for ssp, span in self.intent.ranges.items()}
 
     def sources(self, application: str, stream: str) -> Sources | None:
-        """Return the ranges read of a stream, for the positions of output records; None if offsets are not numbers."""
+        """Return the ranges that the batch reads of a stream, as outputs store them; None if offsets are no numbers."""
         ranges = {ssp: span for ssp, span in self.intent.ranges.items() if ssp.qualified_stream == stream}
         if not all(text.isdecimal() for span in ranges.values() for text in (span.start, span.end)):
             return None
@@ -106,9 +112,10 @@ class BatchInputs:
 
 @dataclass(frozen=True, slots=True)
 class BatchMetrics:
-    """The counters of a batch by output or join, its table metrics, and the event times of its inputs after it.
+    """The metrics of a batch.
 
-    `in_process` says that it was computed without Spark.
+    `counters` are by output or join, `measured` has the metrics of each remote table. `times` are the event times of
+    the inputs after the batch, None if they did not change. `in_process` says that Spark was not used.
     """
 
     counters: Counters
@@ -120,7 +127,8 @@ class BatchMetrics:
 class BatchVersions:
     """The dataset versions that the batches of one run read, opened once, and a lease for each dataset.
 
-    The leases are on the versions that the current batch reads. Also caches transient tables and replay plans.
+    The leases are on the versions that the current batch reads. It also keeps the tables of datasets that live for one
+    run, and the plans of recorded replays.
     """
 
     def __init__(self, runtime: Runtime, app: Application) -> None:
@@ -140,18 +148,18 @@ class BatchVersions:
         return self._stored[name]
 
     def table(self, name: str, state: ApplicationState) -> TransientTable:
-        """Return a table that lives for this run; it continues from the version that the last batch read."""
+        """Return the table of a dataset that lives for one run; it continues from the version of the last batch."""
         if name not in self._tables:
             last = state.last.intent.versions.get(name) if state.last else None
             self._tables[name] = TransientTable(self._runtime.systems, self._app.dataset(name), last=last)
         return self._tables[name]
 
     def keep(self, readers: Mapping[str, VersionReader | None]) -> None:
-        """Add readers that are open already, by dataset."""
+        """Take over these readers, by dataset, so that `view` need not open their versions again."""
         self._readers |= {(name, reader.version): reader for name, reader in readers.items() if reader is not None}
 
     def view(self, name: str, version: str | None, state: ApplicationState) -> View:
-        """Return a version as joins read it; None if there is none yet."""
+        """Return this version of a dataset as joins read it; None if `version` is None."""
         if version is None:
             return None
         if is_transient(version):
@@ -169,7 +177,10 @@ class BatchVersions:
         return VersionsOverTime(self._runtime.lake.store, name, sealed)
 
     def persisted(self, rows: str, versions: object, frame: Callable[[], DataFrame]) -> DataFrame:
-        """Return these rows of a dataset, which Spark keeps until `unpersist`, or until other versions are wanted."""
+        """Return the DataFrame that Spark has cached under the name `rows`, or cache the one that `frame` makes.
+
+        It is cached until `unpersist`, or until it is asked for with other `versions`.
+        """
         kept = self._frames.get(rows)
         if kept is None or kept[0] != versions:
             if kept is not None:
@@ -178,7 +189,7 @@ class BatchVersions:
         return self._frames[rows][1]
 
     def unpersist(self) -> None:
-        """Let go of all rows that Spark keeps: what tasks read has their memory."""
+        """Drop everything that `persisted` has cached, which frees Spark's memory for the tasks of a large batch."""
         for _, frame in self._frames.values():
             with suppress(Exception):  # its session has ended
                 frame.unpersist()
@@ -199,10 +210,11 @@ class BatchVersions:
     def lease(
         self, versions: Mapping[str, str | None], over_time: Mapping[str, Sequence[str]], *, reopened: bool = False
     ) -> list[str]:
-        """Lease what a batch reads, before its intent names it; from then on the open intent retains it too.
+        """Lease the dataset versions that a batch reads; `over_time` has those that joins by time read besides.
 
-        Raises VersionDiscardedError, except for a `reopened` batch, whose intent alone may retain a version; the
-        datasets of such versions are returned.
+        Leases begin before the intent is committed; an open intent retains its versions, too. Raises
+        VersionDiscardedError if a version can't be leased. For a `reopened` batch, whose intent alone may retain a
+        version, returns the names of the datasets of such versions instead.
         """
         missing: dict[str, set[str]] = {}
         for name, version in versions.items():
@@ -239,7 +251,7 @@ class BatchVersions:
             self._leases[name].check()
 
     def close(self) -> None:
-        """Release the leases, what Spark keeps, and the tables that live for one run."""
+        """Release the leases, what Spark has cached, and the tables that live for one run."""
         try:
             map_in_threads(Lease.release, self._leases.values())
         finally:
@@ -250,16 +262,20 @@ class BatchVersions:
 
 @dataclass(frozen=True)
 class StepContext:
-    """What a run of the step works with; `run`, its name in commits, is the runtime's `by`.
+    """What a run of the step works with.
 
-    `fan_out` holds the startpoints that were handed to this run's tasks. `between_batches` is called before each batch
-    but the first. `still_ours` raises where the run may not continue: before each batch, output and commit. It is None
-    for a run without a lease: a commit by another run then ends it, even if it has committed nothing. `credits`
-    rate-limit the step's tables. `open_tables` caches lookup tables between batches. `writes_as` is the application's
-    former name, which outputs and state tables keep after a rename. `wait` is called when there is nothing to read: it
-    waits, and returns whether the step goes on. `go_on` is called after each batch and returns the same, without
-    waiting. `on_report` receives the report after each batch; `earlier` is that of the run's steps before this one,
-    which this one adds to.
+    - `fan_out`: the startpoints that were handed to this run's tasks.
+    - `between_batches`: called before each batch but the first.
+    - `still_ours`: called before each batch, output and commit; raises if another run may have taken over. It is None
+      for a run without a lease, which fails as soon as another run has committed. A run with a lease starts again from
+      that commit if it has not committed anything itself.
+    - `credits`: hands out the run's part of the tables' rate limits.
+    - `open_tables`: the tables of lookups, with their caches.
+    - `writes_as`: the former name of a renamed application, which its outputs and state tables keep.
+    - `wait`: called when there is nothing to read; waits, and returns whether the step goes on.
+    - `go_on`: called after each batch; returns whether the step goes on, without waiting.
+    - `on_report`: receives the report after each batch.
+    - `earlier`: the report of the run's former steps, to which this step adds.
     """
 
     runtime: Runtime
@@ -292,6 +308,7 @@ class StepContext:
 
     @property
     def run(self) -> str:
+        """The name of this run in commits."""
         return self.runtime.by
 
     @property
@@ -309,7 +326,7 @@ class StepContext:
 
     @cached_property
     def versions(self) -> BatchVersions:
-        """The dataset versions that its batches read; to be closed."""
+        """The dataset versions that the run's batches read; close it at the end of the run."""
         return BatchVersions(self.runtime, self.app)
 
     @cached_property
@@ -335,7 +352,7 @@ class StepContext:
         return "records" if all(self.systems[name].counts_unread for name in names) else "offsets"
 
     def check(self) -> None:
-        """Raise if the run may not continue."""
+        """Raise the error of `still_ours` if the run may not continue."""
         if self.still_ours is not None:
             self.still_ours()
 
@@ -344,8 +361,9 @@ class StepContext:
 class StepState:
     """How far a run of the step has come: the batch log as it last committed it, and its report so far.
 
-    Partitions in `held` are not read in this run; None before its start. `shapes` are the columns of inputs and
-    datasets and the buckets of datasets that the last dry run checked; None before the first.
+    `held` are the partitions that this run does not read, because their startpoint can't be read; None before the run's
+    first positions are stored. `shapes` are the columns of inputs and datasets, and the numbers of buckets, that the
+    last dry run checked; None before the first.
     """
 
     logged: LoggedState
@@ -354,14 +372,14 @@ class StepState:
     shapes: Mapping[str, object] | None = None
 
     def with_messages(self, context: StepContext, texts: Sequence[str]) -> StepState:
-        """Send an event for each message about startpoints; return the state with these messages."""
+        """Send an event for each text about startpoints; return the state whose report has these texts, too."""
         for text in texts:
             context.on_event(StepEvent("startpoint", self.logged.state.batch, {"text": text}))
         told = (*self.report.startpoints, *texts)[-MAX_STARTPOINTS:]
         return replace(self, report=replace(self.report, startpoints=told))
 
     def with_batch(self, done: ClosedBatch, commit_seconds: float, outputs: BatchMetrics, *, few: bool) -> StepState:
-        """Return the state after one more batch, with its counters and table metrics."""
+        """Return the state whose report includes one more batch; `few` says that Spark used one task a stage."""
         before, took = self.report, {**done.seconds, "commit": commit_seconds}
         versions = {name: before.versions.get(name, []) for name in {**before.versions, **done.intent.versions}}
         for name, version in done.intent.versions.items():

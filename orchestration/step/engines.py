@@ -1,4 +1,4 @@
-"""The engines that check and compute batches: Spark, or this process where that is certain to give the same."""
+"""The engines that check and compute batches: Spark, or this process where the results are certain to be the same."""
 
 from __future__ import annotations
 
@@ -26,15 +26,17 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 Starts = Mapping[SystemStreamPartition, str]
+"""The first offset that a batch reads of each input partition."""
 
 
 class BatchEngine:
     """Checks and computes batches with Spark; the step decides and commits what they read. Tests replace it."""
 
     def analyze(self, context: StepContext, views: Mapping[str, View], starts: Starts) -> PhysicalProof:
-        """Return what is proven of a batch over these versions; raise for one that could not finish.
+        """Check a batch over these dataset versions in a dry run; return how Spark's plans differ from the plan.
 
-        Nothing is read or written. Also starts the Python workers that the output tasks will need.
+        Nothing is read or written. Raises the error of a batch that could not finish. Also starts the Python workers
+        that the output tasks will need.
         """
         session = resolve_session(context.spark)
         check_credits(session, context.app)
@@ -50,9 +52,9 @@ class BatchEngine:
 
 
 class SmallBatchesInProcess(BatchEngine):
-    """Computes small batches in this process, and leaves all others to Spark, which is started for the first of them.
+    """Computes small batches in this process; other batches with Spark, which is started for the first of them.
 
-    For applications whose plan says that nothing of them needs Spark.
+    For applications whose plan says that none of their operators needs Spark.
     """
 
     def __init__(self) -> None:
@@ -86,7 +88,10 @@ class SmallBatchesInProcess(BatchEngine):
 
 
 def check_credits(session: SparkSession, app: Application) -> None:
-    """Raise ConfigurationError if tasks ask this process for credits of rate limits, and are on another machine."""
+    """Raise ConfigurationError if tables have rate limits, and tasks run where they can't ask this process for credits.
+
+    That is on the server of a Spark Connect session on another machine.
+    """
     limited = list_budgets(app.tables.values())
     if limited and is_remote(session) and session.conf.get("spark.driver.host") not in ("127.0.0.1", "localhost"):
         problem = f"application {app.name!r} has tables with a rate limit ({limited[0].name}), for which tasks "

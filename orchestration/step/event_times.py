@@ -44,9 +44,9 @@ if TYPE_CHECKING:
 
 
 TIME = "time"
-"""The event time of a record in microseconds since 1970, null for none; with it its partition and its offset."""
+"""The column with a record's event time in microseconds since 1970, null for none; next to PARTITION and OFFSET."""
 NEVER = -(2**62)
-"""Microseconds: before all times."""
+"""Stands for no time, in microseconds: it is before all times."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,19 +67,20 @@ def iter_partitions(partition: np.ndarray[Any, Any]) -> Iterator[tuple[int, slic
 
 
 def running_watermarks(before: PriorTimes, newest: np.ndarray[Any, Any], delay: int) -> np.ndarray[Any, Any]:
-    """Return the watermarks at these newest times."""
+    """Return the watermark at each record; `newest` is the newest time of all earlier records. In microseconds."""
     return np.maximum(np.where(newest > NEVER, newest - delay, NEVER), before.watermark)
 
 
 BLOCK_COLUMNS = ("partition", "first", "last", "oldest", "latest", "mark")
 BLOCK_SCHEMA = f"{BLOCK_COLUMNS[0]} int, {', '.join(f'{name} bigint' for name in BLOCK_COLUMNS[1:])}"
-"""A row for each block: its first and last offset, the oldest time of those not found behind, and the newest of all.
+"""What tasks report of the times that they read, one row for each block of offsets and for each record behind.
 
-`mark` is null there. A record that is behind is a row of its own: its offset is the first and the last, and `mark` the
-watermark that it is below, by what the task had read.
+Of a block: its first and last offset, the oldest time of records that were not found behind, and the latest of all;
+`mark` is null. Of a record that is behind: its offset, as the first and the last, and `mark`, the watermark that it is
+below, by what the task had read before it.
 """
 ALWAYS = 2**62
-"""Microseconds: after all times."""
+"""The oldest time of a block without times, in microseconds: it is after all times."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +100,7 @@ class TimeBlockMapper:
             for number, span in iter_partitions(partition):
                 last, newest = reached.get(number, (-1, NEVER))
                 before = self.prior.get(number, PriorTimes())
-                if newest > NEVER and last < offset[span.start]:  # else records are out of order, and nothing is known
+                if newest > NEVER and last < offset[span.start]:  # else out of order: start again
                     before = PriorTimes(newest, before.watermark)
                 after = np.maximum.accumulate(np.r_[before.newest, time[span]])
                 reached[number] = int(offset[span][-1]), int(after[-1])
@@ -138,13 +139,13 @@ def _sort_by_offset(
 
 
 BLOCK_LENGTH = 1_024
-"""The number of offsets that are checked again together."""
+"""The number of offsets in a block, which is checked again as a whole."""
 DRIVER_LIMIT = 100_000
 """The largest number of offsets that the driver checks; more are checked by the tasks that read them."""
 
 
 def find_late_in_memory(records: pa.Table, prior: Mapping[int, PriorTimes], delay: int) -> Measured:
-    """Return the measured times and late records of a table, in any order."""
+    """Return the event times and late records of `records`, which has PARTITION, OFFSET and TIME, in any order."""
     partition, offset, time = _sort_by_offset(records.select([PARTITION, OFFSET, TIME]))
     mark = np.full(len(time), NEVER)
     newest, read_to = {}, {}
@@ -162,8 +163,8 @@ def find_late_in_memory(records: pa.Table, prior: Mapping[int, PriorTimes], dela
 def _find_late_by_blocks(
     times: DataFrame, prior: Mapping[int, PriorTimes], delay: int, in_tasks: TaskTimeReader | None
 ) -> Measured:
-    """Return the measured times and late records; each record is checked in the task that reads it, and again where
-    that task can't be sure. `in_tasks` reads the records, if given.
+    """Return the event times and late records; each record is checked in the task that reads it, and again where that
+    task can't be sure. `in_tasks` reads the records, if given; else `times` has them.
     """
     mapper = TimeBlockMapper(prior, delay, BLOCK_LENGTH)
     if in_tasks is None:
@@ -181,8 +182,8 @@ def merge_blocks(
 ) -> tuple[Measured, pa.Table, pa.Table]:
     """Merge the rows of BLOCK_SCHEMA of all tasks, in blocks of `length` offsets.
 
-    Returns what was measured, the late records of the blocks that are sure, and the unsure blocks: the partition, the
-    first offset, and the newest time and the watermark before the block.
+    Returns the event times, the late records of blocks whose tasks were certain, and the other blocks, as rows of their
+    partition, the first offset, and the newest time and the watermark before the block.
     """
     rows = rows.sort_by([("partition", "ascending"), ("last", "ascending")])
     blocks, late = rows.filter(rows["mark"].is_null()), rows.filter(rows["mark"].is_valid())
@@ -219,7 +220,7 @@ def merge_blocks(
 
 
 def _find_late_in_blocks(times: DataFrame, blocks: pa.Table, delay: int) -> pa.Table:
-    """Return the late records of these blocks, each given with the newest time and the watermark before it."""
+    """Return the late records of these blocks; `blocks` has the rows of unsure blocks from `merge_blocks`."""
     from pyspark.sql import Window
 
     spark = times.sparkSession
@@ -281,7 +282,7 @@ def extract_times(records: pa.Table, name: str, latest: int = MAX_MICROS) -> pa.
     return pa.table({PARTITION: records[PARTITION], OFFSET: records[OFFSET], TIME: time})
 
 
-_LONGEST = 2**60  # microseconds: longer than between any two times
+_LONGEST = 2**60  # microseconds: longer than from the first time to the last
 
 
 def ranges_to_read(
@@ -298,7 +299,8 @@ def ranges_to_read(
 class BatchTimes:
     """Reads the inputs of one batch, and measures their event times once for each stream, when first needed.
 
-    In a bounded replay all records count as read before, and no times change; also in a dry run, which is batch 0.
+    In a bounded replay all records count as read before, and no event times change; nor do they in a dry run, which is
+    batch 0.
     """
 
     def __init__(self, context: StepContext, inputs: BatchInputs) -> None:
@@ -310,15 +312,13 @@ class BatchTimes:
         self._read: dict[str, DataFrame] = {}
 
     def read(self, stream: str) -> DataFrame:
-        """Return the stream's records of the batch, with EVENT_TIME, BEHIND and AGAIN if the input declares event
-        times.
-        """
+        """Return the stream's records of the batch; with EVENT_TIME, BEHIND and REPLAYED if it declares event times."""
         records = self._records(stream)
         declared = self._declared.get(stream)
         if declared is None:
             return records
         records = records.withColumns(
-            {EVENT_TIME: declared.column(f"input {stream}", records), REPLAYED: self._again(stream)}
+            {EVENT_TIME: declared.column(f"input {stream}", records), REPLAYED: self._was_read_before(stream)}
         )
         return self._with_behind(stream, records)
 
@@ -343,7 +343,7 @@ class BatchTimes:
 
     @cached_property
     def after(self) -> TimeState | None:
-        """The times after the batch; None if no input declares event times, or none change."""
+        """The event times after the batch; None if no input declares any, or none change."""
         if not self._declared or self._is_replay:
             return None
         intent = self._inputs.intent
@@ -373,7 +373,7 @@ class BatchTimes:
             records = small_frame(self._context.spark(), self._inputs.arrived[stream])
         else:
             records = streams.read(self._context.spark(), ranges)
-        if epochs:  # the sum also tells readers of an output that an application made from a replayed output
+        if epochs:  # they are added: records that an application wrote in a replay have an epoch already
             records = records.withColumn(EPOCH, (F.col(EPOCH) + number_by_partition(epochs)).cast("int"))
         if (
             stream in self._declared
@@ -388,7 +388,7 @@ class BatchTimes:
         system = self._context.systems[split_stream_name(stream)[0]]
         return sum(system.distance(ssp, span.start, span.end) for ssp, span in self._ranges(stream).items())
 
-    def _again(self, stream: str) -> Column:
+    def _was_read_before(self, stream: str) -> Column:
         if self._is_replay and not self._is_dry_run:
             return F.col(OFFSET) >= F.lit(-1)  # not a literal: Spark would drop the count of these records
         known = self._partition_times(stream)
@@ -413,7 +413,7 @@ class BatchTimes:
         records = self._records(stream)
         prior = {ssp.partition: _to_prior_times(times) for ssp, times in self._partition_times(stream).items()}
         delay = _to_micros(declared.delay)
-        # Times so late that their state could never expire move no watermark; operators leave such records out.
+        # Times so far in the future that their state could never expire move no watermark; operators skip such records.
         latest = MAX_MICROS - _to_micros(required_retention(self._context.app.operators).get(stream, timedelta(0)))
         in_tasks = None
         name, system = declared.column_name(dict(records.dtypes)), self._context.systems[split_stream_name(stream)[0]]
@@ -432,7 +432,7 @@ class BatchTimes:
                 in_tasks = TaskTimeReader(system.task_reads(unread, columns), numbers, name, latest)
         time = F.unix_micros(declared.column(f"input {stream}", records))
         counting = F.when(time <= latest, time).alias(TIME)
-        times = records.where(~self._again(stream)).select(PARTITION, OFFSET, counting)
+        times = records.where(~self._was_read_before(stream)).select(PARTITION, OFFSET, counting)
         if offsets <= DRIVER_LIMIT:
             return find_late_in_memory(times.toArrow(), prior, delay)
         return _find_late_by_blocks(times, prior, delay, in_tasks)
@@ -464,7 +464,7 @@ class BatchTimes:
 
 
 def number_by_partition(numbers: Mapping[int, int]) -> Column:
-    """Return the number of each record's partition; 0 for partitions without one."""
+    """Return a column that looks up each record's partition in `numbers`; 0 for partitions that it does not list."""
     by_place = bigint_array(numbers.get(partition, 0) for partition in range(max(numbers, default=0) + 1))
     return F.coalesce(F.get(by_place, F.col(PARTITION)), F.lit(0))
 

@@ -107,7 +107,7 @@ def parse_failure(error: Exception) -> Failure | None:
 
 
 def _find_suspects(before: Sequence[Operator], failure: Failure) -> list[Operator]:
-    """Return the operators that may have failed, the likeliest of those `before`; [] if it may be any."""
+    """Return those of the operators `before` that most likely failed; [] if it may be any of them."""
     if failure.quoted is not None:
         for wanted in (failure.quoted, failure.part or ""):
             quoting = [
@@ -127,6 +127,7 @@ def _find_suspects(before: Sequence[Operator], failure: Failure) -> list[Operato
 
 
 def iter_upstream(app: Application, operator: str) -> Iterator[Operator]:
+    """Yield this operator and those before it, back to the inputs and outputs that its records are read from."""
     waiting, seen = [operator], set()
     while waiting:
         here = app.operator(waiting.pop())
@@ -175,7 +176,7 @@ Sample = tuple[int, int, dict[str, Any]]
 
 
 def _run_with_timeout(arriving: DataFrame, search: Callable[[float], T], seconds: float = SEARCH_SECONDS) -> T | None:
-    """Return the result of `search`, given when it must end; None if it fails or takes too long."""
+    """Return the result of `search`, called with the monotonic time of its end; None if it fails or takes longer."""
     session = arriving.sparkSession
     tag = f"adjunct-sample-{uuid.uuid4().hex}"
     ends = time.monotonic() + seconds
@@ -250,7 +251,7 @@ def sensitive_columns(context: StepContext, operator: str, columns: Iterable[str
 
 
 def _may_be_sensitive(context: StepContext, sensitive: Collection[tuple[LineageNode, str]], sources: Sources) -> bool:
-    """Whether a column of these sources may hold sensitive values; those of an output hold what is sent to it."""
+    """Whether a column made of these sources may hold sensitive values; an output's column holds what is sent to it."""
     app, plan = context.app, context.plan
     sent = [
         operator.spec.written(plan.columns[operator.inputs[0]]).sources.get(column, ())
@@ -328,7 +329,7 @@ def explain_failure(batch: BatchContext, operator: str, error: Exception) -> err
 def _explain_broken_promise(
     batch: BatchContext, operator: str, error: errors.AdjunctError
 ) -> errors.OperatorFailedError | None:
-    """Return the error that names the functions with keeps_partitioning=True; None if there is none."""
+    """Return the error that blames the functions with keeps_partitioning=True; None if there is none."""
     promising = [one for one in iter_upstream(batch.app, operator) if one.spec.keeps_partitioning]
     if not promising:
         return None
@@ -356,7 +357,7 @@ def _find_failing_operator(batch: BatchContext, likely: list[Operator], failure:
     def same(error: Exception) -> bool:
         return _is_alike(parse_failure(error), failure)
 
-    for candidate in batch.app.operators:  # in this order the inputs of an operator do not fail
+    for candidate in batch.app.operators:  # if one fails, those before it did not
         spec = candidate.spec
         if candidate.id in wanted and len(candidate.inputs) == 1 and (spec.sql or _functions(spec)):
             (arriving,), probe = batch.arrived[candidate.id], partial(_Probe(batch).apply, candidate)
@@ -388,7 +389,7 @@ def _explain_with_sample(
         again = parse_failure(other)
         if again is None or not _is_alike(again, failure):
             return False
-        seen.append(again)  # the text may quote a value: keep the one of the sample
+        seen.append(again)  # the last one is of the sample, whose value the text may quote
         return True
 
     arriving = batch.arrived[failed.id]
@@ -415,7 +416,7 @@ _PROBE_ALLOWED = {
 class _Probe:
     """A batch context that compiles an operator again over some of its records: nothing is written or stored.
 
-    Whatever else an operator asks of it fails, so that no function gets records twice and no table is queried again.
+    Other methods of a batch raise AttributeError, so that no function gets records twice and no table is queried again.
     The failure is then reported without a sample.
     """
 
@@ -424,7 +425,7 @@ class _Probe:
         self._sent: DataFrame | None = None
 
     def apply(self, operator: Operator, frame: DataFrame) -> DataFrame:
-        """Return what an operator makes of some of its records, or sends."""
+        """Return the records that an operator makes of these, or that it sends."""
         self._sent = None
         leaving = operator.spec.compile(operator.id, [frame], cast("BatchContext", self))
         return leaving if self._sent is None else self._sent

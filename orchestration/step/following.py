@@ -1,13 +1,14 @@
 """A run that stays: having caught up, it waits for something new and goes on, until its time is over.
 
-While it waits it sends one request every half second, and for ten seconds after something new every quarter: it looks
-at a stream, at the startpoints, or whether another run asks for the application. What it has opened stays open.
+While it waits, it sends one request every half second, or every quarter second for ten seconds after something new. In
+turn it looks at each stream, at the startpoints, and whether another run asks for the application. What it has opened
+stays open.
 
     new records, markers, changes           the step goes on with its next batch
     startpoints, other partition counts     the step ends and begins again, as in a new run
     its end, memory, another run            the step ends, and the run with it
 
-A run that has always something to read never waits: it looks between batches.
+A run that always has something to read never waits; it looks between batches.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from dagster_adjunct.orchestration.step.step import run_step
 from dagster_adjunct.resources.common import call_in_threads, split_stream_name
 from dagster_adjunct.resources.errors import RunLeaseLostError, TransientError
 
-# Seconds between two requests of a run that waits, and for how long they are half of that after something new.
+# Seconds between two requests of a run that waits; and for how many seconds after something new it is half of that.
 _PAUSE = 0.5
 _EAGER_FOR = 10.0
 # Of this many requests one is not for a stream.
@@ -42,7 +43,7 @@ _TURNS = 4
 _SOURCES_EVERY = 30.0
 # Seconds after which a run that does not wait advances its datasets again.
 _BUSY_EVERY = 10.0
-# Seconds for which the datasets may fail to advance because a store does not answer.
+# For how many seconds datasets may fail to advance, because a store does not answer, before the run fails.
 _PATIENCE = 120.0
 MAX_MEMORY = 4 * 1024**3
 """The bytes of memory of the Python process at which a staying run ends, so that the next one begins afresh."""
@@ -56,10 +57,11 @@ class Following:
     """How long a run stays, and what it looks at.
 
     `streams` and `startpoints` return texts that change with what they look at; `asked` returns who asks for the
-    application, "" for nobody. `refresh` is called when a stream has changed: it returns whether the step can go on, or
-    has to begin again. Streams of `datasets` are looked at after each batch, too. With `sources`, `refresh` is also
-    called every 30 seconds. `say` receives what the user should know. `tick` is called again and again while the run
-    waits. `ended` is the reason for the run's end, "" before it.
+    application, "" for nobody. `refresh` is called when a stream has changed: it advances the datasets, and returns
+    whether the step can go on, or has to begin again. `datasets` are streams that are looked at after each batch, too.
+    With `sources`, datasets that are read from files or queries, `refresh` is also called every 30 seconds. `say`
+    receives messages for the user. `tick` is called again and again while the run waits. `ended` is the reason for the
+    run's end, "" before it.
     """
 
     def __init__(
@@ -93,7 +95,10 @@ class Following:
         self._turns = self._take_turns()
 
     def begin(self) -> None:
-        """Note what is there, before anything of it is read: what comes later is new."""
+        """Remember the current state of the streams and startpoints, before the run reads anything.
+
+        Whatever differs later is new.
+        """
         self._seen |= {name: self._look(name) for name in self._looks}
         self._next_sources = self._clock() + _SOURCES_EVERY
         self._next_busy = self._clock() + _BUSY_EVERY
@@ -132,9 +137,10 @@ class Following:
         return False
 
     def go_on(self) -> bool:
-        """Look around after a batch, without waiting; return whether the step goes on, as `wait` does.
+        """Check once, after a batch, what `wait` checks again and again; return whether the step goes on.
 
-        While there is always something to read, nothing else would see the end, startpoints, or who asks.
+        A run that always has something to read notices only here that its time is over, that startpoints were
+        requested, or that another run asks for the application.
         """
         self._tick()
         if not self._is_over():
@@ -154,7 +160,10 @@ class Following:
         return holds is not False
 
     def _try_refresh(self) -> bool | None:
-        """Return what `refresh` does; None if a store does not answer, which ends the run only if that lasts."""
+        """Return the result of `refresh`; None if a store does not answer.
+
+        Raises the store's error once that has lasted for _PATIENCE seconds.
+        """
         try:
             holds = self._refresh()
         except TransientError as error:
@@ -178,7 +187,7 @@ class Following:
         return self._seen[name] != before
 
     def _look(self, name: str) -> object:
-        """Return what is there now; what was seen last if the store does not answer."""
+        """Return the current text of a stream or the startpoints; the text seen last if the store does not answer."""
         try:
             return self._looks[name]()
         except TransientError as error:
@@ -186,7 +195,7 @@ class Following:
             return self._seen.get(name)
 
     def _ask(self) -> None:
-        """End for another run that asks; raise RunLeaseLostError if there is one already."""
+        """End this run if another one asks for the application; raise RunLeaseLostError if one has taken it over."""
         who = ""
         try:
             who = self._asked()
@@ -198,7 +207,7 @@ class Following:
             self.ended = f"{who} asks for the application"
 
     def _take_turns(self) -> Iterator[str | None]:
-        """Yield what to look at next, None for who asks: mostly streams, in turn."""
+        """Yield the name of what to look at next, mostly a stream; None to check whether another run asks."""
         streams, others = cycle(sorted(self._streams)), cycle(["startpoints", None])
         while True:
             if self._streams:
@@ -216,7 +225,7 @@ def follow_application(
     say: Callable[[str], None],
     tick: Callable[[], None] = lambda: None,
 ) -> Following:
-    """Return how a run of this application stays; `refresh` advances its datasets."""
+    """Return what a run that stays with this application waits for; `refresh` is as in `Following`."""
     advanced = [dataset for dataset in app.datasets if is_advanced_by_runs(dataset)]
     fed = {operator.spec.feeds for operator in app.operators}
     streams = [(dataset, dataset.stream) for dataset in advanced if dataset.stream is not None]

@@ -1,7 +1,7 @@
-"""A small batch in this process, by Arrow: no session is started, and its outputs get the same as from Spark.
+"""Computes a small batch in this process with Arrow, without a Spark session; outputs get the same as from Spark.
 
-That is for applications whose operators all say that they can be computed so (`Spec.spark_need`), and for batches that
-need nothing else of Spark (`find_spark_need`). Appends have the same digests and updates the same marks, so a batch
+That is for applications none of whose operators needs Spark (`Spec.spark_need`), and for batches that do not need it
+for another reason (`find_spark_need`). Appends have the same digests and updates the same marks, so a batch
 that one engine has begun may be ended by the other.
 """
 
@@ -21,9 +21,9 @@ from dagster_adjunct.orchestration.operators.functions import RecordCall, call_i
 from dagster_adjunct.orchestration.operators.joins import MATCHED, SelectedColumn
 from dagster_adjunct.orchestration.operators.operator import AsOf, Exchange, Operator
 from dagster_adjunct.orchestration.operators.remote_tables import AnyTable, TableLookup, TableSend
-from dagster_adjunct.orchestration.step import recorded_answers
+from dagster_adjunct.orchestration.step import lookups, recorded_answers
 from dagster_adjunct.orchestration.step.batch import BatchContext
-from dagster_adjunct.orchestration.step.batch_outputs import Letters, arrow_by_partition, table_of_letters
+from dagster_adjunct.orchestration.step.batch_outputs import Letters, epochs_of_partitions, table_of_letters
 from dagster_adjunct.orchestration.step.context import BatchInputs, BatchMetrics, StepContext, View
 from dagster_adjunct.orchestration.step.event_times import ranges_to_read
 from dagster_adjunct.orchestration.step.kept_entries import (
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 
 def find_spark_need(context: StepContext, inputs: BatchInputs) -> str:
-    """Return what of a batch needs Spark, although nothing of its application does; "" for nothing.
+    """Return why a batch needs Spark, although no operator of its application does; "" if it does not.
 
     Without a session, batches of any size are computed in this process.
     """
@@ -69,8 +69,8 @@ def run_in_process(
 ) -> BatchMetrics:
     """Write every output of the application once, as `run_batch` does, without Spark.
 
-    Raises NeedsSpark for values whose result is not certain to be Spark's. No table is written by then: not all of them
-    ignore repeats, so that all records are computed once before.
+    Raises NeedsSpark for values for which Spark's result might differ. No remote table is written by then: as some do
+    not ignore repeats, the batch is first computed without writing anything.
     """
     known: dict[str, Any] = {}
     if any(operator.spec.send is not None for operator in context.app.operators):
@@ -84,16 +84,20 @@ def run_in_process(
 def check_in_process(
     context: StepContext, views: Mapping[str, View], starts: Mapping[SystemStreamPartition, str]
 ) -> None:
-    """Raise the errors that creating an output stream, or writing a table, would raise; nothing is read or written."""
+    """Raise the errors that creating an output stream, or writing a table, would raise; nothing is read or written.
+
+    Raises NeedsSpark if this process can't compute the batch with the columns that streams and datasets have now.
+    """
     with closing(ArrowDryRun(context, inputs_of_dry_run(context, views, starts))) as batch:
         batch.run()
 
 
 class ArrowBatch(BatchContext):
-    """A batch whose records are Arrow tables; what it does not override works on both, or is never called.
+    """A batch whose records are Arrow tables.
 
-    `known` has what its rehearsal has read and made: the records of input streams, the results of functions, and the
-    metrics of lookups.
+    Methods that it does not override work for DataFrames and Arrow tables, or are never called. `known` has what the
+    rehearsal of the batch has read and made: the records of input streams, the results of functions, and the metrics of
+    lookups.
     """
 
     def __init__(
@@ -157,7 +161,7 @@ class ArrowBatch(BatchContext):
         records = system.read_arrow(ranges)
         if not epochs:
             return records
-        added = arrow_by_partition(epochs, records.column(PARTITION))
+        added = epochs_of_partitions(epochs, records.column(PARTITION))
         return _set_column(records, EPOCH, pc.add(records.column(EPOCH), added).cast(pa.int32()))
 
     def count(self, frame: Any) -> int:
@@ -281,20 +285,20 @@ class ArrowBatch(BatchContext):
 
     def look_up(self, operator: str, frame: Any, lookup: TableLookup) -> Any:
         """Return the records with the columns looked up in a remote table, and MATCHED, null where there are none."""
-        keys = frame.select(list(lookup.keys)).rename_columns(recorded_answers.key_columns(lookup))
-        asked = recorded_answers.describe_lookup(lookup, self._types(frame))
+        keys = frame.select(list(lookup.keys)).rename_columns(lookups.key_columns(lookup))
+        asked = lookups.describe_lookup(lookup, self._types(frame))
         record = recorded_answers.RecordedAnswers(self.context.lake, self.app.name, self.number, operator, asked)
         reader = self.context.open_tables.reader(self._with_credits(self.app.tables[lookup.table]), self.context.spark)
         sensitive = bool(self.sensitive(operator))
-        distinct = recorded_answers.distinct_keys(operator, keys.drop_null(), lookup, sensitive=sensitive)
-        answers, metrics = recorded_answers.answer_keys(distinct, lookup, record, reader, 1)
+        distinct = lookups.distinct_keys(operator, keys.drop_null(), lookup, sensitive=sensitive)
+        answers, metrics = lookups.answer_keys(distinct, lookup, record, reader, 1)
         self._known[operator] = metrics = metrics + self._known.get(operator, TableMetrics())
         self._measure(lookup.table, metrics, metrics.counts())
         found = KeyedEntries.of(answers, tuple(keys.column_names))
         places = found.find(keys.columns)
         for number, answer in enumerate(lookup.answers, start=len(lookup.keys) + 1):
             frame = frame.append_column(answer.name, found.entries.column(number).take(places))
-        there = found.entries.column(recorded_answers.FOUND).take(places)
+        there = found.entries.column(lookups.FOUND).take(places)
         matched = pc.if_else(pc.fill_null(there, False), True, pa.scalar(None, pa.bool_()))
         self._count(operator, {"rows": frame.num_rows, "unmatched": matched.null_count})
         return frame.append_column(MATCHED, matched)
@@ -349,7 +353,7 @@ class ArrowBatch(BatchContext):
 
 
 class _Rehearsal(ArrowBatch):
-    """All records of a batch, of which nothing is written."""
+    """Computes a batch without writing anything, to find out whether it needs Spark before it writes a table."""
 
     def send(self, operator: str, frame: Any, stream: str, *, key: Sequence[str], partitions: int) -> None:
         return None

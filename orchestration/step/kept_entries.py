@@ -18,7 +18,7 @@ from dagster_adjunct.resources.lazy_modules import pa, pc
 from dagster_adjunct.resources.schemas.schema import Schema
 
 MAX_DATASET_ROWS = 300_000
-"""The most rows of a dataset that are kept in memory, as long as the version is served."""
+"""Datasets with more rows are joined by Spark, if there is a session; others are kept in memory between batches."""
 _MAX_KEPT = 32
 _OPEN = 2**62
 """Microseconds: the end of an interval that has none."""
@@ -34,7 +34,7 @@ class KeyedEntries:
 
     @staticmethod
     def of(entries: pa.Table, key: tuple[str, ...]) -> KeyedEntries:
-        """Return the entries by these columns, which are unique."""
+        """Index the entries by the columns of their key; no two entries may have the same key."""
         entries = entries.combine_chunks()
         if len(key) == 1:
             return KeyedEntries(entries, key, None)
@@ -42,7 +42,7 @@ class KeyedEntries:
         return KeyedEntries(entries, key, {values: row for row, values in enumerate(zip(*columns, strict=True))})
 
     def find(self, columns: Sequence[pa.ChunkedArray]) -> pa.Array:
-        """Return the row of the entry of each key, null where there is none; keys with a null have none."""
+        """Return the row number of each key's entry, null for a key without one; `columns` are those of the keys."""
         if self.rows is None:
             found = pc.index_in(columns[0], value_set=self.entries.column(self.key[0]))
             return found.combine_chunks() if isinstance(found, pa.ChunkedArray) else found
@@ -55,8 +55,9 @@ class TimedEntries:
     """The rows over time of a dataset: those of a key are adjacent, in the order of their time, and do not overlap.
 
     The rows of the key number n of `keys` are those from `starts[n]` up to `starts[n + 1]`. A row is valid from
-    `begins` up to `ends`, in microseconds; one without an entry (`there`) is a deletion. Nothing is known of a key
-    before its first row if `firsts` says so; otherwise its history is unknown before `known_from` (None: never).
+    `begins` up to `ends`, in microseconds. Where `there` is false, the row is a deletion. If `firsts` is true for the
+    first row of a key, nothing is known of the key before it; else the key had no entry before it, but what is before
+    `known_from` (None: nothing) is unknown.
     """
 
     keys: KeyedEntries
@@ -70,7 +71,7 @@ class TimedEntries:
 
     @staticmethod
     def of(rows: pa.Table, schema: Schema, key: tuple[str, ...], known_from: int | None) -> TimedEntries:
-        """Return rows from `read_rows_over_time`, by these key columns."""
+        """Index rows from `read_rows_over_time` by these columns of their key."""
         columns = [rows.column(name).to_pylist() for name in key]
         keys = list(zip(*columns, strict=True))
         starts = [row for row, values in enumerate(keys) if not row or values != keys[row - 1]]
@@ -87,7 +88,7 @@ class TimedEntries:
 
     @staticmethod
     def empty(schema: Schema, key: tuple[str, ...]) -> TimedEntries:
-        """Return no rows."""
+        """Return the rows over time of a dataset without a version: none."""
         entries = schema.to_arrow().empty_table()
         return TimedEntries(KeyedEntries.of(entries.select(key), key), entries, [0], [], [], [], [], None)
 
@@ -126,7 +127,7 @@ class TimedEntries:
 
 
 class EntryCache:
-    """What the batches of a run have joined of datasets, the most recent versions of each."""
+    """The entries that the batches of a run have joined, of each dataset in the version that was used last."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[tuple[Any, ...], Any] = OrderedDict()
@@ -149,8 +150,8 @@ class EntryCache:
         return found
 
     def _get(self, what: tuple[Any, ...], version: Any, read: Callable[[], Any]) -> Any:
-        """Return what is kept of this version, read if need be; other versions of it are served no more."""
-        kept = self._kept.pop(what, None)  # threads do so at the same time
+        """Return the value kept as `what` in this version; else `read` it, and keep it instead of another version's."""
+        kept = self._kept.pop(what, None)  # taken out, as several threads do this at the same time
         if kept is None or kept[0] != version:
             kept = version, read()
         self._kept[what] = kept

@@ -1,7 +1,7 @@
 """Plans the next batch and leases the dataset versions that it reads; nothing is committed here but first positions.
 
-A batch reads bounded replays or the main input, at most `max_batch_records` records, shared among partitions by lag; or
-what a batch that a crash left open was going to read.
+If a crash has left a batch open, that is the next one. Otherwise the batch reads bounded replays or the main input, at
+most `max_batch_records` records, shared among partitions in proportion to their lag.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class BatchSnapshot:
 
     The id is None where there is no version. `limited` has the manifests of datasets with a maximum staleness: version
     and offsets of one commit, so that the batch reads exactly what was found fresh. `handed` is the part of this run's
-    fan-out that is still there at its start; None after the start.
+    fan-out that is still stored at its start; None after the start.
     """
 
     versions: Mapping[str, str | None]
@@ -65,10 +65,10 @@ class BatchSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class PlannedBatch:
-    """The intent of a batch, and the input streams as it was planned over them.
+    """The intent of a batch, and the snapshots of the input streams that it was planned over.
 
-    Before the versions are leased, only the intent of a recorded replay has them. `losses` describes what retention
-    deleted of the inputs.
+    The intent names dataset versions only once these are leased, except in a recorded replay, which has them from its
+    plan. `losses` describes what retention deleted of the inputs.
     """
 
     intent: Intent
@@ -126,8 +126,9 @@ def snapshot_inputs(context: StepContext, run: StepState) -> BatchSnapshot:
 
 
 def _open_versions(context: StepContext) -> tuple[dict[str, VersionReader | None], dict[str, DatasetManifest | None]]:
-    """Return the served versions; those of a version set come from one snapshot. Also returns the manifests of
-    datasets with a maximum staleness."""
+    """Return readers of the served versions, by dataset and state table, and the manifests of datasets with a maximum
+    staleness. Members of a version set are read in one snapshot.
+    """
     app, stored = context.app, context.versions.stored
     own = [dataset for dataset in app.datasets if dataset.is_owned_by(app.name)]
     others = [dataset.name for dataset in app.datasets if dataset.following.persistent and dataset not in own]
@@ -145,8 +146,9 @@ def _open_versions(context: StepContext) -> tuple[dict[str, VersionReader | None
 
 
 def store_first_positions(context: StepContext, run: StepState, seen: BatchSnapshot) -> StepState:
-    """Return the state with a stored position for each partition, before anything is read; unchanged after the run's
-    start.
+    """At the start of a run, store a position for each input partition, before anything is read; later do nothing.
+
+    Returns the state after that.
     """
     if seen.handed is None:
         return run
@@ -182,7 +184,7 @@ def plan_batch(context: StepContext, run: StepState, seen: BatchSnapshot) -> Pla
 
 
 def _plan_replay_batch(context: StepContext, state: ApplicationState, positions: InputPositions) -> Intent | None:
-    """Return a batch of bounded replays, or None; never two in a row while the main input has records.
+    """Return the intent of a batch of bounded replays, or None; never two in a row while the main input has records.
 
     Replays with the same `versions` setting are read together with the one that began first. A batch of recorded
     replays reads what one earlier batch read, with the versions of that batch.
@@ -212,7 +214,7 @@ def _plan_replay_batch(context: StepContext, state: ApplicationState, positions:
 def _plan_recorded_batch(
     context: StepContext, state: ApplicationState, replays: Mapping[SystemStreamPartition, Replay], plan: RecordedPlan
 ) -> Intent:
-    """Return a batch that reads what the earliest batch of this plan read and that is not replayed yet."""
+    """Return the intent that repeats the earliest batch of this plan which is not replayed completely yet."""
 
     def piece_of(replay: Replay) -> RecordedPiece | None:
         """Return the current piece of a replay: the first that ends after its next offset."""
@@ -237,7 +239,7 @@ def _plan_recorded_batch(
 
 
 def _plan_main_batch(context: StepContext, state: ApplicationState, positions: InputPositions) -> Intent | None:
-    """Return a batch of the main input, which applies the startpoints there; None if there is nothing to read."""
+    """Return the intent of a batch of the main input, with its startpoints; None if there is nothing to read."""
     unread = dict(sorted(positions.unread.items()))
     shared = _limit_ranges(context, unread)
     if _are_all_empty(context.systems, shared):
@@ -297,7 +299,7 @@ def _limit_ranges(context: StepContext, spans: Spans) -> dict[SystemStreamPartit
     lags = {ssp: systems[ssp.system].distance(ssp, span.start, span.end) for ssp, span in spans.items()}
     shares = share_by_lag(lags, context.app.max_batch_records)
     return {
-        # The end itself, not another notation of it: a replay ends at exactly this text.
+        # `advance` might give another notation of the end, but a replay ends only at exactly this text.
         ssp: span
         if shares[ssp] == lags[ssp]
         else OffsetRange(span.start, systems[ssp.system].advance(ssp, span.start, shares[ssp]))
@@ -335,7 +337,7 @@ def resume_open_batch(context: StepContext, run: StepState, left_open: Intent) -
     if deleted:
         resolved = run.logged.state.offsets.resolved
         oldest = {ssp for ssp in left_open.startpoints if ssp in resolved and resolved[ssp].position == "oldest"}
-        lost = {ssp: span for ssp, span in deleted.items() if ssp not in oldest}  # "oldest" loses nothing
+        lost = {ssp: span for ssp, span in deleted.items() if ssp not in oldest}  # "oldest" is what is left
         check_open_batch(context.app, left_open, lost)
         left_open = _truncate_batch(context, left_open, deleted, lost)
     context.versions.lease(left_open.versions, left_open.over_time, reopened=True)
@@ -361,7 +363,7 @@ def find_lost_ranges(context: StepContext, intent: Intent) -> dict[SystemStreamP
 
 
 def _truncate_batch(context: StepContext, intent: Intent, deleted: Spans, lost: Spans) -> Intent:
-    """Return the batch with the ranges that are left, and what is lost counted."""
+    """Return the intent without the offsets that retention has `deleted`; `lost` are those to report."""
     ranges, counted = dict(intent.ranges), dict(intent.lost)
     for ssp, span in deleted.items():
         end = ranges[ssp].end
@@ -375,7 +377,7 @@ def _truncate_batch(context: StepContext, intent: Intent, deleted: Spans, lost: 
 
 
 def lease_versions(context: StepContext, run: StepState, planned: PlannedBatch, seen: BatchSnapshot) -> PlannedBatch:
-    """Lease the versions that the planned batch reads, served or recorded, and return the batch with their ids.
+    """Lease the versions that the planned batch reads, served or recorded; return the batch whose intent names them.
 
     Raises VersionDiscardedError if one was discarded since the snapshot or the recording, StaleDatasetError for a table
     behind its allowed staleness, and ConfigurationError for a dataset that a recorded batch did not read.
@@ -411,7 +413,7 @@ def _lease_served(context: StepContext, state: ApplicationState, intent: Intent,
     manifests = {name: as_bounded(context.versions.stored(name).require_manifest()) for name in bounded}
     retained = {name: manifest.versions_over_time for name, manifest in manifests.items()}
     context.versions.lease(ids, retained)
-    # Opened once they are leased. Of several versions with one time only the one sealed last is read.
+    # Opened once they are leased. Of several versions with the same time only the one sealed last is read.
     over_time = {name: context.versions.over_time(name, versions).versions for name, versions in retained.items()}
     for dataset in app.datasets:
         if not dataset.following.persistent:

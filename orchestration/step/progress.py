@@ -1,6 +1,6 @@
 """How far an application has come: lag and event times of its inputs, events and reports of its runs, state sizes.
 
-Event times are pure functions over the batch log:
+Watermarks follow from the event times in the batch log, by pure functions:
 
     newest event time of each source partition
     -> its watermark: newest - delay, never decreasing
@@ -59,7 +59,7 @@ def ignore_disabled_startpoints(app: Application, state: ApplicationState) -> Ap
 
 
 def snapshot_system(systems: Mapping[str, StreamSystem], stream: str) -> StreamSystem:
-    """Return a snapshot of the system of the stream "system.stream", as of now."""
+    """Return a snapshot of a stream's system, for questions about this stream ("system.stream")."""
     name, short = split_stream_name(stream)
     return systems[name].snapshot(short)
 
@@ -136,7 +136,7 @@ def list_dataset_streams(app: Application) -> tuple[str, ...]:
 
 
 def read_stream_ends(system: StreamSystem, stream: str) -> dict[str, str]:
-    """Return the end of each partition of a stream; empty if the stream does not exist."""
+    """Return the end offset of each partition of a stream; empty if the stream does not exist."""
     try:
         return {str(ssp): end for ssp, end in system.upcoming(system.partitions(split_stream_name(stream)[1])).items()}
     except StreamNotFoundError:
@@ -144,7 +144,7 @@ def read_stream_ends(system: StreamSystem, stream: str) -> dict[str, str]:
 
 
 def describe_waiting_datasets(lake: Lake, systems: Mapping[str, StreamSystem], app: Application) -> tuple[str, ...]:
-    """Return what each dataset with `bootstrap` that can't be built yet waits for.
+    """Return a text for each dataset with `bootstrap` that can't be built yet: what it waits for.
 
     A dataset that has a version, or whose first version is delivered, does not delay the input: a run builds it.
     """
@@ -194,15 +194,24 @@ def find_delivered_version(
 
 @dataclass(frozen=True, slots=True)
 class StepEvent:
-    """An event of batch `batch`, or ("caught-up") after it.
+    """An event of a run of the step; `batch` is the batch that it belongs to, else the last one before it, or 0.
 
-    In order: "lease" (text) where the run waited for another run or took over from it, "planned" (numbers of inputs,
-    operators, outputs, tables and datasets) once a run, "startpoint" (text) for each at the start of a run, "table"
-    (report) when a dataset that lives for one run was built or has changed, "lost" (text) where retention was faster,
-    "analysis" before the dry run, once a run and when columns change, "intent" (records, unit, versions, few: whether
-    it takes one task a stage), "output" (output) before each output, "again" (text) when the batch is retried after a
-    store failure, "outputs" when all are written, "batch" (records so far, counters, watermarks, in_process: whether it
-    was computed without Spark) when its end is committed, "follow" (text) when a run stays and when that ends.
+    The values of `what`, in order of time, with the keys of `detail` in parentheses:
+
+    - "lease" (text): the run waited for another run, or took over from it.
+    - "planned" (numbers of inputs, operators, outputs, tables and datasets): once a run.
+    - "startpoint" (text): a startpoint was resolved or applied, or a replay began or ended.
+    - "table" (report): a dataset that lives for one run was built, or has changed.
+    - "lost" (text): retention deleted records before they were read.
+    - "analysis": the dry run begins; once a run, and when columns change.
+    - "intent" (records, unit, versions, few: whether it takes one task a stage): the intent is committed.
+    - "output" (output): an output is about to be written.
+    - "again" (text): the batch is retried after a store failure, or computed by Spark after all.
+    - "outputs": all outputs are written.
+    - "batch" (records so far, unit, counters, watermarks, in_process: whether it was computed without Spark): its end
+      is committed.
+    - "caught-up": the run has read its inputs to their ends.
+    - "follow" (text): a run stays, or ends after that.
     """
 
     what: str
@@ -246,7 +255,7 @@ def new_planned_event(app: Application) -> StepEvent:
 
 
 MAX_VERSIONS, MAX_STARTPOINTS = 100, 10_000
-"""The versions of a dataset and the lines about startpoints in a report: those of a run that stays may be more."""
+"""How many versions of a dataset and lines about startpoints a report has; a run that stays may have more of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,9 +264,9 @@ class StepReport(Report):
 
     `versions` are the dataset versions that its batches read, the last MAX_VERSIONS of each. `startpoints` describes
     the startpoints that were resolved and applied, and the replays that began and ended (the last lines). `measured`
-    has the metrics of each remote table in this run's tasks. `few_batches` took one task a stage; `in_process_batches`
-    of them were computed without Spark. `watermarks` has the event times of each input that declares them,
-    `state_sizes` the size of each state table.
+    has the metrics of each remote table in this run's tasks, `seconds` the time by stage. `few_batches` took one task a
+    stage, `in_process_batches` were computed without Spark. `watermarks` has the event times of each input that
+    declares them, `state_sizes` the size of each state table.
     """
 
     batches: int
@@ -298,7 +307,7 @@ def declared_event_times(app: Application) -> dict[str, EventTime]:
 
 
 def times_at_batch_start(app: Application, state: ApplicationState, intent: Intent) -> TimeState:
-    """Return the times with which a batch begins: the stored ones, plus all source partitions known by now.
+    """Return the event times with which a batch begins: the stored ones, plus all source partitions known by now.
 
     Partitions with records that wait for a later batch count as active, so that a backlog never makes them idle.
     """
@@ -320,7 +329,7 @@ def times_after_batch(
     clock: datetime,
     ranges: Mapping[SystemStreamPartition, tuple[int, int]] | None = None,
 ) -> TimeState:
-    """Return the times after a batch with these records.
+    """Return the event times after a batch, in whose records these times were `measured`, by stream.
 
     `ranges` are the offsets [from, to) that it read, of partitions with numeric offsets.
     """
@@ -412,13 +421,16 @@ class InputTimes(Report):
 
     @property
     def exceeds(self) -> bool:
-        """Whether the lag exceeds `max_lag`; also true if a partition without records holds the watermark back."""
+        """Whether the lag exceeds `max_lag`.
+
+        Also true if a partition without records holds the watermark back; but not before the input has any record.
+        """
         if self.max_lag is None or self.newest is None:
             return False
         return self.lag is None or self.lag > self.max_lag
 
     def describe(self) -> str:
-        """Return the times as one line."""
+        """Return the watermark of the input and its lag, as one line."""
         held = "" if self.held_by is None else f", held back by {self.held_by}"
         if self.watermark is None or self.lag is None:
             return f"{self.stream}: no watermark yet{held}"
@@ -431,7 +443,7 @@ class InputTimes(Report):
 
 
 def format_time(moment: datetime | None) -> str:
-    """Return a time as tables display it."""
+    """Return a time as command-line tables display it, "-" for none."""
     return "-" if moment is None else f"{moment:%Y-%m-%d %H:%M:%S} UTC"
 
 

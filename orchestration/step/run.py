@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-# More would share the same cores and use more memory.
+# Threads that advance datasets; more would share the same cores and use more memory.
 _MAX_PARALLEL = 4
 
 
@@ -138,7 +138,7 @@ def apply_startpoints(
     only: Collection[str] | None = None,
     on_report: Callable[[AdvanceReport], None] = lambda report: None,
 ) -> DatasetOutcome:
-    """Rewind the application's datasets (or `only` these) to their requested startpoints.
+    """Rewind the application's datasets (or `only` these) to their requested startpoints; return the outcome.
 
     `plan` is the application's plan, if the run has it already.
     """
@@ -204,7 +204,7 @@ def advance_datasets(
     return replace(applied, reports=(*applied.reports, *reports))
 
 
-# How often datasets are advanced while other processes advance them too.
+# How often datasets are advanced, at most, while other processes advance them too.
 _MAX_ADVANCES = 3
 
 
@@ -278,7 +278,7 @@ def run_batches(
         def begin() -> StepContext:
             nonlocal planned
             is_first, check = planned is None, partial(check_first_run, lake, app, adopt=adopt)
-            planned, *_ = call_in_threads(plan_step, *([check] if is_first else []))  # after the wait for the lease
+            planned, *_ = call_in_threads(plan_step, *([check] if is_first else []))  # after waiting for the lease
             plan = planned[0]
             check_session(runtime, plan)
             if is_first:
@@ -287,7 +287,7 @@ def run_batches(
                 on_event(new_planned_event(app))
                 stack.enter_context(register_tables(lake, app, by=runtime.by))
             handed = advance(plan)
-            # Once a step: rewinding datasets may have fanned out already.
+            # Startpoints are fanned out once a step, which rewinding datasets may have done already.
             fan_out = fan_out_for_run(runtime, app, plan) if handed is None else handed
             context = StepContext(runtime, app, plan, fan_out, on_event, max_batches, follow, lease.check)
             return replace(context, on_report=on_report)
@@ -343,7 +343,7 @@ def run_application(
     lake = open_lake() if lake is None else lake
     systems = systems_for(app, lake=lake) if systems is None else systems
     lasts = None if follow is None else validate_span("follow", follow)
-    if not lake.exists():  # the lease would make it, also where there is nothing to run: at a mistyped URL
+    if not lake.exists():  # plan before taking the lease, which would create the lake: its URL may be mistyped
         plan_application(app, systems=systems)
 
     def report_lease(text: str) -> None:

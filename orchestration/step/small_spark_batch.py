@@ -1,8 +1,8 @@
 """A small batch that Spark computes, and this process reads and writes.
 
-Of few records, most of the time goes into what surrounds them: tasks that read their files and those of datasets,
-exchanges, Python workers that write. So the records of inputs are read here, datasets stay in Spark's cache while their
-version is read and are broadcast, nothing is moved, and each output is fetched as Arrow and written as a batch in
+With few records, most of the time goes into overhead: tasks that read files of streams and datasets, exchanges, Python
+workers that write. So this process reads the records of inputs; Spark caches each dataset while batches read the same
+version of it, and broadcasts it; nothing is moved; and each output is fetched as Arrow and written as a batch in
 process writes it. Its records, counters, digests and marks are those of a large batch.
 """
 
@@ -33,19 +33,19 @@ if TYPE_CHECKING:
     from dagster_adjunct.assets.unbounded.transient_table import TransientVersion
 
 MAX_ROWS = 300_000
-"""The rows of all partitioned datasets that one task reads, at most: some tenths of a second."""
+"""The most rows of all partitioned datasets for a small batch: one task reads them in some tenths of a second."""
 _MAX_BYTES = 64 * 1024 * 1024
 
 
 def _measure_version(view: View) -> tuple[int, int]:
-    """Return the rows of a version, and the bytes that are read for them (0 for a table in memory); by its manifest."""
+    """Return the rows and bytes in the files of a version, by its manifest; 0 bytes for a table in memory."""
     sealed = getattr(view, "sealed", None)
     if sealed is None:
         return 0 if view is None else view.rows or 0, 0
     return sum(part.rows for part in sealed.generations), sum(part.size for part in sealed.generations)
 
 
-def is_small_batch(
+def classify_batch(
     records: int, tasks: int | None, limit: int, views: Mapping[str, View], broadcast: Collection[str]
 ) -> tuple[bool, bool]:
     """Return whether a batch of `records` runs best in one task per stage, and with plans that Spark interprets.
@@ -61,10 +61,11 @@ def is_small_batch(
 
 
 def read_small_batch(context: StepContext, inputs: BatchInputs) -> BatchInputs | None:
-    """Return the inputs of a batch with the records of its input streams, read here; None for what is left to tasks.
+    """Return the inputs of a batch with the records of its input streams, read here; None if tasks must read them.
 
-    That is a batch that is not small; one whose operators keep state or need tasks; one whose datasets have more than
-    FEW_ROWS; and one whose records, with entries of an average size, are too large for memory.
+    They must for a batch that is not small, or that retention has cut; whose operators keep state or need tasks; whose
+    stream systems can't read into this process; whose datasets have more than FEW_ROWS; and whose records, joined with
+    entries of an average size, are too large for memory.
     """
     operators = [operator.spec for operator in context.app.operators]
     if not inputs.few or inputs.intent.cut or any(spec.needs_tasks or spec.states for spec in operators):
@@ -118,7 +119,7 @@ class SmallBatch(BatchContext):
         return self._persisted(f"{reader.dataset} over time", reader, lambda: reader.history_frame(self.spark))
 
     def _persisted(self, rows: str, reader: Reader, frame: Callable[[], DataFrame]) -> DataFrame:
-        """Return rows of a dataset, which Spark keeps for later batches."""
+        """Return rows of a dataset, which Spark caches for later batches."""
         versions = reader.version if isinstance(reader, VersionReader) else reader.versions
         return self.context.versions.persisted(rows, versions, lambda: frame().coalesce(1))
 

@@ -32,6 +32,7 @@ from dagster_adjunct.assets.unbounded.transient_table import TransientVersion
 from dagster_adjunct.orchestration.batch_log.batch_log import ClosedBatch, Counters, add_counters
 from dagster_adjunct.orchestration.step.context import BatchInputs, BatchMetrics, StepContext, StepState
 from dagster_adjunct.orchestration.step.engines import BatchEngine, choose_engine
+from dagster_adjunct.orchestration.step.lookups import OpenTables
 from dagster_adjunct.orchestration.step.plan_batch import (
     NothingToRead,
     PlannedBatch,
@@ -45,21 +46,21 @@ from dagster_adjunct.orchestration.step.plan_batch import (
     store_first_positions,
 )
 from dagster_adjunct.orchestration.step.progress import StepEvent, StepReport, measure_input_times, times_at_batch_start
-from dagster_adjunct.orchestration.step.recorded_answers import OpenTables, purge_answers
-from dagster_adjunct.orchestration.step.small_spark_batch import is_small_batch
+from dagster_adjunct.orchestration.step.recorded_answers import purge_answers
+from dagster_adjunct.orchestration.step.small_spark_batch import classify_batch
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.common import call_in_threads
 from dagster_adjunct.resources.spark.tasks import find_adjunct_error
 from dagster_adjunct.resources.tables.shared_rate import RunCredits
 
 _log = logging.getLogger("adjunct.run")
-# How often a run begins: the run that it took over from may commit once more.
+# How often a run starts, at most: the run that it took over from may commit once more.
 _MAX_STARTS = 3
-# How often a batch is planned: versions may be discarded between the snapshot and their lease.
+# How often a batch is planned, at most: versions may be discarded between the snapshot and their lease.
 _MAX_SNAPSHOTS = 6
 # Seconds before a batch is retried after a store failure.
 _RETRY_PAUSES = (1.0, 5.0)
-# In batches: how often old commits are deleted from the batch log.
+# Old commits are deleted from the batch log once in this many batches.
 _FORGETTING = 100
 # Errors that are fixed in the application, its records or its tables; the batch stays open until then.
 _APPLICATION_ERRORS = (
@@ -73,7 +74,7 @@ _APPLICATION_ERRORS = (
 
 
 def run_step(given: StepContext, engine: BatchEngine | None = None) -> StepReport:
-    """Run batches until the inputs are read to the offsets that were upcoming, or the limit is reached.
+    """Run batches until the inputs are read to their ends, or `max_batches` is reached; return the report of the run.
 
     A batch that a crash left open comes first. Then the startpoints that the tasks were handed are resolved, once a
     run. Bounded replays take turns with the main input. `engine` computes what a batch does, by default the one that
@@ -81,8 +82,8 @@ def run_step(given: StepContext, engine: BatchEngine | None = None) -> StepRepor
 
     Raises NoSealedVersionError before reading any input when a dataset marked for bootstrap has no version,
     StaleDatasetError when one is staler than its table allows, and CommitConflictError when another run takes the
-    application over. Who was taken over from may commit once more before it notices: who holds the lease then begins
-    from that commit.
+    application over. The run that held the lease before this one may commit once more until it notices: then this run
+    starts again from that commit.
     """
     for attempt in range(1, _MAX_STARTS + 1):
         with _open_step(given) as (context, begun):
@@ -122,7 +123,7 @@ def run_step(given: StepContext, engine: BatchEngine | None = None) -> StepRepor
 def _open_step(context: StepContext) -> Iterator[tuple[StepContext, StepState]]:
     """Yield the context of a run of the step with its resources, and its initial state; release them at the end."""
     logged = context.log.read()
-    # Answers of an abandoned batch, or of an operator that was removed.
+    # What closing a batch does not delete: answers of an abandoned batch, or of an operator that was removed.
     purge_answers(context.lake, context.app.name, logged.state.batch)
     with RunCredits(context.lake) as credits, closing(OpenTables()) as tables:
         context = replace(context, writes_as=logged.state.writes_as, credits=credits, open_tables=tables)
@@ -161,7 +162,7 @@ def _commit_intent(
 ) -> tuple[StepState, BatchInputs]:
     """Commit the intent of the batch, after a dry run has shown that its outputs accept it; return what it reads.
 
-    Nothing is read before.
+    No input is read before the commit.
     """
     app, intent, state = context.app, batch.intent, run.logged.state
     opened = {name: context.versions.view(name, version, state) for name, version in intent.versions.items()}
@@ -195,7 +196,7 @@ def _commit_intent(
     spans = intent.ranges.items()
     records = sum(context.systems[ssp.system].distance(ssp, span.start, span.end) for ssp, span in spans)
     broadcast = {dataset.name for dataset in app.datasets if dataset.broadcast}
-    few, interpreted = is_small_batch(records, intent.tasks, app.few_records, opened, broadcast)
+    few, interpreted = classify_batch(records, intent.tasks, app.few_records, opened, broadcast)
     if not few:
         context.versions.unpersist()
     detail = {"records": records, "unit": context.unit, "versions": intent.versions, "few": few}
@@ -218,14 +219,14 @@ def _commit_intent(
 def _write_outputs(
     context: StepContext, engine: BatchEngine, run: StepState, inputs: BatchInputs, seconds: dict[str, float]
 ) -> BatchMetrics:
-    """Write every output; after a store failure start over, keeping what is already written.
+    """Write every output and return the batch's metrics; after a store failure start over, keeping what is written.
 
-    Adds the time that it took to `seconds`.
+    Adds the time that it took to `seconds`, as "work".
     """
     began, intent = time.monotonic(), inputs.intent
 
     def before_output(name: str, look: Callable[[], Any] = lambda: None) -> Any:
-        """Raise if the run may not write this output; return what `look` finds there meanwhile."""
+        """Raise if the run may not write this output; return the result of `look`, which is called meanwhile."""
         owned = partial(context.log.check_not_superseded, run.logged)
         *_, found = call_in_threads(context.check, owned, look)
         context.versions.check_leases()
@@ -324,7 +325,10 @@ def _forget_old_batches(context: StepContext) -> None:
 
 
 def _commit_positions(context: StepContext, run: StepState, nothing: NothingToRead) -> StepState:
-    """Commit the positions that the inputs have been read up to, with the startpoints there; nothing if none moved."""
+    """Commit the positions that the inputs have been read up to, with the startpoints applied there.
+
+    Does nothing if no startpoint or loss has moved a position.
+    """
     positions = nothing.positions
     if not (positions.startpoints or positions.lost):
         return run

@@ -39,7 +39,8 @@ from dagster_adjunct.orchestration.startpoints.fan_out import FanOut
 from dagster_adjunct.orchestration.step.batch import BatchContext
 from dagster_adjunct.orchestration.step.batch_outputs import StateTable, prepare_table_rows
 from dagster_adjunct.orchestration.step.context import BatchInputs, StepContext, View
-from dagster_adjunct.orchestration.step.recorded_answers import add_unknown_answers, plan_results
+from dagster_adjunct.orchestration.step.lookups import add_unknown_answers
+from dagster_adjunct.orchestration.step.recorded_answers import plan_results
 from dagster_adjunct.resources.bucketing.files import GENERATION_COLUMN, BucketLayout, bucketed_frame
 from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.errors import OperatorFailedError, PermanentError, PlanningError
@@ -207,7 +208,7 @@ def inspect_spark_plan(
     `joins` are the operators that join a dataset; the topmost join of each is recorded. For a frame that was just
     `persisted`, it is the plan that Spark has made to compute its rows.
     """
-    if persisted:  # the frame's own execution may be of before
+    if persisted:  # the frame's own plan may be from before it was persisted
         manager = frame._jdf.sparkSession().sharedState().cacheManager()
         top = manager.lookupCachedData(frame._jdf).get().cachedRepresentation().cacheBuilder().cachedPlan()
     else:
@@ -307,7 +308,10 @@ class DryRun(BatchContext):
             raise error.reworded(f"{operator.id}: {error.problem}", error.next_step, **about) from error
 
     def hand_on(self, operator: Operator, frame: DataFrame) -> DataFrame:
-        """Return the records as the next operators get them, cut off from what was inspected already."""
+        """Return the records as the next operators get them, marked with this operator's name.
+
+        Where they are read back from an output, they are cached: so Spark's plan for them starts there.
+        """
         spec = operator.spec
         if spec.reads is not None or not self.has_consumers(operator.id):
             return frame
@@ -325,15 +329,15 @@ class DryRun(BatchContext):
         return super().hand_on(operator, mark_operator(operator.id, frame))
 
     def materialize(self, operator: str, frame: DataFrame) -> DataFrame:
-        """Return the same records, which Spark no longer plans as part of others."""
+        """Return the same records, cached, and inspect their plan; Spark's plans of others no longer contain it."""
         kept = super().materialize(operator, frame)
         self._inspect(operator, kept, persisted=True)
         return kept
 
     def _inspect(self, operator: str, frame: DataFrame, *, persisted: bool = False) -> SparkPlan:
-        """Compare Spark's plan for records that arrive at an operator with the application's plan.
+        """Compare Spark's plan for records that arrive at an operator with the application's plan, and return it.
 
-        A client of Spark Connect does not get it: the plan is then not compared.
+        Does nothing with Spark Connect, whose clients do not get Spark's plan.
         """
         if is_remote(frame):
             self._notes += [] if _UNSEEN in self._notes else [_UNSEEN]
@@ -375,7 +379,7 @@ class DryRun(BatchContext):
         self._differences.append(PlanningError(f"{problem}.", step, operator=operator, dataset=dataset))
 
     def _inspect_written(self, operator: str, frame: DataFrame) -> None:
-        """Inspect records that are written in the partitions that they are in."""
+        """Inspect records that are written; without an exchange, check that they are in the output's partitions."""
         planned = self._inspect(operator, frame)
         if is_remote(frame):
             return
@@ -419,7 +423,7 @@ class DryRun(BatchContext):
         return add_unknown_answers(self.materialize(operator, frame), lookup)
 
     def check_looked_up(self, operator: str, lookup: TableLookup) -> None:
-        """Compare what is taken of the table's records with its columns, as its store has them; nothing is read."""
+        """Compare the columns that are looked up with those in the table's store; no record is read."""
         table = self.app.tables[lookup.table]
         check_stored_columns(operator, table, lookup, self._read_stored(lookup.table, table.read_function))
 
@@ -459,7 +463,7 @@ class DryRun(BatchContext):
         prepare_table_rows(frame, self.app.dataset(table).key, deleted, on_null_key)
 
     def write(self, operator: str, frame: DataFrame, send: TableSend) -> None:
-        """Compare what Spark makes of the records with the table's columns, as its store has them."""
+        """Compare the columns and types of the records with those in the table's store; no record is written."""
         table = self.app.tables[send.table]
         names = self.names(frame)
         check_record_columns(names, table.name, table.key, updates=send.contract is not None, what=operator)
@@ -469,7 +473,7 @@ class DryRun(BatchContext):
         self._inspect_written(operator, frame)
 
     def column_types(self, frame: DataFrame) -> dict[str, str | None]:
-        """Return the types of the records' columns, and of those in the structs of an update, by "update.name"."""
+        """Return the types of the records' columns, and of the columns in UPDATE and DEFAULT by "struct.column"."""
         return _column_types(frame)
 
     def _read_stored(self, table: str, function: TableFunction | None) -> dict[str, str] | None:
@@ -539,7 +543,7 @@ def verify_plan(runtime: Runtime, app: Application, plan: ExecutionPlan) -> Phys
 def _analyze_projections(runtime: Runtime, app: Application) -> None:
     """Let Spark analyze the projections of datasets, over no records; raises PlanningError for what it rejects.
 
-    Hidden columns of the records are those that all systems have: others are left to the run that advances the dataset.
+    A projection of hidden columns that not all stream systems have is left to the run that advances the dataset.
     """
     for dataset in app.datasets:
         if not isinstance(dataset.extractor, Projection) or not isinstance(dataset.input, str):

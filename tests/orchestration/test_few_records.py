@@ -11,7 +11,7 @@ import pytest
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset
 from dagster_adjunct.assets.reading.dataset import open_dataset
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.step.small_spark_batch import MAX_ROWS, is_small_batch
+from dagster_adjunct.orchestration.step.small_spark_batch import MAX_ROWS, classify_batch
 from dagster_adjunct.resources.errors import ConfigurationError, ManifestMismatchError, OperatorFailedError
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.tuning import FEW_ROWS
@@ -125,7 +125,7 @@ def test_a_row_that_lies_elsewhere_than_promised_is_found_by_one_task_as_well(wo
 
 
 def small(records: int, tasks: int | None, limit: int, **views: object) -> tuple[bool, bool]:
-    return is_small_batch(records, tasks, limit, views, {"broadcast"})  # type: ignore[arg-type]
+    return classify_batch(records, tasks, limit, views, {"broadcast"})  # type: ignore[arg-type]
 
 
 def test_few_are_bounded_by_records_and_by_the_rows_that_one_task_would_read() -> None:

@@ -9,7 +9,8 @@ import pytest
 
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.operators.remote_tables import TableLookup
-from dagster_adjunct.orchestration.step.recorded_answers import RecordedAnswers, describe_lookup, purge_answers
+from dagster_adjunct.orchestration.step.lookups import describe_lookup
+from dagster_adjunct.orchestration.step.recorded_answers import RecordedAnswers, purge_answers
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.objects.lake import open_lake
 from tests.orchestration.step_world import StepWorld
