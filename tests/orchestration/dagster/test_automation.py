@@ -139,10 +139,11 @@ def test_conditions_of_all_outputs_ask_the_lake_as_often_as_the_sensor(lab: Lab)
     for name, by in (("shop_new_records", "sensor"), ("shop_new_records", "condition")):
         store = FaultyStore(lab.lake.store)
         sensor = Ticker(Lake(store, lab.lake.id), shop(None), lab.instance, name, by, spark=NO_SPARK)
-        assert sensor.skipped() == "No new records."
-        counts.append(len(store.requests))
-        assert sensor.skipped() == "No new records."
-        counts.append(len(store.requests) - counts[-1])
+        for _ in range(2):
+            del store.requests[:]
+            assert sensor.skipped() == "No new records."
+            # The head of a lease is asked for beside its content, unless that has been found missing before.
+            counts.append(sum(request != ("head", "applications/shop/run.json") for request in store.requests))
     assert counts[:2] == counts[2:]
     assert counts[1] <= 10
 
