@@ -148,8 +148,8 @@ def build_definitions(
 def _launched_jobs(graph: AssetGraph, app: Application, rule: sensors.LaunchWhen) -> Iterator[Launch]:
     """Yield the jobs that run an application and set its startpoints, with their sensors.
 
-    The main job materializes the application's assets in one process. Without any, it has only partitioned datasets, so
-    there is no main job.
+    The main job materializes the application's assets in one process. An application that has only partitioned datasets
+    has no such assets, and gets none of these jobs.
     """
     own = graph.made[app.name]
     outputs = [key for key, writer in graph.writers.items() if writer == app.name]
@@ -199,7 +199,7 @@ def _partition_jobs(graph: AssetGraph) -> Iterator[Launch]:
 
 
 def _stale_launchers(graph: AssetGraph, jobs: Mapping[str, LaunchedJob]) -> Iterator[Launcher]:
-    """Yield what checks tables of change streams that are not fresh; only conditions ask it."""
+    """Yield a launcher for each unbounded dataset that declares `freshness`; conditions ask it, no sensor does."""
     for member in graph.datasets.values():
         window = member.dataset.following.freshness
         job = next((to_dagster_name(app) for app, made in graph.made.items() if member.key in made), None)
@@ -210,9 +210,9 @@ def _stale_launchers(graph: AssetGraph, jobs: Mapping[str, LaunchedJob]) -> Iter
 def _automate(
     graph: AssetGraph, apps: Sequence[Application], launchers: Sequence[Launcher], resource: LakeResource, interval: int
 ) -> tuple[list[dg.AssetsDefinition], list[dg.SensorDefinition]]:
-    """Return the built assets, whose ready-made conditions ask the launchers, and the sensor that evaluates them.
+    """Return the built assets, with ready-made conditions bound to their launchers, and the sensor for conditions.
 
-    Without a condition there is no sensor.
+    If no asset has a condition, there is no sensor.
     """
     asked: dict[dg.AssetKey, dict[str, Launcher]] = {}
     for launcher in launchers:
@@ -252,7 +252,7 @@ def _reject_duplicate_names(apps: Sequence[Application]) -> None:
 
 
 def _reject_taken_names(found: Sequence[Launch]) -> None:
-    """Raise ConfigurationError for a job that Dagster refuses, and two jobs, sensors or schedules of one name."""
+    """Raise ConfigurationError for a job name that Dagster reserves, and for two definitions of one kind and name."""
     kinds: dict[str, Any] = {"jobs": LaunchedJob, "sensors": Launcher, "schedules": dg.ScheduleDefinition}
     for what, kind in kinds.items():
         names = [one.name for one in found if isinstance(one, kind)]
@@ -278,7 +278,7 @@ def _reject_cycles(built: Sequence[dg.AssetsDefinition]) -> None:
         raise ConfigurationError(problem, step, argument="more") from None
 
 
-# Definitions.merge rejects two resources of one name: the same objects serve the same lake.
+# Cached, because Definitions.merge accepts two resources of one name only if they are the same object.
 @cache
 def _resources(lake: str | None) -> tuple[LakeResource, SparkResource]:
     return LakeResource(url=lake), SparkResource(lake=lake)
