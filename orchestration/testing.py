@@ -74,7 +74,10 @@ Streams: TypeAlias = Mapping[str, TestStream]
 
 
 class FakeStreams(LakeStreams):
-    """Streams of a lake under the system name `name`; `partitioners` overrides the partitioner of some streams."""
+    """A stream system with the name `name` that keeps its streams in a lake.
+
+    `partitioners` has, by stream, the partitioner to report instead of the lake's.
+    """
 
     def __init__(self, lake: Lake, name: str, partitioners: Mapping[str, Partitioner]) -> None:
         super().__init__(lake)
@@ -137,7 +140,7 @@ Record = dict[str, Any]
 
 
 class FakeTable(StoreFunction[Hashable, Record, Any]):
-    """A table function over records in a file, with the capabilities of the function that it replaces."""
+    """A read and write function of a remote table, with records in a file and the capabilities of what it replaces."""
 
     def __init__(self, path: str, replaced: Any) -> None:
         key = getattr(replaced, "key", None)
@@ -168,7 +171,7 @@ class FakeTable(StoreFunction[Hashable, Record, Any]):
 
 
 def fake_table(table: RemoteTable[Any, Any, Any], path: Path) -> RemoteTable[Any, Any, Any]:
-    """Return a table with the contract of `table`, and its records in a file."""
+    """Return a copy of `table` with the same declaration and capabilities that keeps its records in a file."""
     fake = copy.copy(table)
     fake.read_function, fake.write_function = (
         None if function is None else FakeTable(str(path), function)
@@ -180,7 +183,7 @@ def fake_table(table: RemoteTable[Any, Any, Any], path: Path) -> RemoteTable[Any
 
 @contextmanager
 def _locked_table(path: str) -> Iterator[MemoryTable]:
-    """Open the table of a file under a lock, and write it back at the end."""
+    """Lock the file, yield the table that it stores, and write the table back at the end."""
     with Path(f"{path}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         table = MemoryTable(path)
@@ -438,7 +441,10 @@ class TestApplication:
 
 
 def _with_stream_input(dataset: AdjunctDataset) -> AdjunctDataset:
-    """Return the dataset with a stream as its input instead of files or a query, and times given by markers."""
+    """Return the dataset with a stream as its input instead of files or a query.
+
+    If its versions are valid from declared times, these come from the stream's markers.
+    """
     if dataset.stream is None and not dataset.follows_changes:
         if dataset.versions is not None:
             raise errors.ConfigurationError(
