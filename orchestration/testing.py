@@ -114,7 +114,10 @@ def stream_schema(stream: str, given: TestStream, rows: Sequence[Mapping[str, An
 def arrow_table(
     stream: str, schema: Schema, rows: Sequence[Mapping[str, Any]], deleted: Sequence[Mapping[str, Any]]
 ) -> pa.Table:
-    """Return records, then tombstones, as a table. Raises ConfigurationError with the number of an invalid record."""
+    """Return records, then tombstones, as a table.
+
+    Raises ConfigurationError for a record with an unknown column, or with a value that its column can't hold.
+    """
     everything = [*rows, *deleted]
     for number, row in enumerate(everything):
         unknown = [name for name in row if name not in schema]
@@ -222,8 +225,11 @@ _MEMORY = Path("/dev/shm")
 
 @dataclass(frozen=True)
 class TestResult:
-    """The result of one run: records and deletions sent to each output stream, all records by key of each table that it
-    reads or writes, counters by output and join, and the run's report and plan."""
+    """The result of one run.
+
+    `outputs` and `deletions` have the records and deletions that the run sent, by output stream; `tables` all records
+    by table and key. `counters` are by output and join.
+    """
 
     __test__: ClassVar[bool] = False
     outputs: Mapping[str, Records]

@@ -286,9 +286,10 @@ def dataset_uri(lake: Lake, dataset: AdjunctDataset) -> str:
 
 
 def dagster_partitions(dataset: AdjunctDataset) -> dg.PartitionsDefinition[str]:
-    """Return the partitions of a dataset that declares them. Days begin at midnight UTC.
+    """Return Dagster's partitions of a dataset whose versions are partitions. Days begin at midnight UTC.
 
-    Versions without a declared list are dynamic partitions, `adjunct/<dataset>`; runs add what they publish.
+    If their names are not declared, they are dynamic partitions named `adjunct/<dataset>`, to which runs add the names
+    of versions that they publish.
     """
     declared = dataset.versions
     assert declared is not None
@@ -302,7 +303,7 @@ def dagster_partitions(dataset: AdjunctDataset) -> dg.PartitionsDefinition[str]:
 
 
 def ensure_partitions(dataset: AdjunctDataset, instance: dg.DagsterInstance, names: Iterable[str]) -> list[str]:
-    """Return the version names that are partitions; dynamic partitions are created for new names."""
+    """Return those of these version names that are partitions; if partitions are dynamic, new names become some."""
     partitions = dagster_partitions(dataset)
     wanted = list(dict.fromkeys(names))
     if not isinstance(partitions, dg.DynamicPartitionsDefinition):

@@ -81,11 +81,11 @@ def build_definitions(
     streams together, so that each of these is one asset; merge others with `Definitions.merge`.
 
     The job `<application>` runs a whole application in one process, on one Spark session. Sensors launch it:
-    `<application>_new_records` when input waits (as `launch_when` says, for all applications or by name; one record
-    is enough without it), `<application>_startpoints` when startpoints were requested, `<application>_restart`
-    when it failed before its commit and another run can help, and `<dataset>_delivered` (of a version set,
-    `<set>_delivered`) when a version of a bounded dataset is completely delivered. `<application>_startpoint`
-    requests or removes startpoints (without its sensor if the application has startpoints switched off).
+    `<application>_new_records` when enough records are unread (as `launch_when` says, for all applications or by name;
+    one record is enough without it), `<application>_startpoints` when startpoints were requested (not if the
+    application has startpoints switched off), `<application>_restart` when a run failed before its commit and another
+    one can help, and `<dataset>_delivered` (of a version set, `<set>_delivered`) when a version of a bounded dataset is
+    completely delivered. `<application>_startpoint` requests or removes startpoints.
     `<application>_discard` expires old versions of its datasets, also
     on the schedule `<application>_discard_daily`; `<application>_compact` compacts its change streams' tables, also
     on the schedule `<application>_compact_hourly`; `<application>_version_action` pins, rolls back, revokes, accepts
@@ -347,7 +347,7 @@ class AssetGraph:
         self.made[app.name] = [*(datasets[dataset.name] for dataset in stored), *(one.key for one in outputs.values())]
 
     def owner(self, key: dg.AssetKey) -> tuple[str, str]:
-        """Return what makes an asset, ("application", "shop") or ("dataset", "planes")."""
+        """Return whose run makes an asset, such as ("application", "shop") or ("dataset", "planes")."""
         return ("application", self.writers[key]) if key in self.writers else ("dataset", self._nodes[key].name)
 
     def external_specs(self) -> list[dg.AssetSpec]:
@@ -430,8 +430,10 @@ class AssetGraph:
     def _spec(
         self, app: Application, node: LineageNode, upstream: Iterable[LineageNode] = (), *, external: bool = False
     ) -> dg.AssetSpec:
-        """Return the asset of a node. An external one does not depend on the application, because Definitions.merge
-        accepts several assets of one key only if they are equal.
+        """Return the asset of a node.
+
+        An external asset has no owners or condition of the application, because Definitions.merge accepts several
+        assets of one key only if they are equal.
         """
         names, subject = self._names, asset_subject(app, node)
         metadata = NODE_KINDS[node.kind].declared(app, node.name)

@@ -131,7 +131,7 @@ def test_unbounded_datasets_have_a_task_and_those_of_an_input_only_by_name(world
         "dataset again": one,
         "dataset beside": main,
     }
-    assert find_reading_tasks(app, None, world.systems).by_name == {"dataset beside"}
+    assert find_reading_tasks(app, None, world.systems).named_only == {"dataset beside"}
 
 
 def test_a_request_for_all_is_not_for_a_dataset_beside_the_application(world: World) -> None:
