@@ -1,8 +1,8 @@
 """Streams joined with versioned reference data and written as partial updates, on Dagster and Spark.
 
-Here is what a first application needs. The modules beside it, from `changes` to `validators`, have the rest, each name
-in exactly one of them; the folders are not for users. A name is loaded when it is first used: Spark's tasks import
-parts of this package, on machines that may have no Dagster.
+Here is what a first application needs. The other modules directly in this package have the rest, each name in exactly
+one of them; its folders are not for users. A name is imported when it is first used, because Spark's tasks import parts
+of this package on machines that may have no Dagster.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.resources.streams.lake.streams import LakeStreams as LakeStreams
     from dagster_adjunct.resources.streams.system import SystemStreamPartition as SystemStreamPartition
     from dagster_adjunct.resources.tables.operation import UpdateContract as UpdateContract
-else:  # A type checker would take every name for one that is there.
+else:  # hidden from type checkers, for which every name would exist
     from importlib import import_module
 
     from dagster_adjunct.resources.lazy_modules import lazy_names

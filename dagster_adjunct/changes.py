@@ -1,4 +1,4 @@
-"""What the records of a change stream may look like, and what an unbounded dataset makes of them."""
+"""Formats of change streams, extractors, dead letters, and compaction of deltas, for unbounded datasets."""
 
 from dagster_adjunct.assets.declaration.change_formats import ArrowChangeFormat as ArrowChangeFormat
 from dagster_adjunct.assets.declaration.change_formats import ChangeFormat as ChangeFormat

@@ -1,4 +1,4 @@
-"""How a Dagster code location is adjusted: the keys and words of its assets, when its jobs are launched, its tables."""
+"""Adjust a Dagster code location: names of assets, when jobs are launched, inputs and tables as resources, services."""
 
 from typing import TYPE_CHECKING
 

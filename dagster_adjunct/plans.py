@@ -1,3 +1,3 @@
-"""Plans of applications, as values: what was proven, read again from JSON, drawn."""
+"""Plans of applications, as values: what the planner has found, to be read, stored as JSON, or drawn."""
 
 from dagster_adjunct.orchestration.planner.plan import ExecutionPlan as ExecutionPlan

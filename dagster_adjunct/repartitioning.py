@@ -1,4 +1,4 @@
-"""Other partition counts for streams and datasets that exist."""
+"""Change the number of partitions of existing streams and datasets."""
 
 from dagster_adjunct.assets.rebucketing.rebucketing import RebucketReport as RebucketReport
 from dagster_adjunct.orchestration.maintenance.repartition import RepartitionReport as RepartitionReport

@@ -1,4 +1,4 @@
-"""Where a dataset's contents come from besides streams: files, queries, and snapshots to begin with."""
+"""Where a dataset's contents come from besides streams: files, queries, and snapshots to bootstrap from."""
 
 from dagster_adjunct.assets.declaration.dataset import Computation as Computation
 from dagster_adjunct.assets.declaration.dataset import FileSource as FileSource

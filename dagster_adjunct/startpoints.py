@@ -1,4 +1,4 @@
-"""Where an application reads on: startpoints that are asked for, and the checkpoints that its batches commit."""
+"""Where an application continues to read: requested startpoints, and the checkpoints that its batches commit."""
 
 from dagster_adjunct.orchestration.batch_log.checkpoints import Checkpoint as Checkpoint
 from dagster_adjunct.orchestration.batch_log.checkpoints import CheckpointChange as CheckpointChange

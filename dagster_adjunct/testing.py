@@ -1,4 +1,4 @@
-"""For the tests of those who write applications: plans and runs without a lake or a server."""
+"""For tests of your applications: plan and run them without a lake or a server."""
 
 from dagster_adjunct.orchestration.testing import TestApplication as TestApplication
 from dagster_adjunct.orchestration.testing import TestResult as TestResult

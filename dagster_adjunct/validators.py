@@ -1,4 +1,4 @@
-"""Rules that a version is held to before anybody reads it: those that ship, and what a rule of your own is made of."""
+"""Validators, which check a version before it is published: ready-made ones, and what a validator of your own needs."""
 
 from dagster_adjunct.assets.declaration.policies import Validator as Validator
 from dagster_adjunct.assets.validation.validators import Candidate as Candidate

@@ -74,7 +74,10 @@ Streams: TypeAlias = Mapping[str, TestStream]
 
 
 class FakeStreams(LakeStreams):
-    """Streams of a lake under the system name `name`; `partitioners` overrides the partitioner of some streams."""
+    """A stream system with the name `name` that keeps its streams in a lake.
+
+    `partitioners` has, by stream, the partitioner to report instead of the lake's.
+    """
 
     def __init__(self, lake: Lake, name: str, partitioners: Mapping[str, Partitioner]) -> None:
         super().__init__(lake)
@@ -111,7 +114,10 @@ def stream_schema(stream: str, given: TestStream, rows: Sequence[Mapping[str, An
 def arrow_table(
     stream: str, schema: Schema, rows: Sequence[Mapping[str, Any]], deleted: Sequence[Mapping[str, Any]]
 ) -> pa.Table:
-    """Return records, then tombstones, as a table. Raises ConfigurationError with the number of an invalid record."""
+    """Return records, then tombstones, as a table.
+
+    Raises ConfigurationError for a record with an unknown column, or with a value that its column can't hold.
+    """
     everything = [*rows, *deleted]
     for number, row in enumerate(everything):
         unknown = [name for name in row if name not in schema]
@@ -137,7 +143,7 @@ Record = dict[str, Any]
 
 
 class FakeTable(StoreFunction[Hashable, Record, Any]):
-    """A table function over records in a file, with the capabilities of the function that it replaces."""
+    """A read and write function of a remote table, with records in a file and the capabilities of what it replaces."""
 
     def __init__(self, path: str, replaced: Any) -> None:
         key = getattr(replaced, "key", None)
@@ -168,7 +174,7 @@ class FakeTable(StoreFunction[Hashable, Record, Any]):
 
 
 def fake_table(table: RemoteTable[Any, Any, Any], path: Path) -> RemoteTable[Any, Any, Any]:
-    """Return a table with the contract of `table`, and its records in a file."""
+    """Return a copy of `table` with the same declaration and capabilities that keeps its records in a file."""
     fake = copy.copy(table)
     fake.read_function, fake.write_function = (
         None if function is None else FakeTable(str(path), function)
@@ -180,7 +186,7 @@ def fake_table(table: RemoteTable[Any, Any, Any], path: Path) -> RemoteTable[Any
 
 @contextmanager
 def _locked_table(path: str) -> Iterator[MemoryTable]:
-    """Open the table of a file under a lock, and write it back at the end."""
+    """Lock the file, yield the table that it stores, and write the table back at the end."""
     with Path(f"{path}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         table = MemoryTable(path)
@@ -219,8 +225,11 @@ _MEMORY = Path("/dev/shm")
 
 @dataclass(frozen=True)
 class TestResult:
-    """The result of one run: records and deletions sent to each output stream, all records by key of each table that it
-    reads or writes, counters by output and join, and the run's report and plan."""
+    """The result of one run.
+
+    `outputs` and `deletions` have the records and deletions that the run sent, by output stream; `tables` all records
+    by table and key. `counters` are by output and join.
+    """
 
     __test__: ClassVar[bool] = False
     outputs: Mapping[str, Records]
@@ -438,7 +447,10 @@ class TestApplication:
 
 
 def _with_stream_input(dataset: AdjunctDataset) -> AdjunctDataset:
-    """Return the dataset with a stream as its input instead of files or a query, and times given by markers."""
+    """Return the dataset with a stream as its input instead of files or a query.
+
+    If its versions are valid from declared times, these come from the stream's markers.
+    """
     if dataset.stream is None and not dataset.follows_changes:
         if dataset.versions is not None:
             raise errors.ConfigurationError(

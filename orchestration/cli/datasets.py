@@ -340,9 +340,10 @@ _VERSION = click.argument("version")
 def _change_command(
     action: str, *extra: Callable[[Any], Any]
 ) -> Callable[[Callable[..., BoundedManifest]], click.Command]:
-    """Turn a change of a dataset's versions into a command that prints the version served afterwards.
+    """Return a decorator that makes a function a command, which changes a dataset's versions and prints the served one.
 
-    The function receives the stored versions; the options, `reason` and `by` are keyword arguments.
+    The function receives the stored versions; the options, `reason` and `by` are keyword arguments. Its docstring is
+    the help.
     """
 
     def command_of(change: Callable[..., BoundedManifest]) -> click.Command:

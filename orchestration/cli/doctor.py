@@ -1,7 +1,7 @@
-"""`adjunct doctor`: whether everything that runs need is there, and how to mend what is not.
+"""`adjunct doctor`: checks whether everything that runs need is there, and says how to mend what is not.
 
-Each check says what it has found. Nothing is left behind: a store is tried with an object that is deleted again, a
-table is only opened.
+A function `check_…` returns what it has found, or raises a Concern or another error. Nothing is left behind: a store is
+tried with an object that is deleted again, a table is only opened.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ State = Literal["ok", "warning", "failed", "skipped"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What one check has found, and what to do about it where it is not "ok"."""
+    """What one check has found, and the next step unless it is "ok"."""
 
     check: str
     state: State
@@ -52,7 +52,8 @@ class Finding:
 
 
 class Concern(Exception):
-    """What works, but not well, or ("failed") does not: what was found, and what to do."""
+    """Raised by a check for what works, but not well ("warning"), or does not work ("failed"): the finding and the
+    next step."""
 
     def __init__(self, found: str, next_step: str, state: State = "warning") -> None:
         super().__init__(found)
@@ -82,38 +83,38 @@ def doctor(reference: str | None, master: str | None, lake_url: str | None) -> N
 
 
 def examine(reference: str | None, master: str | None, lake_url: str | None) -> Iterator[Finding]:
-    """Yield the finding of each check, in the order in which they depend on each other."""
-    yield check("packages", packages)
+    """Run the checks and yield their findings. A check that needs something that has failed before it is skipped."""
+    yield run_check("packages", check_packages)
     in_process = is_in_process(master)
     if in_process:
         yield Finding("Java", "skipped", "the master is none: no session is started")
     else:
-        java = check("Java", check_java)
+        java = run_check("Java", check_java)
         yield java
     store: list[ObjectStore] = []
-    yield check("lake", lambda: lake_of(lake_url, store))
+    yield run_check("lake", lambda: check_lake(lake_url, store))
     if in_process or java.state == "failed":
         yield Finding("Spark", "skipped", "there is no session" if in_process else "it needs Java")
     else:
-        yield check("Spark", lambda: spark_works(master, store[0] if store else None))
-    yield check("Dagster", dagster_works)
+        yield run_check("Spark", lambda: check_spark(master, store[0] if store else None))
+    yield run_check("Dagster", check_dagster)
     if reference is None:
         return
     loaded: list[Application] = []
-    yield check("application", lambda: load(reference, loaded))
+    yield run_check("application", lambda: check_application(reference, loaded))
     if not loaded:
         return
     if not store:
         yield Finding("streams", "skipped", "they need the lake")
         return
     (app,), lake = loaded, lake_in(store[0])
-    yield check("streams", lambda: plan(app, lake, parse=not in_process))
+    yield run_check("streams", lambda: check_plan(app, lake, parse=not in_process))
     for table in app.tables.values():
-        yield check(f"table {table.name}", lambda table=table: opens(table))  # type: ignore[misc]
+        yield run_check(f"table {table.name}", lambda table=table: check_table(table))  # type: ignore[misc]
 
 
-def check(name: str, look: Callable[[], str]) -> Finding:
-    """Return what a check has found; an error is a finding, too."""
+def run_check(name: str, look: Callable[[], str]) -> Finding:
+    """Run the check `look` and return its finding; an error that it raises becomes a finding, too."""
     try:
         return Finding(name, "ok", look())
     except Concern as concern:
@@ -125,8 +126,8 @@ def check(name: str, look: Callable[[], str]) -> Finding:
         return Finding(name, "failed", f"{type(error).__name__}: {first_message_line(error)}")
 
 
-def packages() -> str:
-    """Check this Python's packages against what is required; those of extras only where they are installed."""
+def check_packages() -> str:
+    """Check the versions of the required packages; those that only extras require may be missing."""
     from packaging.requirements import Requirement
 
     needed, wrong = 0, []
@@ -147,8 +148,11 @@ def packages() -> str:
     return f"{_PACKAGE} {version(_PACKAGE)} on Python {sys.version.split()[0]}, {needed} packages as required"
 
 
-def lake_of(url: str | None, opened: list[ObjectStore]) -> str:
-    """Check that the lake's store can be read and written, honours conditional writes, and has about this clock."""
+def check_lake(url: str | None, opened: list[ObjectStore]) -> str:
+    """Check that the lake's store can be read and written, honours conditional writes, and that its clock is right.
+
+    Appends the store to `opened`, for later checks.
+    """
     store = open_store(url, LakeSettings())
     exists = lake_in(store).exists()
     if not exists and not store.url.startswith("s3://"):
@@ -181,19 +185,19 @@ def lake_of(url: str | None, opened: list[ObjectStore]) -> str:
     return about
 
 
-def versions_here(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Return this worker's Python and package, once for each batch."""
+def worker_versions(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield the versions of Python and of Adjunct in the process where this runs, once for each batch."""
     for _ in batches:
         facts = [f"{sys.version_info.major}.{sys.version_info.minor}"], [version(_PACKAGE)]
         yield pa.RecordBatch.from_arrays([pa.array(fact) for fact in facts], names=["python", "package"])
 
 
-def spark_works(master: str | None, store: ObjectStore | None) -> str:
-    """Check that a session starts, that its workers have this Python and package, and that Spark reads the lake."""
+def check_spark(master: str | None, store: ObjectStore | None) -> str:
+    """Check that a session starts, that its workers have this process's versions, and that Spark reads the lake."""
     with session_scope(master=master, lake_url=None if store is None else store.url) as session:
         spark = session()
         with translate_spark_errors():
-            rows = spark.range(0, 2, 1, 2).mapInArrow(versions_here, "python string, package string").collect()
+            rows = spark.range(0, 2, 1, 2).mapInArrow(worker_versions, "python string, package string").collect()
         found = f"Spark {spark.version} at {spark.conf.get('spark.master')}"
         here = f"{sys.version_info.major}.{sys.version_info.minor}", version(_PACKAGE)
         others = {(row.python, row.package) for row in rows} - {here}
@@ -209,7 +213,7 @@ def spark_works(master: str | None, store: ObjectStore | None) -> str:
 
 
 def _spark_reads(spark: SparkSession, store: ObjectStore) -> str:
-    """Check that Spark reads what is written to the store."""
+    """Check that Spark reads a file that this process has just written to the store."""
     import pyarrow.parquet as pq
 
     if not lake_in(store).exists():
@@ -228,7 +232,7 @@ def _spark_reads(spark: SparkSession, store: ObjectStore) -> str:
     return "it reads the lake"
 
 
-def dagster_works() -> str:
+def check_dagster() -> str:
     """Check that Dagster's instance opens, and whether its daemon runs."""
     home = os.environ.get("DAGSTER_HOME")
     if not home:
@@ -245,15 +249,15 @@ def dagster_works() -> str:
         return f"{found}, the daemon runs"
 
 
-def load(reference: str, loaded: list[Application]) -> str:
-    """Load the application."""
+def check_application(reference: str, loaded: list[Application]) -> str:
+    """Check that the application can be imported, and append it to `loaded`."""
     loaded.append(load_application(reference))
     app = loaded[0]
     return f"{app.name}: {len(app.datasets)} dataset(s), {len(app.operators)} operator(s), {len(app.tables)} table(s)"
 
 
-def plan(app: Application, lake: Lake, *, parse: bool) -> str:
-    """Check that the application's streams are reached and its plan is proven."""
+def check_plan(app: Application, lake: Lake, *, parse: bool) -> str:
+    """Check that the application's streams can be reached and its plan is valid; `parse` lets Spark check the SQL."""
     planned = plan_application(app, lake=lake)
     if parse:
         check_syntax(app)
@@ -262,8 +266,8 @@ def plan(app: Application, lake: Lake, *, parse: bool) -> str:
     return f"the plan is proven; partitions of {reached}" if reached else "the plan is proven"
 
 
-def opens(table: RemoteTable[Any, Any, Any]) -> str:
-    """Check that a table's store is reached and has the columns that are declared."""
+def check_table(table: RemoteTable[Any, Any, Any]) -> str:
+    """Check that a table's functions can be opened: that they reach its store, and find the declared columns there."""
     functions = dict.fromkeys(filter(None, (table.read_function, table.write_function)))
 
     async def open_and_close() -> None:

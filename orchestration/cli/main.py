@@ -1,4 +1,4 @@
-"""The root command `adjunct`. It imports a command when that is called, so that its help comes at once."""
+"""The root command `adjunct`. It imports the module of a command only to call it, so that `adjunct --help` is fast."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import click
 
 from dagster_adjunct.orchestration.cli import output
 
-# By command: the module that has it under its name, and what it does.
+# By command: the module of `cli` in which it has the same name, and its help.
 _COMMANDS = {
     "app": ("applications", "Manage applications."),
     "checkpoint": ("startpoints", "Show where applications continue in their input streams."),
@@ -29,7 +29,7 @@ _COMMANDS = {
 
 
 class LazyCommands(output.Commands):
-    """The commands of the table."""
+    """The group of all commands in _COMMANDS, each imported when it is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_COMMANDS)
@@ -55,10 +55,10 @@ def root() -> None:
 
 def main() -> None:
     """Run the command line and exit with its code."""
-    if sys.stdin is None:  # it was closed: nobody can confirm
+    if sys.stdin is None:  # it was closed; questions get no answer
         sys.stdin = io.StringIO()
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal that is not UTF-8 lacks most letters
+        sys.stdout.reconfigure(errors="backslashreplace")  # for terminals that are not UTF-8
     sys.exit(output.run_command(_run_root))
 
 

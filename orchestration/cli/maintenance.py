@@ -83,7 +83,10 @@ def show_stage(event: StageEvent) -> None:
 
 
 def advance_group(app: Application, name: str) -> tuple[AdjunctDataset, ...]:
-    """Return the datasets that advance together with the one of this name."""
+    """Return the dataset of this name and the members of its version set, which advance together.
+
+    Raises ConfigurationError if the application does not declare the dataset.
+    """
     datasets = {dataset.name: dataset for dataset in app.datasets}
     if name not in datasets:
         problem = (

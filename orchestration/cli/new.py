@@ -19,7 +19,7 @@ from dagster_adjunct.resources.errors import ConfigurationError, translate_file_
 _EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 _MODULE, _TITLE = "new_project", "new-project"
 _COMPONENT = "defs/orders/defs.yaml"
-_IN_YAML = frozenset({"on", "off", "yes", "no", "true", "false", "null"})  # no texts there without quotes
+_IN_YAML = frozenset({"on", "off", "yes", "no", "true", "false", "null"})  # YAML reads these as booleans or null
 _NAME = re.compile(r"[a-z][a-z0-9]*([-_][a-z0-9]+)*")
 
 
@@ -44,7 +44,7 @@ def new(name: str, in_yaml: bool) -> None:
 def create_project(name: str, *, in_yaml: bool = False) -> Path:
     """Create a project in the working directory and return its folder.
 
-    Raises ConfigurationError for a name that is no module's, or that another module or a folder has already.
+    Raises ConfigurationError for a name that can't be that of a module, and for one that a module or folder has.
     """
     from dagster._core.definitions.utils import DISALLOWED_NAMES
 
@@ -84,7 +84,7 @@ def create_project(name: str, *, in_yaml: bool = False) -> Path:
 
 
 def _template(name: str) -> Iterator[tuple[str, str]]:
-    """Yield the files of a template: their places in a project, and their texts."""
+    """Yield the files of a template: their paths within the project, and their texts."""
     for source in (_EXAMPLES / name).rglob("*"):
         place = str(source.relative_to(_EXAMPLES / name)).replace("gitignore", ".gitignore")
         if source.is_file() and "__pycache__" not in place:

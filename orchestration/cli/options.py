@@ -42,7 +42,7 @@ user_option = click.option(
 
 
 def limit_option(default: int | None, text: str) -> Callable[[C], C]:
-    """Add --limit, 1 or more."""
+    """Return the option --limit, a whole number from 1; `text` is its help."""
     return click.option(
         "--limit", type=click.IntRange(1, sys.maxsize), default=default, show_default=default is not None, help=text
     )
@@ -145,7 +145,7 @@ def split_keys(dataset: str, columns: Sequence[str], values: Sequence[str]) -> l
 def read_keys(dataset: str, columns: Sequence[str], file: Path) -> list[list[str]]:
     """Return the keys in a CSV file without header, one per line, one field per key column; empty lines are skipped."""
     try:
-        # A byte order mark, as spreadsheets write it, is no part of the first key.
+        # utf-8-sig skips the byte order mark with which spreadsheets begin files.
         with translate_file_errors(file, "--keys-from"), file.open(newline="", encoding="utf-8-sig") as lines:
             rows = [row for row in csv.reader(lines, strict=True) if row]
     except (UnicodeDecodeError, csv.Error) as error:
@@ -163,7 +163,7 @@ def read_keys(dataset: str, columns: Sequence[str], file: Path) -> list[list[str
 
 
 def parse_leading_values(dataset: str, fields: Sequence[Field], texts: Sequence[str]) -> tuple[Any, ...]:
-    """Convert texts to values of the leading key columns."""
+    """Convert texts to values of the first key columns, one text per column."""
     known = fields[: len(texts)] if len(texts) <= len(fields) else fields
     return key_from_text(f"dataset {dataset!r}", known, list(texts))
 
@@ -171,7 +171,10 @@ def parse_leading_values(dataset: str, fields: Sequence[Field], texts: Sequence[
 def deletion_command(
     text: str, deletion: Callable[..., DeletionReport], *, name_of: Callable[[str], str] = str
 ) -> click.Command:
-    """Return a `delete` command. `deletion` takes the lake, the name and keyword options."""
+    """Return a `delete` command with the help `text`, which calls `deletion` and prints its report.
+
+    `deletion` takes the lake, the name, and options by keyword; `name_of` converts the name that the user gives.
+    """
 
     @click.command("delete", help=text)
     @click.argument("name")
@@ -200,9 +203,10 @@ def repartition_command(
     *,
     name_of: Callable[[str], str] = str,
 ) -> click.Command:
-    """Return a `repartition` command, which passes options added to it on to `rewrite`.
+    """Return a `repartition` command with the help `text`, which calls `rewrite` and prints its report.
 
-    `details` returns the lines below the report's summary.
+    Options that are added to the command are passed to `rewrite` by keyword. `details` returns the lines below the
+    report's summary; `name_of` converts the name that the user gives.
     """
 
     @click.command("repartition", help=text)

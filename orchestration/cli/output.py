@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
 _ID = re.compile(r"v(\d{6,})-([0-9a-f]{8,})")
 _TIME = re.compile(r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d)(:\d\d)?(\.\d+)?(Z|\+00:00)")
-# A time within a text, which is shortened without losing precision.
+# A time (UTC) within a text. Only zero seconds are cut off it, so that it stays exact.
 _TIME_IN_TEXT = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d(?:(?!:00\+00:00):\d\d(?:\.\d+)?)?)(?::00)?\+00:00")
 # Columns that hold sentences: they are printed below the table if they do not fit into it.
 SENTENCE_COLUMNS = ("what happens", "error", "message", "why", "reason", "by")
 
 
 def shorten_cells(rows: Sequence[Sequence[Any]]) -> list[list[Any]]:
-    """Shorten version ids as far as they stay distinct, and times to minutes."""
+    """Return the rows with shorter cells: times to the minute, version ids with as few digits as tell them apart."""
     ids = {cell for row in rows for cell in row if isinstance(cell, str) and _ID.fullmatch(cell)}
     short = short_ids(ids)
 
@@ -45,7 +45,7 @@ def shorten_cells(rows: Sequence[Sequence[Any]]) -> list[list[Any]]:
 
 
 def short_ids(ids: set[str]) -> dict[str, str]:
-    """Return each id's number, with as many digits of its suffix as are needed to stay distinct."""
+    """Return short forms by version id: its number ("v000012"), and as many digits of its suffix as tell ids apart."""
     short = {}
     for version in ids:
         number, rest = version.split("-")
@@ -76,7 +76,7 @@ def format_value(value: Any, *, own: bool = False) -> str:
     """
     if value is None:
         return "-"
-    if isinstance(value, bytes):  # as commands take it
+    if isinstance(value, bytes):  # in base64, as options take them
         return str(to_json_value(value))
     if own and isinstance(value, bool | int | float):
         return str(value)
@@ -111,7 +111,7 @@ def natural_width(shown: Sequence[str], columns: Sequence[str], rows: Sequence[S
     return sum(wide) + 3 * len(shown) + 1
 
 
-# Prints what people read. Quiet with --json, so that commands print both forms without asking which is wanted.
+# Prints the output for people. It is quiet with --json, so that commands can print both forms in any case.
 console = Console()
 _errors = Console(stderr=True)
 
@@ -203,9 +203,10 @@ def show_items(title: str, columns: Sequence[str], items: Sequence[Mapping[str, 
 
 
 def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], *, own: bool = False) -> None:
-    """Print the first columns of rows as a table with numbers aligned right. User data (`own`) are printed as they are.
+    """Print rows as a table with these columns, numbers aligned right; further cells of a row are left out.
 
-    Otherwise version ids and times are shortened, and sentences that do not fit are printed below the table.
+    User data (`own`) is printed as it is. Otherwise version ids and times are shortened, and sentences that do not fit
+    are printed below the table.
     """
     context = click.get_current_context(silent=True)
     wide = context is not None and bool(context.meta.get(WIDE))
@@ -253,7 +254,7 @@ def run_command(command: Callable[[], Any]) -> int:
     """Run a command and return its exit code; print errors on stderr, with a traceback if ADJUNCT_DEBUG is set."""
     try:
         ended = command()
-        return ended if isinstance(ended, int) else 0  # click returns the code of an Exit, outside its standalone mode
+        return ended if isinstance(ended, int) else 0  # with standalone_mode=False, click returns exit codes
     except click.exceptions.Exit as stop:
         return stop.exit_code
     except click.ClickException as error:

@@ -119,7 +119,7 @@ def abandon_batch(lake: Lake, name: str, skip: bool, yes: bool, reason: str, by:
 
 
 def _explain_abandon(intent: Intent, *, skip: bool) -> None:
-    """Print what abandoning this batch means."""
+    """Print which batch is abandoned, and what happens to its records and results."""
     show_line(f"{_describe_batch(intent)}:")
     for ssp, span in intent.ranges.items():
         if span.start != span.end:
@@ -187,7 +187,7 @@ def _show_times(app: Application | None, last: Checkpoint, facts: dict[str, Any]
 
 
 def _change_lines(change: CheckpointChange, ssp: SystemStreamPartition | None) -> list[str]:
-    """Return what a commit changed, at the partition or at all, of many only the first."""
+    """Return lines on what a commit changed, at this partition (None: at all, with only the first of many lines)."""
     starts = {
         at: [f"{start.position} is at offset {start.offset} ({start.by}: {start.reason})"]
         for at, start in change.resolved.items()
@@ -215,7 +215,7 @@ def _change_lines(change: CheckpointChange, ssp: SystemStreamPartition | None) -
 
 
 def _stream_ends(lake: Lake, app: Application, last: Checkpoint) -> dict[SystemStreamPartition, tuple[str, Any]]:
-    """Return the end of each input partition, and how many offsets the checkpoint is behind it."""
+    """Return, by input partition, the end of the stream and how many offsets the checkpoint is behind it."""
     systems = systems_for(app, lake=lake)
     ends: dict[SystemStreamPartition, tuple[str, Any]] = {}
     for name in app.inputs:
@@ -351,7 +351,8 @@ _TABLES = {
 
 
 def _pop_position(options: dict[str, Any], prefix: str) -> Startpoint | None:
-    """Remove the options that give a position; return it, None without one."""
+    """Take the options for a position (those with this prefix) out of `options`; return the position, None if none is
+    given. Raises ConfigurationError for several."""
     given = {name: options.pop(f"{prefix}{name}", None) for name in POSITIONS}
     chosen = [name for name, value in given.items() if value is not None and value is not False]
     if len(chosen) > 1:

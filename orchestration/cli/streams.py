@@ -215,7 +215,10 @@ def check_export_target(target: Path, records_per_file: int | None) -> None:
 
 
 def _write_files(parts: Iterable[pa.Table], paths: Iterator[Path], limit: int | None, target: Path) -> tuple[int, int]:
-    """Write at most `limit` records a file, and at least one file, for the columns."""
+    """Write tables to files at these paths, with at most `limit` records each; return the numbers of records and files.
+
+    Without records one file is written, for the columns.
+    """
     rows = files = room = 0
     with ExitStack() as opened:
         writer: pq.ParquetWriter | None = None

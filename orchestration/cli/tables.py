@@ -42,7 +42,7 @@ from dagster_adjunct.resources.tables.table import BlockingTable
 
 _TYPES = ("text", "json", "int", "bytes")
 _KEY_TYPES = {Kind.INTEGER: "bigint", Kind.DATE: "date", Kind.TIMESTAMP: "timestamp", Kind.BINARY: "binary"}
-# Of key columns that a dataset can't have, or only with declared digits.
+# For types of key columns that `key_from_text` does not convert, since a dataset's key can't have them.
 _PARSERS: dict[Kind, Callable[[str], Any]] = {
     Kind.BOOLEAN: {"true": True, "false": False}.__getitem__,
     Kind.DECIMAL: Decimal,
@@ -84,7 +84,7 @@ def get_record(lake: Lake, name: str, key: tuple[str, ...]) -> None:
 @user_option
 @lake_options()
 def allow_recreate(lake: Lake, name: str, by: str) -> None:
-    """Let the next run create a table again whose file is gone. Deletes nothing."""
+    """Let the next run create a table again if its file was deleted. Deletes nothing."""
     reset_table(lake, name, by=by)
     output.show_json({"table": name, "forgotten": True})
     output.show_line(f"Table {name} may be created again: the next run that writes it creates it where it is declared.")
@@ -99,7 +99,7 @@ kv.add_command(scope)
 
 @dataclass(frozen=True, slots=True)
 class _Entries:
-    """Entries of one table, of one family if one is named; and how commands read and print keys and values."""
+    """The table that a command works on, or one family of its keys, with the types of keys and values."""
 
     lake: Lake
     table: str
@@ -116,7 +116,7 @@ class _Entries:
 
     @contextmanager
     def open(self) -> Iterator[BlockingKeyValueTable[Any, Any]]:
-        """Open the table. With --json, an error of a conditional write has the keys that failed."""
+        """Open the table. With --json, the error of a failed conditional write lists the keys that failed."""
         key, value = serializer_named(self.key_type), serializer_named(self.value_type)
         table = KeyValueTableManager(self.lake).open(*_split_table_name(self.table), key=key, value=value)
         with BlockingKeyValueTable(table) as opened:
@@ -142,9 +142,9 @@ _table_name = click.argument("table", metavar="SCOPE/TABLE")
 def _entry_command(
     name: str, family: str = "The family of the keys. Default: keys without one."
 ) -> Callable[[Callable[..., None]], click.Command]:
-    """Turn a function of `_Entries` into a command, with the options that say which entries.
+    """Return a decorator that makes a function of `_Entries` the command `name`, with the options for `_Entries`.
 
-    --key-type and --value-type must be those that the entries were written with.
+    --key-type and --value-type must be those with which the entries were written.
     """
     choice: dict[str, Any] = {"type": click.Choice(_TYPES), "default": "text", "show_default": True}
 
@@ -164,13 +164,13 @@ def _entry_command(
     return command_of
 
 
-# Options that are for one backend only.
+# By option that only one backend has: that backend.
 _DETAILS = {"schema": "postgres", "region": "dynamodb", "endpoint_url": "dynamodb", "prefix": "dynamodb"}
 
 
 def _backend_from_options(lake: Lake, given: dict[str, Any]) -> SegmentBackend | None:
     """Return the chosen backend, None for the lake's default. Raises ConfigurationError if two are chosen."""
-    # An empty text, of a variable that is not set, is a mistake in this option, and not the default.
+    # An empty text counts as given, and the backend rejects it: its shell variable is probably not set.
     chosen = [name for name in ("sqlite", "postgres", "dynamodb", "objects") if given[name] not in (None, False)]
     if len(chosen) > 1:
         problem = f"{' and '.join(f'--{name}' for name in chosen)} name more than one backend."
@@ -308,7 +308,8 @@ def iterate_entries(
 ) -> None:
     """Print a page of entries, and the state from which the same command continues.
 
-    Only the last page is shorter than --page-size. After it there are no entries, and with --json the state is null.
+    Only the last page is shorter than --page-size. Continued after it, the command prints no entries, and with --json
+    the state null.
     """
     family, is_json = entries.family, entries.key_type == "json"
     prefix, start, end = given["prefix"], given["start"], given["end"]
@@ -331,7 +332,7 @@ def iterate_entries(
                 return (reading.all_keys if keys_only else reading.all_entries)(page_size=most, state=behind)
             return (reading.keys if keys_only else reading.entries)(family, **within, page_size=most, state=behind)
 
-        # A table's page ends with its partition; a printed page spans partitions, which may be nearly empty.
+        # The table's pages end with each partition, which may have few entries; the printed page goes on.
         while not ended and (whole or len(found) < page_size):
             page = next(pages(page_size if whole else page_size - len(found)), None)
             ended = page is None

@@ -1,8 +1,9 @@
-"""Declarative automation: conditions that ask what the sensors ask, and the sensor that evaluates conditions.
+"""Declarative automation: ready-made conditions for assets, and the sensor that evaluates the conditions.
 
-Dagster evaluates conditions asset by asset and launches the assets whose condition is true in one run. What a sensor
-would launch is more: all assets of the application's job, with tags and configuration. So `AutomationSensor` replaces
-Dagster's requests by the runs that the launchers of the ready-made conditions request (`complete_requests`).
+A ready-made condition asks the same `Launcher` as the sensor for the same purpose. Dagster evaluates conditions asset
+by asset, and launches only the assets whose condition is true. A sensor launches more: all assets of the application's
+job, with tags and configuration. So `AutomationSensor` replaces the runs that Dagster would request by those that the
+launchers request (`complete_requests`).
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from dagster_adjunct.resources.errors import ConfigurationError, raise_first
 
 Condition = dg.AutomationCondition[Any]
 _GIVE_APPLICATION = "Give it to the application: Application(…, automation_condition={}())."
-# What each ready-made condition is for, and the next step where it is given to something else.
+# By ready-made condition: what may have it, and the next step of the error if something else has it.
 _FOR = {
     "new_records": ("applications with outputs", _GIVE_APPLICATION.format("new_records")),
     "new_startpoints": (
@@ -55,7 +56,8 @@ _FOR = {
 def new_records() -> Condition:
     """Return the condition of an application that is true when its sensor for new records would launch a run.
 
-    It launches the same run: all assets of the application's job, as `launch_when` of `build_definitions` says.
+    `launch_when` of `build_definitions` says when that is. The condition launches the same run as the sensor: all
+    assets of the application's job.
     """
     return ReadyMade("new_records")
 
@@ -68,7 +70,7 @@ def new_startpoints() -> Condition:
 def new_version() -> Condition:
     """Return the condition of a bounded dataset that is true when a version of it is completely delivered.
 
-    Of a dataset whose versions are partitions, it is true for the partition of that version.
+    If the dataset's versions are partitions, the condition is true for that version's partition only.
     """
     return ReadyMade("new_version")
 
@@ -76,16 +78,16 @@ def new_version() -> Condition:
 def stale() -> Condition:
     """Return the condition of an unbounded dataset that is true when it fails its freshness policy.
 
-    That is when nobody has checked it for changes for the time that it declares as `freshness`, or ever.
+    It fails if no run has checked its stream for changes within the time that it declares as `freshness`.
     """
-    # Dagster knows no freshness of what it has never materialised.
+    # Dagster evaluates no freshness policy before the first materialization.
     failed = dg.AutomationCondition.freshness_failed() | dg.AutomationCondition.missing()
     return (failed & ReadyMade("stale")).with_label("stale")
 
 
 @dataclass(frozen=True)
 class ReadyMade(dg.AutomationCondition[Any]):
-    """A ready-made condition as it is declared; `build_definitions` replaces it by one that knows whom to ask."""
+    """A ready-made condition as users declare it; `bind_condition` replaces it by one that asks a launcher."""
 
     kind: str
 
@@ -94,7 +96,7 @@ class ReadyMade(dg.AutomationCondition[Any]):
         return self.kind
 
     def evaluate(self, context: AutomationContext[Any]) -> dg.AutomationResult[Any]:
-        """Raise ConfigurationError: it was given to an asset that Adjunct does not make."""
+        """Raise ConfigurationError, because only conditions of assets that Adjunct does not make are still unbound."""
         problem = f"asset {context.root_context.key.to_user_string()} has the automation condition {self.kind}(), "
         problem += f"which is for {_FOR[self.kind][0]}."
         raise ConfigurationError(problem, _FOR[self.kind][1], argument="automation_condition")
@@ -121,7 +123,7 @@ def bind_condition(
 
 
 def check_condition(condition: object, owner: tuple[str, str]) -> Condition | None:
-    """Return the condition. Raises ConfigurationError for anything else but None."""
+    """Return the condition, or None if it is None. Raises ConfigurationError for any other value."""
     if condition is None or isinstance(condition, dg.AutomationCondition):
         return condition
     problem = f"has automation_condition={condition!r}: expected an AutomationCondition."
@@ -144,7 +146,10 @@ def _ready_made(condition: Condition) -> Iterator[ReadyMade]:
 
 @dataclass
 class Answer:
-    """What a launcher decided in a tick, what it remembers, and for which assets a condition asked it."""
+    """A launcher's decision in one tick, its `cursor` for the next tick, and whether that has `changed`.
+
+    `keys` are the assets whose conditions asked and became true.
+    """
 
     launcher: Launcher
     decision: dg.RunRequest | Skip
@@ -155,7 +160,7 @@ class Answer:
 
 @dataclass
 class _Tick:
-    """One tick of an `AutomationSensor`: the answers in it, and the errors of launchers that could not decide."""
+    """One tick of an `AutomationSensor`: the launchers' answers, and the errors of launchers that could not decide."""
 
     log: logging.Logger
     location: str | None
@@ -165,7 +170,7 @@ class _Tick:
 
 
 _CURRENT: ContextVar[_Tick | None] = ContextVar("automation_tick", default=None)
-# By view of the asset graph, of which Dagster makes one a tick: the answers by launcher, so that each is asked once.
+# By view of the asset graph, then by launcher name. Dagster makes one view a tick, so each launcher is asked once.
 _ANSWERS: WeakKeyDictionary[Any, dict[str, Answer]] = WeakKeyDictionary()
 
 
@@ -184,7 +189,7 @@ class _Asking(dg.AutomationCondition[Any]):
         return self._launcher.description
 
     def evaluate(self, context: AutomationContext[Any]) -> dg.AutomationResult[Any]:
-        """Return all candidates, or the one partition that is requested, if the launcher requests a run."""
+        """Return the candidates if the launcher requests a run (of its one partition, if it names one), else none."""
         if context.candidate_subset.is_empty:
             return dg.AutomationResult(context, context.get_empty_subset(), cursor=context.cursor)
         answers = _ANSWERS.setdefault(context.asset_graph_view, {})
@@ -229,9 +234,10 @@ class _Asking(dg.AutomationCondition[Any]):
 
 
 def _stored_cursor(context: AutomationContext[Any]) -> str | None:
-    """Return what the condition remembers.
+    """Return the launcher's cursor as the previous tick left it.
 
-    Attempts that led to no run do not count: those of a tick in which the rest of the asset's condition was false.
+    If the launcher requested a run then, but the rest of the asset's condition was false, no run was launched: this
+    attempt is taken back, so that the launcher does not wait before the next one.
     """
     before = context.previous_true_subset
     if context.cursor is None or before is None or before.is_empty:
@@ -247,13 +253,13 @@ def _stored_cursor(context: AutomationContext[Any]) -> str | None:
 
 @dataclass(frozen=True)
 class Steps:
-    """Which assets one op makes together, and which ones each job makes."""
+    """By asset, all assets that its op makes `together`; by name of each of the `jobs`, the assets that it makes."""
 
     together: Mapping[dg.AssetKey, frozenset[dg.AssetKey]]
     jobs: Mapping[str, frozenset[dg.AssetKey]]
 
     def whole(self, keys: Collection[dg.AssetKey]) -> set[dg.AssetKey]:
-        """Return the keys, and all others that their ops make."""
+        """Return these assets, and all others that the same ops make."""
         return {one for key in keys for one in self.together.get(key, frozenset({key}))}
 
 
@@ -263,10 +269,11 @@ def complete_requests(
     steps: Steps,
     parents: Callable[[dg.AssetKey], Collection[dg.AssetKey]],
 ) -> list[dg.RunRequest]:
-    """Return the runs to launch: those that Dagster requests, with what the launchers that were asked request.
+    """Return the runs to launch: Dagster's `requests`, completed by what the launchers decided (`answers`).
 
-    What a launcher requests is a run of its job: its assets, tags, configuration and run key. Other assets are in the
-    run of an asset that they depend on, unless it stays, else in a run of their own. An op always makes all its assets.
+    A launcher's request is a run of its job, with the job's assets, tags, configuration and run key. Requested assets
+    outside the job join that run if they depend on one of its assets, unless the run is to stay (`LaunchWhen.stay`).
+    The rest gets a run of its own. An op always makes all its assets.
     """
     completed: list[dg.RunRequest] = []
     for request in requests:
@@ -299,7 +306,7 @@ _Launch = tuple[Collection[dg.AssetKey], dg.RunRequest]
 
 
 def _launches(request: dg.RunRequest, answers: Sequence[Answer]) -> dict[str, list[_Launch]]:
-    """Return by job which assets the launchers launch that were asked for what is requested, and their requests."""
+    """Return, by job, the assets and the request of each launcher that one of the requested assets has asked."""
     launches: dict[str, list[_Launch]] = {}
     for answer in answers:
         launcher, decision = answer.launcher, answer.decision
@@ -317,7 +324,7 @@ def _launches(request: dg.RunRequest, answers: Sequence[Answer]) -> dict[str, li
 def _merged(
     decisions: Sequence[dg.RunRequest], job: str, keys: Collection[dg.AssetKey], request: dg.RunRequest
 ) -> dg.RunRequest:
-    """Return the run of these assets that several launchers of a job have requested."""
+    """Return one run of these assets for the requests of several launchers of one job."""
     run_keys = [str(decision.run_key) for decision in decisions]
     return dg.RunRequest(
         run_key=run_keys[0] if len(run_keys) == 1 else f"{job}:{digest(run_keys)}",
@@ -331,8 +338,8 @@ def _merged(
 class AutomationSensor(dg.AutomationConditionSensorDefinition):
     """Evaluates the conditions of Adjunct's assets in the code location; it is off by default.
 
-    The reason of a tick without runs says what the ready-made conditions wait for. A launcher that can't decide fails
-    the tick, unless another one has a run to launch or something to remember: a failed tick remembers nothing.
+    A tick without runs gives as its reason what the ready-made conditions wait for. If a launcher raises an error, the
+    tick fails, unless another one requests a run or has a changed cursor, which a failed tick would not store.
     """
 
     def __init__(
@@ -387,7 +394,7 @@ class AutomationSensor(dg.AutomationConditionSensorDefinition):
     def resolve_run_requests(
         self, run_requests: Sequence[dg.RunRequest], context: dg.SensorEvaluationContext, *args: Any, **kwargs: Any
     ) -> Sequence[dg.RunRequest]:
-        """Complete the requests before Dagster adds their job and checks."""
+        """Return the requests after `complete_requests`, with the job and checks that Dagster adds to each."""
         tick, repository = _CURRENT.get(), context.repository_def
         if tick is not None and repository is not None:
             graph = repository.asset_graph

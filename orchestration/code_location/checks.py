@@ -75,7 +75,7 @@ def bootstrap_check_results(
         asset_key=key,
         check_name=BOOTSTRAPPED,
         passed=served and not stale,
-        # A stale table that is served by declaration only warns its readers.
+        # A dataset that is declared to serve stale data instead of none fails the check, but does not block.
         severity=dg.AssetCheckSeverity.WARN if served else dg.AssetCheckSeverity.ERROR,
         description=_describe_bootstrap(progress, decision),
         metadata=_bootstrap_metadata(progress, decision, report),
@@ -235,10 +235,10 @@ def validator_check_specs(dataset: AdjunctDataset, key: dg.AssetKey) -> list[dg.
 def newest_verdicts(
     store: StoredVersions, manifest: DatasetManifest, name: str | None = None
 ) -> tuple[VersionRef, Sequence[Verdict]] | None:
-    """Return the newest delivered version (of this name) with the verdicts of its validators, None before the first.
+    """Return the version that the checks report on, with the verdicts of its validators; None before the first version.
 
-    A rejected version is returned until it is accepted, removed or followed by another one. Otherwise the result is
-    the served version, or the newest of this name.
+    It is the newest delivered version if that is rejected, else the served one. With a `name`, it is the newest version
+    of this name that is not revoked.
     """
     refs = [ref for ref in manifest.listed if name is None or (ref.name == name and ref.state != "revoked")]
     newest = max(refs, key=lambda ref: ref.number, default=None)
@@ -288,7 +288,7 @@ def validator_check_results(
 
 
 def _rule_metadata(validator: Validator) -> dict[str, Any]:
-    """Return a validator's rule and arguments, numbers as such so that Dagster plots them."""
+    """Return a validator's rule and severity, and its numeric arguments as numbers, which Dagster plots."""
     return {
         "adjunct/rule": describe_rule(validator),
         "adjunct/severity": validator.severity,
@@ -303,7 +303,7 @@ def _numbers(values: Mapping[str, Any]) -> dict[str, int | float]:
 
 @contextmanager
 def report_validator_errors(context: dg.AssetExecutionContext, keys: Mapping[str, dg.AssetKey]) -> Iterator[None]:
-    """Report the check of a validator that can't be evaluated as failed, and re-raise the error.
+    """If a validator can't be evaluated, report its check as failed, and re-raise the error.
 
     `keys` maps dataset names to assets.
     """

@@ -1,8 +1,8 @@
 """Datasets, tables and applications declared in YAML, for Dagster's components and its command line `dg`.
 
-YAML has the names of the Python API: a section or step is a function or method, its keys are the arguments. Of values,
-`{Tumbling: {size: 5m}}` is what a public class or function makes, `{python: "module:name"}` is anything that a module
-has, and a duration is 30s, 5m, 2h, 7d or 1w. Errors name the line and column.
+YAML uses the names of the Python API: a section or step is a function or method, its keys are the arguments. A value
+such as `{Tumbling: {size: 5m}}` calls a public class or function with arguments; `{python: "module:name"}` is an object
+of a module; a duration is 30s, 5m, 2h, 7d or 1w. Errors name the line and column.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from dagster_adjunct.resources.validation import type_hints, validated_methods
 
 Place = tuple[str | int, ...]
 _PYTHON = "python"
-_IN_YAML = {"on": "by"}  # YAML reads on as true
+_IN_YAML = {"on": "by"}  # the key for the argument `on`, because YAML reads `on` as true
 _ON = re.compile(r"\bon=")
 _PLAIN = (str, int, float, bool, type(None))
 _TARGETS = (DatasetHandle, RemoteTableHandle, OutputStream)
@@ -53,7 +53,7 @@ _MODULES = ("automation", "changes", "code_location", "exchange", "sources", "ta
 _EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 
-# -- what YAML may say, read off the signatures of the API
+# -- models of the YAML, made from the signatures of the API
 
 
 class _Declaration(BaseModel):
@@ -61,7 +61,10 @@ class _Declaration(BaseModel):
 
 
 class _ByShape:
-    """Chooses the form by the value's shape in the JSON schema, so that an error is about that form only."""
+    """Annotates a union: a declaration, an import with the key `python`, and possibly values that are no mappings.
+
+    The JSON schema chooses one of them by the value's shape, so that an error is about that one only.
+    """
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
@@ -73,7 +76,10 @@ class _ByShape:
 
 
 def _arguments(function: Callable[..., Any]) -> dict[str, tuple[Any, inspect.Parameter]]:
-    """Return the type and the parameter of each argument that YAML may give."""
+    """Return, by name, the type and the parameter of each argument of a function or class.
+
+    Options that the function takes as `**options: Unpack[…]` are included, one by one.
+    """
     made = function if is_dataclass(function) or not isinstance(function, type) else function.__init__  # type: ignore[misc]
     hints, parameters = type_hints(inspect.unwrap(made)), inspect.signature(function).parameters.values()
     found: dict[str, tuple[Any, inspect.Parameter]] = {}
@@ -91,7 +97,7 @@ def _arguments(function: Callable[..., Any]) -> dict[str, tuple[Any, inspect.Par
 
 
 def _form(hint: Any) -> Any:
-    """Return the type that YAML has for an argument of this type."""
+    """Return the type of the YAML value for an argument of type `hint`, such as str for a stream or a duration."""
     members = _members(hint)
     if len(members) > 1:
         return Union[tuple(dict.fromkeys(_form(member) for member in members))]  # noqa: UP007
@@ -125,7 +131,7 @@ def _members(hint: Any) -> tuple[Any, ...]:
 
 
 def _model(name: str, function: Callable[..., Any], *, without: Sequence[str] = (), **more: Any) -> type[_Declaration]:
-    """Return the model of a function's arguments; `more` are fields of YAML alone."""
+    """Return a pydantic model of a function's arguments, except `without`; `more` are fields that only YAML has."""
     fields: dict[str, Any] = {}
     for argument, (hint, parameter) in _arguments(function).items():
         if argument in without:
@@ -144,7 +150,7 @@ Imported = create_model("Imported", __base__=_Declaration, python=(str, ...))
 
 
 def _step_form(name: str, function: Callable[..., Any]) -> Any:
-    """Return what a step may be given: all its arguments by name, or the first one alone."""
+    """Return the type of a step's YAML value: its arguments by name, or the first one alone if it needs no other."""
     arguments = list(_arguments(function).values())
     if not arguments:
         return Literal[True] | None
@@ -205,7 +211,11 @@ Attributes = _model(
 
 
 class _Translation:
-    """The declarations of one YAML document; `tree` has the places of its values, where it came from a file."""
+    """Declares what one YAML document describes.
+
+    `tree` knows the line of each value, and is None if the document is not from a file. The `place` of a value is the
+    path to it, such as ("attributes", "tables", "rates").
+    """
 
     def __init__(self, tree: SourcePositionTree | None) -> None:
         self.tree = tree
@@ -214,7 +224,7 @@ class _Translation:
         self.declared_in: dict[tuple[str, str], Place] = {}
 
     def applications(self, given: Mapping[str, Any]) -> dict[str, _ApplicationTranslation]:
-        """Return all applications, by name, with the datasets and tables that they may use."""
+        """Declare all datasets, tables and applications; return the applications by name."""
         place: Place = ("attributes",)
         for name, arguments in given.get("kafka", {}).items():
             self.cluster(name, arguments, (*place, "kafka", name))
@@ -235,7 +245,7 @@ class _Translation:
         }
 
     def cluster(self, name: str, arguments: Mapping[str, Any], place: Place) -> None:
-        """Register a Kafka cluster, whose client is an extra, as a stream system."""
+        """Register a Kafka cluster as a stream system; refuse it if Kafka's client, an extra, is not installed."""
         register = _public("kafka_system")
         if register is None:
             self.refuse("Kafka's client is not installed.", 'Run pip install "dagster-adjunct[kafka]".', place)
@@ -247,7 +257,7 @@ class _Translation:
             self.refuse(f"two datasets or tables have the name {name!r}.", "Rename one of them.", place)
 
     def refuse_repeated_keys(self) -> None:
-        """Refuse a key that a mapping of the document has twice: Dagster reads the last one alone."""
+        """Refuse a mapping that has the same key twice, of which Dagster would silently use the last."""
         if self.tree is None or not Path(self.tree.position.filename).is_file():
             return
         text = Path(self.tree.position.filename).read_text(encoding="utf-8")
@@ -256,7 +266,7 @@ class _Translation:
                 self.refuse_repeated_keys_of(root, (), set())
 
     def refuse_repeated_keys_of(self, node: yaml.Node, place: Place, seen: set[yaml.Node]) -> None:
-        if node in seen:  # as an alias
+        if node in seen:  # a YAML alias leads to it again
             return
         seen.add(node)
         if isinstance(node, yaml.SequenceNode):
@@ -265,7 +275,7 @@ class _Translation:
         elif isinstance(node, yaml.MappingNode):
             lines: dict[str, int] = {}
             for key, value in node.value:
-                if key.value in lines and key.value != "<<":  # which adds other mappings, and loses none
+                if key.value in lines and key.value != "<<":  # merge keys may be repeated
                     found = f"the key {key.value!r} is given twice, first in line {lines[key.value]}."
                     self.refuse(found, "Rename or remove one; each step begins with `- `.", (*place, key.value))
                 lines[key.value] = key.start_mark.line + 1
@@ -285,7 +295,10 @@ class _Translation:
         return made
 
     def declared(self, function: Callable[..., Any], name: str, arguments: Mapping[str, Any], place: Place) -> Any:
-        """Return what the function declares under this name, or what a module has."""
+        """Call `function` with the name and these arguments; for {python: "module:name"}, import the object instead.
+
+        An imported object must have been declared with the same name.
+        """
         if arguments.keys() != {_PYTHON}:
             return self.call(function, arguments, place, name)
         made = self.imported(arguments[_PYTHON], (*place, _PYTHON))
@@ -295,7 +308,7 @@ class _Translation:
         return made
 
     def table(self, name: str, arguments: Mapping[str, Any], place: Place) -> Any:
-        """Return a remote table; its `store` reads and writes."""
+        """Return a remote table; its `store`, if given, is both its read function and its write function."""
         if "store" not in arguments:
             return self.declared(RemoteTable, name, arguments, place)
         hint = _arguments(RemoteTable)["read_function"][0]
@@ -304,7 +317,10 @@ class _Translation:
         return self.call(RemoteTable, rest, place, name, read_function=store, write_function=store)
 
     def call(self, function: Callable[..., Any], given: Any, place: Place, /, *args: Any, **more: Any) -> Any:
-        """Call a function or class with arguments as YAML has them: by name, or the first one alone."""
+        """Call a function or class with the arguments that YAML gives: a mapping by name, or the first one alone.
+
+        `args` and `more` are passed as they are, before and besides those of YAML.
+        """
         arguments, positional, keywords = _arguments(function), list(args), dict(more)
         unnamed = [name for name in arguments if name not in more][len(args) :]
         if any(parameter.kind is parameter.VAR_KEYWORD for _, parameter in arguments.values()):  # it takes any names
@@ -334,7 +350,7 @@ class _Translation:
             self.refuse_as(error, place)
 
     def value(self, value: Any, hint: Any, place: Place) -> Any:
-        """Return a value of YAML as an argument of this type."""
+        """Return the argument of type `hint` that a YAML value describes: imports, calls and texts are resolved."""
         members = _members(hint)
         if isinstance(value, str):
             return self.text(value, members, place)
@@ -365,7 +381,10 @@ class _Translation:
         return {name: self.value(one, inside, (*place, name)) for name, one in value.items()}
 
     def text(self, text: str, members: Sequence[Any], place: Place) -> Any:
-        """Return a text as it is, or as the duration or the member of an enum that it names."""
+        """Return the argument that a string describes: a duration or an enum member if `members` has that type.
+
+        `members` are the types that the argument may have. Any other string stays as it is.
+        """
         if any(get_origin(kind) is Literal and text in get_args(kind) for kind in members):
             return text
         if timedelta in members:
@@ -382,7 +401,7 @@ class _Translation:
         return text
 
     def imported(self, reference: str, place: Place) -> Any:
-        """Return what "module:name" refers to."""
+        """Import the object "module:name" and return it."""
         module, _, names = reference.partition(":")
         if not re.fullmatch(r"\w+(\.\w+)*:\w+(\.\w+)*", reference):
             self.refuse(f"{reference!r} names nothing of a module.", 'Give "module:name".', place)
@@ -400,8 +419,11 @@ class _Translation:
         self.refuse_as(ConfigurationError(problem, next_step, argument=str(place[-1])), place)
 
     def refuse_as(self, error: AdjunctError, place: Place) -> NoReturn:
-        """Raise the error with the file, line and column of what it is about, and the lines around that."""
-        if place == ("attributes",):  # refused by build_definitions
+        """Raise the error as DagsterInvalidDefinitionError, with the file, line and column of `place` and its lines.
+
+        If the error names an argument, its place is that of the argument.
+        """
+        if place == ("attributes",):  # build_definitions has raised it: find the declaration that it names
             owners = ((kind, getattr(error, kind, None)) for kind in ("application", "dataset"))
             place = next((self.declared_in[one] for one in owners if one in self.declared_in), place)
         about = getattr(error, "argument", None)
@@ -419,7 +441,7 @@ class _Translation:
 
 
 class _ApplicationTranslation(_Translation):
-    """One application; `places` has the step of each operator."""
+    """Declares one application; `places` has, by operator id, the place of the step that made the operator."""
 
     def __init__(self, whole: _Translation, name: str, given: Mapping[str, Any], place: Place) -> None:
         super().__init__(whole.tree)
@@ -469,14 +491,17 @@ class _ApplicationTranslation(_Translation):
         return stream  # type: ignore[no-any-return]
 
     def stream(self, name: str, place: Place) -> MessageStream:
-        """Return the records that leave the step of this name."""
+        """Return the stream that leaves the step whose `as` is this name."""
         if name not in self.streams:
             known = ", ".join(self.streams) or "none yet"
             self.refuse(f"no step before is named {name!r}.", f"Give a step's `as`: {known}.", place)
         return self.streams[name]
 
     def text(self, text: str, members: Sequence[Any], place: Place) -> Any:
-        """Return a text, or the stream, dataset, table or output stream that it names."""
+        """Return the stream, dataset, table or output stream that a string names, if `members` has such a type.
+
+        Any other string is handled as in a whole document.
+        """
         if MessageStream in members:
             return self.stream(text, place)
         if not any(kind in _TARGETS for kind in members):
@@ -484,7 +509,7 @@ class _ApplicationTranslation(_Translation):
         return self.target(text, place)
 
     def target(self, name: str, place: Place) -> Any:
-        """Return the dataset, table or output stream of this name, which the application declares when first asked."""
+        """Return the application's dataset, table or output stream of this name; the first call adds it to the app."""
         if name not in self.targets:
             declared = self.datasets.get(name) or self.tables.get(name)
             if declared is None:
@@ -496,9 +521,10 @@ class _ApplicationTranslation(_Translation):
         return self.targets[name]
 
     def plan(self, lake: str | None, written: Collection[str]) -> None:
-        """Let the planner check the application, where its lake has begun; a refusal names the step.
+        """Let the planner check the application; an error names the line of the step.
 
-        One whose input another application of this file has to write first (`written`) is left to its first run.
+        Without a lake, or without an input stream that another application of this file writes (`written`), there is
+        nothing to check against: this is logged, and the first run checks.
         """
         try:
             opened = open_lake(lake)
@@ -527,7 +553,7 @@ def _label(function: Callable[..., Any]) -> str:
 
 
 def _public(name: str) -> Callable[..., Any] | None:
-    """Return the public class or function of this name."""
+    """Return the public class or function of this name, None if there is none."""
     for module in ("dagster_adjunct", *(f"dagster_adjunct.{public}" for public in _MODULES)):
         try:
             found = getattr(importlib.import_module(module), name, None)
@@ -549,7 +575,7 @@ class AdjunctScaffolder(Scaffolder[Any]):
         example = (_EXAMPLES / "component.yaml").read_text(encoding="utf-8")
         if request.append:
             with request.target_path.open("a", encoding="utf-8") as file:
-                file.write(f"\n---\n{example}")  # its last line may not end in a line break
+                file.write(f"\n---\n{example}")  # the file may not end in a line break
             return
         request.target_path.mkdir(parents=True, exist_ok=True)
         (request.target_path / "defs.yaml").write_text(example, encoding="utf-8")
@@ -588,12 +614,12 @@ class AdjunctComponent(dg.Component):
         return {name: made.app for name, made in _Translation(self.tree).applications(self.attributes).items()}
 
     def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:
-        """Return the definitions of the applications. What can't be declared raises DagsterInvalidDefinitionError."""
+        """Return the definitions of the applications. Raises DagsterInvalidDefinitionError if one is invalid."""
         return _Translation(self.tree).definitions(self.attributes)
 
 
 def _filled_in(value: Any, context: ResolutionContext, translation: _Translation, place: Place) -> Any:
-    """Return a value with its templates filled in; other texts stay as they are. One without a value is refused."""
+    """Return a value with the templates in it, at any depth, filled in; a template that has no value is refused."""
 
     def inside(at: str | int, one: Any) -> Any:
         return _filled_in(one, context.at_path(at), translation, (*place, at))

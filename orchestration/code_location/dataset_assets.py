@@ -83,16 +83,16 @@ def missing_check_outputs(
             yield dg.Output(None, output_name=context.assets_def.get_output_name_for_asset_check_key(check))
 
 
-# After a conflict with a faster run, less or nothing is left to do, so the op decides again.
+# Errors after which the op is retried. After a conflict, the faster run may have left less to do, or nothing.
 RETRYABLE = (TransientError, CommitConflictError)
 Results = Iterator[AssetEvent | dg.AssetCheckResult]
 
 
 @dataclass(frozen=True, slots=True)
 class DatasetAsset:
-    """A dataset and its asset; `streams` has the asset of its input stream, if it has one.
+    """A dataset and its asset; `streams` maps the name of its input stream, if it has one, to that stream's asset.
 
-    `application` is the first that declares it. `preview_rows` entries are shown with each materialization.
+    `application` is the first that declares it. Each materialization shows `preview_rows` entries.
     """
 
     dataset: AdjunctDataset
@@ -191,9 +191,10 @@ def _dataset_results(run: checks.OpRun, member: DatasetAsset, report: AdvanceRep
 def _dataset_events(
     run: checks.OpRun, member: DatasetAsset, report: AdvanceReport, manifest: DatasetManifest | None
 ) -> Results:
-    """Report the version served after this run, whoever chose it: a rollback by hand shows with the next run.
+    """Report the version served after this run, whoever chose it: a rollback by hand is reported by the next run.
 
-    A table with a freshness policy is materialised by each look at its stream, because Dagster counts nothing else.
+    With a freshness policy, each run that checks the stream is a materialization, even without changes: Dagster
+    measures freshness by materializations only.
     """
     context, facts = run.context, report_metadata(run, member, report, manifest)
     if manifest is not None and (table := as_follower(manifest)) is not None:
@@ -212,8 +213,8 @@ def _dataset_events(
 def report_metadata(
     run: checks.OpRun, member: DatasetAsset, report: AdvanceReport, manifest: DatasetManifest | None
 ) -> dict[str, Any]:
-    """Return the metadata of an advance and the listed versions; for display columns with descriptions and lineage, and
-    some entries."""
+    """Return the metadata of an advance, with the listed versions, the columns (descriptions and lineage), and some
+    entries as a preview."""
     facts = metadata.dataset_metadata(report, dataset_uri(run.lake, member.dataset))
     if manifest is None:
         return facts
@@ -268,7 +269,8 @@ def report_served_version(
 ) -> None:
     """Log the version that a dataset serves as a materialization if it differs from the one that Dagster knows.
 
-    Else it is an observation, if `always`. So it is for a partitioned dataset, because its partitions did not change.
+    Otherwise, and for a partitioned dataset, whose partitions do not change by serving another one, log an observation
+    if `always`, else nothing.
     """
     facts, served = metadata.served_metadata(manifest, dataset_uri(lake, dataset)), manifest.version
     if served is not None and dataset.versions is None and last_data_version(context, key) != served.id:
@@ -284,9 +286,10 @@ def dataset_uri(lake: Lake, dataset: AdjunctDataset) -> str:
 
 
 def dagster_partitions(dataset: AdjunctDataset) -> dg.PartitionsDefinition[str]:
-    """Return the partitions of a dataset that declares them. Days begin at midnight UTC.
+    """Return Dagster's partitions of a dataset whose versions are partitions. Days begin at midnight UTC.
 
-    Versions without a declared list are dynamic partitions, `adjunct/<dataset>`; runs add what they publish.
+    If their names are not declared, they are dynamic partitions named `adjunct/<dataset>`, to which runs add the names
+    of versions that they publish.
     """
     declared = dataset.versions
     assert declared is not None
@@ -300,7 +303,7 @@ def dagster_partitions(dataset: AdjunctDataset) -> dg.PartitionsDefinition[str]:
 
 
 def ensure_partitions(dataset: AdjunctDataset, instance: dg.DagsterInstance, names: Iterable[str]) -> list[str]:
-    """Return the version names that are partitions; dynamic partitions are created for new names."""
+    """Return those of these version names that are partitions; if partitions are dynamic, new names become some."""
     partitions = dagster_partitions(dataset)
     wanted = list(dict.fromkeys(names))
     if not isinstance(partitions, dg.DynamicPartitionsDefinition):

@@ -81,11 +81,11 @@ def build_definitions(
     streams together, so that each of these is one asset; merge others with `Definitions.merge`.
 
     The job `<application>` runs a whole application in one process, on one Spark session. Sensors launch it:
-    `<application>_new_records` when input waits (as `launch_when` says, for all applications or by name; one record
-    is enough without it), `<application>_startpoints` when startpoints were requested, `<application>_restart`
-    when it failed before its commit and another run can help, and `<dataset>_delivered` (of a version set,
-    `<set>_delivered`) when a version of a bounded dataset is completely delivered. `<application>_startpoint`
-    requests or removes startpoints (without its sensor if the application has startpoints switched off).
+    `<application>_new_records` when enough records are unread (as `launch_when` says, for all applications or by name;
+    one record is enough without it), `<application>_startpoints` when startpoints were requested (not if the
+    application has startpoints switched off), `<application>_restart` when a run failed before its commit and another
+    one can help, and `<dataset>_delivered` (of a version set, `<set>_delivered`) when a version of a bounded dataset is
+    completely delivered. `<application>_startpoint` requests or removes startpoints.
     `<application>_discard` expires old versions of its datasets, also
     on the schedule `<application>_discard_daily`; `<application>_compact` compacts its change streams' tables, also
     on the schedule `<application>_compact_hourly`; `<application>_version_action` pins, rolls back, revokes, accepts
@@ -148,8 +148,8 @@ def build_definitions(
 def _launched_jobs(graph: AssetGraph, app: Application, rule: sensors.LaunchWhen) -> Iterator[Launch]:
     """Yield the jobs that run an application and set its startpoints, with their sensors.
 
-    The main job materializes the application's assets in one process. Without any, it has only partitioned datasets, so
-    there is no main job.
+    The main job materializes the application's assets in one process. An application that has only partitioned datasets
+    has no such assets, and gets none of these jobs.
     """
     own = graph.made[app.name]
     outputs = [key for key, writer in graph.writers.items() if writer == app.name]
@@ -199,7 +199,7 @@ def _partition_jobs(graph: AssetGraph) -> Iterator[Launch]:
 
 
 def _stale_launchers(graph: AssetGraph, jobs: Mapping[str, LaunchedJob]) -> Iterator[Launcher]:
-    """Yield what checks tables of change streams that are not fresh; only conditions ask it."""
+    """Yield a launcher for each unbounded dataset that declares `freshness`; conditions ask it, no sensor does."""
     for member in graph.datasets.values():
         window = member.dataset.following.freshness
         job = next((to_dagster_name(app) for app, made in graph.made.items() if member.key in made), None)
@@ -210,9 +210,9 @@ def _stale_launchers(graph: AssetGraph, jobs: Mapping[str, LaunchedJob]) -> Iter
 def _automate(
     graph: AssetGraph, apps: Sequence[Application], launchers: Sequence[Launcher], resource: LakeResource, interval: int
 ) -> tuple[list[dg.AssetsDefinition], list[dg.SensorDefinition]]:
-    """Return the built assets, whose ready-made conditions ask the launchers, and the sensor that evaluates them.
+    """Return the built assets, with ready-made conditions bound to their launchers, and the sensor for conditions.
 
-    Without a condition there is no sensor.
+    If no asset has a condition, there is no sensor.
     """
     asked: dict[dg.AssetKey, dict[str, Launcher]] = {}
     for launcher in launchers:
@@ -252,7 +252,7 @@ def _reject_duplicate_names(apps: Sequence[Application]) -> None:
 
 
 def _reject_taken_names(found: Sequence[Launch]) -> None:
-    """Raise ConfigurationError for a job that Dagster refuses, and two jobs, sensors or schedules of one name."""
+    """Raise ConfigurationError for a job name that Dagster reserves, and for two definitions of one kind and name."""
     kinds: dict[str, Any] = {"jobs": LaunchedJob, "sensors": Launcher, "schedules": dg.ScheduleDefinition}
     for what, kind in kinds.items():
         names = [one.name for one in found if isinstance(one, kind)]
@@ -278,7 +278,7 @@ def _reject_cycles(built: Sequence[dg.AssetsDefinition]) -> None:
         raise ConfigurationError(problem, step, argument="more") from None
 
 
-# Definitions.merge rejects two resources of one name: the same objects serve the same lake.
+# Cached, because Definitions.merge accepts two resources of one name only if they are the same object.
 @cache
 def _resources(lake: str | None) -> tuple[LakeResource, SparkResource]:
     return LakeResource(url=lake), SparkResource(lake=lake)
@@ -347,7 +347,7 @@ class AssetGraph:
         self.made[app.name] = [*(datasets[dataset.name] for dataset in stored), *(one.key for one in outputs.values())]
 
     def owner(self, key: dg.AssetKey) -> tuple[str, str]:
-        """Return what makes an asset, ("application", "shop") or ("dataset", "planes")."""
+        """Return whose run makes an asset, such as ("application", "shop") or ("dataset", "planes")."""
         return ("application", self.writers[key]) if key in self.writers else ("dataset", self._nodes[key].name)
 
     def external_specs(self) -> list[dg.AssetSpec]:
@@ -430,8 +430,10 @@ class AssetGraph:
     def _spec(
         self, app: Application, node: LineageNode, upstream: Iterable[LineageNode] = (), *, external: bool = False
     ) -> dg.AssetSpec:
-        """Return the asset of a node. An external one does not depend on the application, because Definitions.merge
-        accepts several assets of one key only if they are equal.
+        """Return the asset of a node.
+
+        An external asset has no owners or condition of the application, because Definitions.merge accepts several
+        assets of one key only if they are equal.
         """
         names, subject = self._names, asset_subject(app, node)
         metadata = NODE_KINDS[node.kind].declared(app, node.name)

@@ -33,7 +33,7 @@ _SCHEDULES = {
 }
 
 
-# Choices of the launchpad, which shows their names.
+# Values that users choose in Dagster's launchpad, which shows the members' names.
 CompactionLevel = StrEnum("CompactionLevel", "due minor major")
 StartpointAction = StrEnum("StartpointAction", "set clear")
 Position = StrEnum("Position", "oldest upcoming timestamp offset")
@@ -43,7 +43,10 @@ VersionAction = StrEnum("VersionAction", "pin unpin rollback revoke accept remov
 
 
 def op_job(application: str, what: str, description: str) -> Callable[[Callable[..., None]], dg.JobDefinition]:
-    """Turn a function into the op of a job `<application>_<what>`; scheduled jobs of an application share a pool."""
+    """Return a decorator that makes a function the only op of the job `<application>_<what>`.
+
+    If the job has a schedule, its op has a pool of its own, so that its runs can wait for each other.
+    """
 
     def decorate(act: Callable[..., None]) -> dg.JobDefinition:
         pool = f"adjunct/{what}/{application}" if what in _SCHEDULES else None
@@ -86,9 +89,9 @@ def run_on_datasets(
 ) -> None:
     """Run `act` on each dataset that exists in the lake; the reports become the op's metadata.
 
-    `act` returns a summary, a report, and whether something changed, which is logged as an observation under the key
-    `report_as`. If a dataset fails, the others are still processed, and the first error is raised at the end with notes
-    about the rest.
+    `act` returns a summary, a report, and whether it changed the dataset, or None if there was nothing to do. A change
+    is logged as an observation with the report under the key `report_as`. If a dataset fails, the others are still
+    processed, and the first error is raised at the end with notes about the rest.
     """
     reports: dict[str, dg.JsonMetadataValue] = {}
     errors: list[AdjunctError] = []
@@ -112,7 +115,7 @@ def run_on_datasets(
 
 
 def select_advanced(context: dg.OpExecutionContext, lake: Lake, members: Sequence[DatasetAsset]) -> list[DatasetAsset]:
-    """Return the datasets that exist in the lake; log the others."""
+    """Return the datasets that exist in the lake, because a run has advanced them; log the others."""
     there = set(list_datasets(lake))
     for member in members:
         if member.dataset.name not in there:

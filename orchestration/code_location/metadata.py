@@ -90,12 +90,15 @@ def dataset_metadata(report: AdvanceReport, uri: str) -> dict[str, Any]:
 
 
 def _known(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the metadata without values that are None."""
+    """Return the metadata without the keys whose value is None."""
     return {name: value for name, value in metadata.items() if value is not None}
 
 
 def version_metadata(manifest: DatasetManifest) -> dict[str, Any]:
-    """Return the metadata of listed versions: retained, pinned and rejected ones, and the head."""
+    """Return the number of retained versions, the served one's name, the pin, the rejected versions, and the head.
+
+    The head, the version to serve without a pin, is left out if it is served. Empty for unbounded datasets.
+    """
     if manifest.versions_are_commits:
         return {}
     rejected = [
@@ -114,7 +117,7 @@ def version_metadata(manifest: DatasetManifest) -> dict[str, Any]:
 
 
 def lag_metadata(lags: Mapping[SystemStreamPartition, PartitionLag]) -> dict[str, Any]:
-    """Return how far an unbounded dataset is behind its stream: by partition, and totals that Dagster plots."""
+    """Return how far an unbounded dataset is behind its stream: by partition, and as totals, which Dagster plots."""
     seconds = [lag.seconds for lag in lags.values() if lag.seconds is not None]
     return _known(
         {
@@ -325,7 +328,7 @@ def translate_errors(
         ours = find_adjunct_error(error)
         if ours is None:
             raise
-        # A run that waited for another run to end does not wait again.
+        # Not retried: the run has already waited for the application's other run to end.
         again = isinstance(ours, retry) and not isinstance(ours, errors.ApplicationBusyError)
         if again and context.retry_number < MAX_RETRIES:
             context.log.warning(f"{type(ours).__name__}, retrying in {_RETRY_SECONDS:g} s: {ours}")
@@ -363,7 +366,7 @@ _MAX_CELL_LENGTH = 100
 
 
 def dataset_preview(lake: Lake, dataset: AdjunctDataset, version: str, rows: int) -> dict[str, Any]:
-    """Return the first entries of a version by key as metadata, empty if there are to be no `rows`."""
+    """Return the first `rows` entries of a version, in key order, as metadata; empty for 0 rows."""
     if not rows:
         return {}
     with open_dataset(lake, dataset.name, version=version, lease=False) as opened:
@@ -374,9 +377,9 @@ def dataset_preview(lake: Lake, dataset: AdjunctDataset, version: str, rows: int
 def stream_preview(
     systems: Mapping[str, StreamSystem], name: str, rows: int, hidden: Callable[[Sequence[str]], Collection[str]]
 ) -> dict[str, Any]:
-    """Return the newest records of one partition as metadata, for streams of the lake only.
+    """Return the newest `rows` records of the first partition that has records, as metadata.
 
-    `hidden` returns the columns to mask.
+    Empty for streams outside the lake. `hidden` returns which of the given columns to mask.
     """
     system_name, stream = split_stream_name(name)
     system = systems[system_name]
@@ -436,7 +439,10 @@ def output_columns(app: Application, plan: ExecutionPlan) -> dict[LineageNode, C
 
 
 def dataset_columns(dataset: AdjunctDataset, stored: Iterable[str], records: Iterable[str] | None) -> ColumnSources:
-    """Return the input columns of each stored column of a dataset; `records` are the input's columns."""
+    """Return the source columns of each stored column of a dataset.
+
+    `stored` are the names of its columns, `records` those of its input (None: unknown).
+    """
     source = dataset_source(dataset)
     if source is None:
         return {}
@@ -450,7 +456,7 @@ def dataset_columns(dataset: AdjunctDataset, stored: Iterable[str], records: Ite
 
 
 def trace_sources(outputs: Mapping[LineageNode, ColumnSources]) -> dict[LineageNode, ColumnSources]:
-    """Replace columns of other outputs by their own sources."""
+    """Return the outputs with their source columns traced back: a column of an earlier output by its own sources."""
     traced: dict[LineageNode, ColumnSources] = {}
     for node, made in outputs.items():
         traced[node] = {}

@@ -59,10 +59,11 @@ class RunOutputs:
 
 @dataclass(frozen=True, slots=True)
 class NodeKind:
-    """A kind of node: its default asset key and icons, what an application declares about it, and what a run wrote.
+    """A kind of node: how to find the default asset key, icons, subject and metadata of one node by its name.
 
-    The asset key is the same for all applications that share the node. `declared` returns metadata that is known before
-    the first run, `written` that of a run, given the sources of each column.
+    The asset key is the same for all applications that share the node. `subject` returns fields of the node's
+    AssetSubject, `declared` metadata that is known before the first run, and `written` metadata of what a run wrote,
+    given the sources of each column.
     """
 
     key: Callable[[AssetSubject], dg.AssetKey]
@@ -79,7 +80,7 @@ _NON_WORD = re.compile(r"\W", re.ASCII)
 
 
 def asset_subject(app: Application, node: LineageNode) -> AssetSubject:
-    """Return the subject of a node, which is passed to the translator."""
+    """Return what the translator gets to know of a node."""
     facts = {
         "owners": app.owners,
         "automation_condition": app.automation_condition,
@@ -89,7 +90,10 @@ def asset_subject(app: Application, node: LineageNode) -> AssetSubject:
 
 
 def freshness_policy(app: Application, node: LineageNode) -> dg.FreshnessPolicy | None:
-    """Return a policy that fails if a dataset was not checked for changes within its declared window."""
+    """Return a policy that fails if a dataset was not checked for changes within its `freshness`; None without one.
+
+    Raises ConfigurationError for a time shorter than Dagster allows.
+    """
     window = app.dataset(node.name).following.freshness if node.kind == "dataset" else None
     if window is None:
         return None
@@ -105,7 +109,7 @@ def freshness_policy(app: Application, node: LineageNode) -> dg.FreshnessPolicy 
 def _dataset_subject(app: Application, name: str) -> dict[str, Any]:
     dataset = app.dataset(name)
     condition = dataset.automation_condition
-    if condition is None and dataset.is_owned_by(app.name):  # it is an output
+    if condition is None and dataset.is_owned_by(app.name):  # a local table is an output of the application
         condition = app.automation_condition
     return {
         "description": dataset.description,
@@ -231,5 +235,5 @@ class AdjunctTranslator:
         return tags | ({"adjunct/name": subject.name} if _TAG.fullmatch(subject.name) else {})
 
     def get_automation_condition(self, subject: AssetSubject) -> dg.AutomationCondition[Any] | None:
-        """Return when Dagster materializes it by itself; not asked for assets that are only read."""
+        """Return the condition under which Dagster materializes the asset; not called for assets that are only read."""
         return subject.automation_condition

@@ -161,7 +161,7 @@ def _run_batches(
 ) -> "tuple[StepReport, ExecutionPlan]":
     """Run the application's step under its run lease; return the report and the plan.
 
-    A run that stays reports datasets and batches meanwhile.
+    A run that stays (`follow_seconds`) reports datasets and batches while it runs, by the two functions.
     """
     from dagster_adjunct.orchestration.planner.planner import systems_for
 
@@ -188,7 +188,11 @@ def _run_batches(
 
 @dataclass(frozen=True, slots=True)
 class StepWork:
-    """Runs the step of an application, as its op says."""
+    """Runs the step of an application on the host where it is called, and reports to the op.
+
+    `lasts` is how long the run stays once it has caught up (None: it ends). `wait`, `take_over` and `adopt` are those
+    of StepConfig.
+    """
 
     app: Application
     lasts: timedelta | None
@@ -220,11 +224,11 @@ class StepWork:
         def advance(plan: "ExecutionPlan") -> None:
             from dagster_adjunct.orchestration.step.run import advance_changed, advance_unit
 
-            if lasts is not None:  # what came since their assets advanced them, and startpoints on their streams
+            if lasts is not None:  # for what was delivered, and startpoints, since the datasets' own ops advanced them
                 advance_changed(runtime, app, plan, on_report=report_advance)
                 return
             for dataset in app.datasets:
-                if dataset.is_owned_by(app.name):  # others have assets of their own, which advance them
+                if dataset.is_owned_by(app.name):  # other datasets are advanced by the ops of their own assets
                     advance_unit(runtime, [dataset])
 
         def flush() -> None:
@@ -251,7 +255,7 @@ T = TypeVar("T")
 
 
 class Bundled(Generic[T]):
-    """Reports of a run that stays: the newest one is passed on, at most once a minute."""
+    """Passes on the reports of a run that stays: only the newest one, and at most one every `every` seconds."""
 
     def __init__(
         self, report: Callable[[T], None], clock: Callable[[], float] = time.monotonic, every: float = 60.0
@@ -261,12 +265,12 @@ class Bundled(Generic[T]):
         self._waiting: T | None = None
 
     def add(self, report: T) -> None:
-        """Pass on the report of a batch, or keep it until it is time."""
+        """Pass the report on if the last one is old enough; otherwise keep it, in place of the one kept before."""
         self._waiting = report
         self.flush()
 
     def flush(self) -> None:
-        """Pass on what is kept, if it is time."""
+        """Pass on the report that is kept, if any, once the last one is old enough."""
         if self._waiting is not None and self._clock() >= self._due:
             self._report(self._waiting)
             self._waiting, self._due = None, self._clock() + self._every
@@ -286,7 +290,7 @@ def _describe_outputs(
     outputs: Mapping[LineageNode, dg.AssetSpec],
     read: Mapping[str, dg.AssetKey],
 ) -> dict[LineageNode, dict[str, Any]]:
-    """Return the metadata and lineage of each output; `read` maps inputs and datasets to assets."""
+    """Return the metadata of each output, with column lineage; `read` has the assets of what the application reads."""
 
     def key_of(node: LineageNode) -> dg.AssetKey | None:
         return outputs[node].key if node in outputs else read.get(node.name)
@@ -301,9 +305,9 @@ def _describe_outputs(
 
 
 def log_skipped_datasets(run: checks.OpRun, app: Application) -> dict[str, str]:
-    """Log which datasets this run skips because their versions are partitions; return what each waits for.
+    """Log which datasets this run does not advance because their versions are partitions.
 
-    A version that is delivered but not built is logged as a warning.
+    Returns, by dataset, which version is delivered or awaited. A delivered one is logged as a warning.
     """
     from dagster_adjunct.orchestration.step.progress import find_delivered_version
 

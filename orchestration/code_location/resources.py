@@ -75,7 +75,7 @@ class SparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     """A Spark session for each run, built on dagster-pyspark's resource.
 
     Unlike that resource, it imports pyspark on first use, so that code locations load and sensors tick quickly, and
-    stops the session at the end of the run, unless the process had it before. `master` is any Spark master (default:
+    stops the session at the end of the run, unless it ran before the run. `master` is any Spark master (default:
     `ADJUNCT_SPARK_MASTER`, else all cores of this machine), or "none": then small datasets are advanced in the run's
     own process, and whatever needs Spark raises ConfigurationError. "sc://HOST:PORT" is a running Spark Connect server.
 
@@ -100,7 +100,7 @@ class SparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]
 
     @property
     def starter(self) -> Callable[[], SparkSession]:
-        """Return a function that returns the run's session; for the master "none", IN_PROCESS."""
+        """Return a function that starts and returns the run's session; IN_PROCESS (no Spark) for the master "none"."""
         return IN_PROCESS if is_in_process(self.master) else lambda: self.spark_session
 
     @property
@@ -130,13 +130,14 @@ class SparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]
 
     @property
     def services(self) -> list[str | RemoteService]:
-        """Return what is to start applications: nothing, or one of these."""
+        """Return which of `submit` and the services are set: none, or the one that starts applications."""
         return [getattr(self, name) for name in _SERVICES if getattr(self, name) is not None]
 
     def submission(self, lake_url: str) -> tuple[SparkSubmit | RemoteService, dict[str, str]]:
-        """Return what starts the application for a lake, and the application's settings.
+        """Return what starts a Spark application that works on this lake, and the application's Spark settings.
 
-        Raises ConfigurationError for a spark-submit that is not found and for settings that can't be submitted.
+        Raises ConfigurationError for several services, for a spark-submit that is not found, and for a master, lake or
+        setting that the service can't use.
         """
         service, *others = self.services
         if others:
@@ -185,7 +186,7 @@ class SparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         self.stop()
 
     def stop(self) -> None:
-        """Stop the session if this resource has started one; the next use starts another."""
+        """Stop the session if this resource has started it. The next use of `spark_session` starts another."""
         session, self._session = self._session, None
         if session is not None and self._ours:
             stop_session(session)
@@ -199,7 +200,7 @@ def _pandas(table: pa.Table) -> Any:
     whole, frame = _engine("pandas").Int64Dtype(), table.to_pandas()
     for name in table.column_names:
         column = table.column(name)
-        if column.null_count and column.type == pa.int64():  # as floats they would be rounded beyond 2**53
+        if column.null_count and column.type == pa.int64():  # floats are inexact beyond 2**53
             frame[name] = column.to_pandas(types_mapper=lambda _: whole)
     return frame
 
@@ -225,11 +226,11 @@ _SPARK = "pyspark.DataFrame"
 
 @validated
 class AdjunctLoader(dg.ConfigurableIOManager):
-    """Loads what Adjunct's assets have stored for assets that take it as an input; it stores nothing.
+    """An I/O manager that loads datasets and streams of Adjunct as inputs of users' assets; it stores nothing.
 
     For a dataset it loads the served version, or the partition's version if versions are partitions. For a stream it
-    loads all records except tombstones, results that a replay has replaced included. All of it is in memory, but for
-    a frame of Spark, which is of the session of `spark`, and whose version stays leased until the step's end.
+    loads all records except tombstones, including results that a replay has replaced. Everything is loaded into memory,
+    except a Spark DataFrame: that belongs to the session of `spark`, and its version is leased until the step ends.
     """
 
     lake: str | None = Field(default=None, description="The lake's URL. Default: ADJUNCT_LAKE, else .adjunct/lake.")
@@ -238,21 +239,22 @@ class AdjunctLoader(dg.ConfigurableIOManager):
     _opened: list[Dataset] = PrivateAttr(default_factory=list)
 
     def teardown_after_execution(self, context: dg.InitResourceContext) -> None:
-        """Release the leases of what was loaded as frames of Spark."""
+        """Release the leases of the versions that were loaded as Spark DataFrames."""
         while self._opened:
             self._opened.pop().close()
 
     def handle_output(self, context: dg.OutputContext, obj: object) -> None:
-        """Raise ConfigurationError: it would be lost. Runs of applications write to the lake themselves."""
+        """Raise ConfigurationError, because the output would not be stored."""
         problem = f"output {context.name!r} has the I/O manager {LOADER}, which only loads: its value is not stored."
         step = "Give the output another I/O manager; name this one for inputs, as input_manager_key."
         raise ConfigurationError(problem, step, argument=context.name)
 
     def load_input(self, context: dg.InputContext) -> Any:
-        """Return the entries or records in the form that the input is annotated with.
+        """Return the entries of a dataset or records of a stream, as the type that the input is annotated with.
 
-        Of several partitions of a dataset, that is a dictionary by partition: dict[str, pandas.DataFrame]. Raises
-        ConfigurationError for another form and for an asset that is neither, and what `open_dataset` raises.
+        Several partitions of a dataset are a dictionary by partition, such as dict[str, pandas.DataFrame]. Raises
+        ConfigurationError for an unsupported type and for an asset that is no dataset or stream of Adjunct; and the
+        errors of `open_dataset`.
         """
         facts = {} if context.upstream_output is None else context.upstream_output.definition_metadata
         wanted = context.dagster_type.typing_type
@@ -287,7 +289,7 @@ class AdjunctLoader(dg.ConfigurableIOManager):
             return _FORMS[kind](opened.lend(lambda reader: read_entries(reader, None)))
 
     def _stream(self, lake: Lake, stream: str, kind: str) -> Any:
-        view = stream_view(lake, stream)  # refuses streams of other systems
+        view = stream_view(lake, stream)  # raises an error for a stream outside the lake
         names = list(view.schema.names)
         if kind == _SPARK:
             streams, name = LakeStreams(lake), split_stream_name(stream)[1]
@@ -297,7 +299,7 @@ class AdjunctLoader(dg.ConfigurableIOManager):
 
 
 def _kind(name: str, wanted: Any) -> str:
-    """Return the form that is annotated, by package and name; for Any, a table of pyarrow."""
+    """Return the annotated type as "package.name", a key of _FORMS or _SPARK; "pyarrow.Table" for Any."""
     given = get_origin(wanted) or wanted
     package = getattr(given, "__module__", "").partition(".")[0].removeprefix("_")
     kind = "pyarrow.Table" if wanted is Any else f"{package}.{getattr(given, '__name__', '')}"

@@ -31,9 +31,10 @@ LaunchedJob = dg.JobDefinition | UnresolvedAssetJobDefinition
 
 
 class StreamFinding(StoredDocument):
-    """The result of scanning one stream: unread offsets, a reason for a run without them, and its ends.
+    """The result of scanning one stream.
 
-    `ends` is a digest for a stream that feeds a dataset, "" otherwise.
+    `lag` is the number of unread offsets. `due` is a reason for a run even without unread records ("" for none). `ends`
+    is a digest of the partitions' end offsets, for a stream that feeds a dataset ("" for others).
     """
 
     lag: int = 0
@@ -42,10 +43,11 @@ class StreamFinding(StoredDocument):
 
 
 class StreamScan(StoredDocument):
-    """The progress of a scan.
+    """The progress of a scan, which later ticks continue.
 
-    `of` is the application's last commit; after another one the scan starts over. `streams` maps streams to findings.
-    `young` is the last partition, in order, whose first unread record is young enough.
+    `of` is the id of the application's last commit: if there is a newer one, the scan starts over. `streams` has the
+    findings by stream. `young` is the last partition, in their order, whose first unread record was found young enough
+    to wait.
     """
 
     of: str = ""
@@ -67,7 +69,10 @@ class StreamScan(StoredDocument):
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """The result of a scan: whether it is `complete`, and `old`, a partition whose first unread record is too old."""
+    """The result of a scan, `complete` or to be continued.
+
+    `old` is the first partition found whose first unread record is too old to wait, "" for none.
+    """
 
     scan: StreamScan
     complete: bool = True
@@ -76,7 +81,7 @@ class Backlog:
 
 @dataclass
 class Deadline:
-    """The end of a tick; `clock` is in seconds. The first piece of work is always allowed."""
+    """When a tick has to stop, in seconds of `clock`. The first piece of work is always allowed, so a scan advances."""
 
     at: float
     clock: Callable[[], float]
@@ -91,7 +96,7 @@ class Deadline:
 def scan_streams(
     scan: StreamScan, streams: Iterable[str], visit: Callable[[str], StreamFinding], deadline: Deadline
 ) -> Backlog:
-    """Visit the streams that were not scanned yet."""
+    """Continue the scan: `visit` each stream that it has not visited yet, until the deadline has passed."""
     visited = dict(scan.streams)
     complete = True
     for name in streams:
@@ -109,9 +114,10 @@ def scan_ages(
     is_old: Callable[[SystemStreamPartition, str], bool],
     deadline: Deadline,
 ) -> Backlog:
-    """Check the age of the first unread record of each partition; stop at an old one.
+    """Continue the scan: check the age of the first unread record of each partition, up to the first old one.
 
-    `unread` returns a stream's partitions with the next offset of each.
+    `unread` returns, for a stream, the partitions with unread records and the offset of the first one in each. `is_old`
+    says whether the record there is too old to wait.
     """
     done = SystemStreamPartition.parse(scan.young) if scan.young else None
     for name in sorted((name for name, stream in scan.streams.items() if stream.lag), key=split_stream_name):
@@ -133,7 +139,7 @@ _MAX_LENGTH = 200
 
 
 class LastRequest(StoredDocument):
-    """A sensor's last run request: the digest of its cause, the attempt, and when (epoch seconds)."""
+    """A sensor's last run request: the digest of its cause, the number of the attempt, and when (epoch seconds)."""
 
     about: str = ""
     attempt: int = 0
@@ -141,16 +147,17 @@ class LastRequest(StoredDocument):
 
 
 def request_run(name: str, what: str, about: object, before: LastRequest, now: float) -> tuple[str, LastRequest] | Skip:
-    """Return the key of a run to request, or skip if a recent run for the same cause changed nothing.
+    """Return the key of a run to request and the request to remember; skip if a run for this cause is recent.
 
-    `name` is the prefix of the run key, `what` describes why a run is needed, and `about` (JSON-able) is its cause. For
-    an unchanged cause the run is requested again after one minute, then two, four and so on, up to an hour. Dagster
-    never reuses a run key, even of a failed run, so the key contains the attempt.
+    `name` is the prefix of the run key, `what` describes why a run is needed, and `about` (JSON-able) is its cause: if
+    it is the same as `before`, that run has not done its work. Then another run is requested after one minute, then
+    two, four and so on, up to an hour. Dagster launches one run for a run key, even if that fails, so the key contains
+    the attempt.
     """
     stored = digest(about)
     attempt = before.attempt + 1 if stored == before.about else 1
     wait = 0.0 if attempt == 1 else before.asked_at + backoff_seconds(before.attempt) - now
-    if wait > 0 and now >= before.asked_at:  # else the clock was set back, by how much nobody knows
+    if wait > 0 and now >= before.asked_at:  # else the clock was set back: don't wait
         return Skip(f"{what}; attempt {before.attempt} did not change that (see its run), the next is in {wait:.0f} s.")
     return f"{name}:{stored}:{attempt}", LastRequest(about=stored, attempt=attempt, asked_at=now)
 
@@ -166,7 +173,7 @@ def digest(about: object) -> str:
 
 
 def join_shortened(texts: Iterable[str], separator: str = ", ") -> str:
-    """Join the first distinct texts, with the number of the others, within the length limit of Dagster's run tags."""
+    """Join as many distinct texts as fit into one of Dagster's run tags, and add how many others there are."""
     every = list(dict.fromkeys(texts))
     shown: list[str] = []
     for text in every:
@@ -182,10 +189,10 @@ CURSOR_VERSION = 1
 
 
 class SensorCursor(StoredDocument):
-    """What a sensor keeps between ticks: its last run request, and more for some.
+    """What a launcher keeps between ticks: its last run request (`asked`), and fields that only some launchers use.
 
-    `scan` is an unfinished scan of streams, `seen` the version that was delivered in the previous tick, `failed` the
-    last failed run that was checked, and `permanent` why its failure is permanent ("" if it is not).
+    `scan` is an unfinished scan of streams, `seen` the delivered version that an earlier tick has found, `failed` the
+    id of the last failed run that was checked, and `permanent` why its failure is permanent ("" if it is not).
     """
 
     asked: LastRequest = LastRequest()
@@ -201,9 +208,9 @@ def write_cursor(cursor: SensorCursor) -> str:
 
 
 def read_cursor(text: str | None) -> tuple[SensorCursor, str]:
-    """Return the cursor, and "" or a note that it can't be read and starts over.
+    """Return the stored cursor and "". If it can't be read, return an empty one and a note that says so.
 
-    Starting over is harmless: at worst an unnecessary run is requested.
+    An empty cursor is harmless: at worst an unnecessary run is requested.
     """
     if not text:
         return SensorCursor(), ""
@@ -225,10 +232,11 @@ def _pools_of(run: dg.DagsterRun) -> Collection[str]:
 
 @dataclass
 class Tick:
-    """One evaluation of a launcher whose job materializes these assets.
+    """One evaluation of a launcher, whose `job` materializes these `assets`.
 
-    `stored` is what it remembered in the last tick. `location` is the code location that it is in, None if unknown.
-    `by_condition` is whether a condition of an asset asks, instead of a sensor.
+    `stored` is its cursor as text, from the last tick. `location` is the name of its code location, None if unknown.
+    `by_condition` is whether a condition of an asset asks, instead of a sensor. `changed` is whether there is a new
+    cursor to store.
     """
 
     instance: dg.DagsterInstance
@@ -249,7 +257,7 @@ class Tick:
 
     @cached_property
     def cursor(self) -> SensorCursor:
-        """The cursor; an unreadable one starts over with a warning."""
+        """The cursor; an empty one, with a warning in the log, if the stored one can't be read."""
         cursor, note = read_cursor(self.stored)
         if note:
             self.log.warning(note)
@@ -266,7 +274,7 @@ class Tick:
         return is_of_job or any(key in assets for key in run.asset_selection or ())
 
     def is_here(self, run: dg.DagsterRun) -> bool:
-        """Whether a run is of this code location, as far as known: others may have jobs of the same name."""
+        """Whether a run may be of this code location. Others may have jobs of the same name."""
         origin = run.remote_job_origin
         return origin is None or self.location is None or origin.location_name == self.location
 
@@ -280,7 +288,7 @@ class Tick:
         return [run for run in self.unfinished_runs if self.is_of(run, self.assets)]
 
     def waits_for_pool(self, runs: Sequence[dg.DagsterRun]) -> bool:
-        """Whether another run is queued that needs a pool which one of these runs has."""
+        """Whether another run is queued that needs a pool of one of these runs."""
         held, ids = {pool for run in runs for pool in _pools_of(run)}, {run.run_id for run in runs}
         queued = [run for run in self.unfinished_runs if run.status is dg.DagsterRunStatus.QUEUED]
         return any(not held.isdisjoint(_pools_of(run)) for run in queued if run.run_id not in ids)
@@ -301,7 +309,7 @@ class Tick:
         return describe_runner(self.lake, application, partial(has_ended, self.instance))
 
     def request_run(self, name: str, what: str, about: object, **options: Any) -> dg.RunRequest | Skip:
-        """Return a run request with these `options`, or why to skip it (see `request_run`)."""
+        """Return a run request with these `options` and remember it, or skip it (see the function `request_run`)."""
         decision = request_run(name, what, about, self.cursor.asked, self.lake.now().timestamp())
         if isinstance(decision, Skip):
             return decision
@@ -311,9 +319,9 @@ class Tick:
 
 @dataclass(frozen=True)
 class Launcher:
-    """Decides at each tick whether to launch `job`, which materializes `assets`.
+    """Decides at each tick whether to launch a run of `job`. `assets` are those that the run may materialize.
 
-    A sensor of this `name` asks it. So does the ready-made `condition` of this name on one of the assets `on`.
+    A sensor named `name` asks it. So does a ready-made condition of the kind `condition` on one of the assets `on`.
     """
 
     name: str
@@ -325,7 +333,7 @@ class Launcher:
     on: Collection[dg.AssetKey] = ()
 
     def sensor(self, interval: int) -> dg.SensorDefinition:
-        """Return the sensor, which looks every `interval` seconds at most and is off by default."""
+        """Return the sensor that asks this launcher at most every `interval` seconds; it is off by default."""
 
         @dg.sensor(
             name=self.name,

@@ -48,18 +48,18 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.startpoints.fan_out import Requests
     from dagster_adjunct.orchestration.startpoints.request import StartpointRequest
 
-# Changes when the code location is loaded again, which starts a process anew.
+# The tag of a run has another value if the code location has been loaded again since it was launched.
 _LOADED_TAG, _LOADED = "adjunct/loaded", uuid4().hex
 
 
 @validated
 @dataclass(frozen=True, slots=True)
 class LaunchWhen:
-    """Launch a run when `records` are unread, or the first unread record of a partition is older than `age`.
+    """Launch a run when this many `records` are unread, or the first unread one of a partition is older than `age`.
 
-    With both, whichever comes first; with neither, one record is enough. Without `age`, fewer records wait without
-    limit. With `stay`, the run stays for that long when it has caught up, and goes on when there is something new; it
-    ends earlier where the code location is loaded again.
+    With both, whichever comes first; with neither, one record is enough. Without `age`, fewer records than `records`
+    wait without limit. With `stay`, a run that has caught up stays for that long, and goes on when there is something
+    new; it ends earlier if the code location is loaded again.
     """
 
     records: int | None = None
@@ -81,7 +81,7 @@ class LaunchWhen:
                 raise ConfigurationError(problem, step, argument=name)
 
     def enough(self, lag: int) -> bool:
-        """Whether this many unread records are enough, whatever their age."""
+        """Whether `lag` unread records are enough to launch a run, whatever their age."""
         least = self.records or (1 if self.age is None else None)
         return lag > 0 and least is not None and lag >= least
 
@@ -91,7 +91,7 @@ class LaunchWhen:
         return " or ".join(thresholds) or "1 record"
 
     def run_config(self, application: str) -> dict[str, Any]:
-        """Return the configuration of the runs that are launched."""
+        """Return the run configuration of a run that is launched: how long it stays; empty without `stay`."""
         if self.stay is None:
             return {}
         config = {"follow_seconds": self.stay.total_seconds()}
@@ -120,7 +120,11 @@ TICK_SECONDS = 40.0
 def decide_launch(
     backlog: Backlog, rule: LaunchWhen, unfinished: Sequence[str], waiting: Callable[[], Sequence[str]]
 ) -> str | Skip:
-    """Return why a run is needed, or skip it: until enough records wait, and no dataset has to be built first."""
+    """Return why a run is needed, or skip it while too few records wait or a dataset has to be built first.
+
+    `unfinished` describes work that earlier runs left, which needs a run even without new records. `waiting` returns
+    which datasets have to be built.
+    """
     scan = backlog.scan
     due = (*unfinished, *scan.due)
     if not scan.lag and not due:
@@ -140,11 +144,11 @@ def new_records_launcher(
     outputs: Collection[dg.AssetKey],
     rule: LaunchWhen,
 ) -> Launcher:
-    """Return what launches `job` when input streams hold enough unread records.
+    """Return the launcher of `job` for enough unread records in the input streams.
 
     `assets` are those that the job materializes; while a run of one of them is in progress, none is launched. A run
-    that stays is asked to end for another one of `outputs`, for one that waits for its pools, and for code that was
-    loaded again.
+    that stays is asked to end if another run is to write one of the `outputs` or waits for its pools, or if the code
+    location has been loaded again.
     """
 
     def evaluate(tick: Tick) -> dg.RunRequest | Skip:
@@ -187,7 +191,7 @@ def new_records_launcher(
             decision = tick.request_run(f"{app.name}:{lake.id}", what, about, tags=tags, run_config=config)
         else:
             decision = what
-        if isinstance(decision, Skip) and not lake.exists():  # a mistyped URL looks like an empty lake
+        if isinstance(decision, Skip) and not lake.exists():  # perhaps because its URL is mistyped
             return Skip(f"{decision.skip_message} There is no lake at {lake.url}.")
         return decision
 
@@ -210,7 +214,10 @@ def measure_backlog(
     now: datetime,
     deadline: Deadline,
 ) -> Backlog:
-    """Continue a scan of the application's streams until it is complete or the deadline has passed."""
+    """Continue a scan of the application's streams until it is complete or the deadline has passed.
+
+    Ages of records are looked up only if the rule has an `age` and nothing else is a reason for a run.
+    """
     from dagster_adjunct.orchestration.step import progress
 
     feeding = progress.list_dataset_streams(app)
@@ -241,15 +248,15 @@ def measure_backlog(
 
 
 MAX_RESTARTS = 5
-# Older failures are ignored when the sensor is switched on.
+# Failures older than this are ignored, such as those before the sensor was switched on.
 _HORIZON = timedelta(days=1)
-_ASSET_JOB = "__ASSET_JOB"  # of all assets of a code location, when a user selects some
+_ASSET_JOB = "__ASSET_JOB"  # Dagster's own job, of runs that users start by selecting assets
 _PAGE = 200
 
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """Restart `failed`, for the `number`th time since `first`, the first of consecutive failures."""
+    """The decision to restart the run `failed`: restart `number` after the run `first`, where the failures began."""
 
     failed: str
     first: str
@@ -265,9 +272,10 @@ def decide_restart(
 ) -> Restart | Skip:
     """Decide whether to restart the newest of an application's runs; `records` are newest first.
 
-    Only a run that failed before its commit is restarted: it closed no batch, or left one open. A newer run, in any
-    state, prevents that, as does a batch that another run closed since. `busy` returns who else is running the
-    application ("" for nobody), which also prevents it. The wait is one minute, doubled with each failure.
+    Only a run that failed before its commit is restarted: it closed no batch, or left one open. It is not restarted if
+    another run has closed a batch since it began, or is running the application now (`busy` returns which, "" for
+    none), or if its failure is `permanent` ("" if not). The wait is one minute, doubled with each failure in a row, up
+    to an hour.
     """
     failed = _failed_in_a_row(records, state)
     if not records:
@@ -295,7 +303,7 @@ def decide_restart(
 
 
 def _failed_in_a_row(records: Sequence[dg.RunRecord], state: "ApplicationState") -> list[dg.RunRecord]:
-    """Return the consecutive newest runs that failed before a commit, newest first."""
+    """Return the newest runs up to the first that did not fail before its commit, newest first."""
     failed: list[dg.RunRecord] = []
     last = state.last
     for record in records:
@@ -303,7 +311,7 @@ def _failed_in_a_row(records: Sequence[dg.RunRecord], state: "ApplicationState")
         if run.status is not dg.DagsterRunStatus.FAILURE or record.end_time is None:
             break
         left_open = not failed and state.open is not None and state.open.run == run.run_id
-        began_at = record.start_time or record.end_time  # when it failed, if its process never started
+        began_at = record.start_time or record.end_time  # a run whose process never started has only an end
         closed = last is not None and (last.intent.run == run.run_id or last.closed_at.timestamp() > began_at)
         if closed and not left_open:
             break
@@ -314,9 +322,9 @@ def _failed_in_a_row(records: Sequence[dg.RunRecord], state: "ApplicationState")
 def restart_launcher(
     app: Application, job: LaunchedJob, assets: Collection[dg.AssetKey], outputs: Collection[dg.AssetKey]
 ) -> Launcher:
-    """Return what restarts runs of `job`, or of its `outputs`, that failed before their commit.
+    """Return the launcher that restarts runs that failed before their commit: of `job`, or of some of its `outputs`.
 
-    Permanent failures and cancelled runs are not restarted. The new run selects the same assets, of those in `assets`.
+    Permanent failures and cancelled runs are not restarted. The new run has the failed run's selection of `assets`.
     """
     own = frozenset(assets)
 
@@ -352,9 +360,10 @@ def restart_launcher(
 
 
 def _config_of(run: dg.DagsterRun, job: str, step: str) -> dict[str, Any]:
-    """Return the configuration of a run: of one of another job, that of the application's step.
+    """Return the configuration of a failed run for its restart by `job`.
 
-    It is without `take_over`, which was meant for that run only.
+    From a run of another job, only the configuration of the op `step` is taken. `take_over` is left out, because it was
+    meant for the failed run only.
     """
     config: dict[str, Any] = dict(run.run_config)
     ops = {
@@ -368,13 +377,13 @@ def _config_of(run: dg.DagsterRun, job: str, step: str) -> dict[str, Any]:
 
 
 def _application_runs(tick: Tick, outputs: Collection[dg.AssetKey], since: datetime) -> list[dg.RunRecord]:
-    """Return the runs of this code location that materialize outputs, of the job or by hand, newest first.
+    """Return the runs of this code location that materialize some of the outputs, newest first.
 
-    A selection of datasets alone commits no batch.
+    They are runs of the job, or of assets that a user selected. Runs of datasets alone commit no batch.
     """
     records: list[dg.RunRecord] = []
     for name in (tick.job, _ASSET_JOB):
-        # A run that has not failed ends the row of failures: no run before it matters.
+        # Only failures in a row count, so runs before one that has not failed are not read.
         over = [one.create_timestamp for one in records if one.dagster_run.status is not dg.DagsterRunStatus.FAILURE]
         wanted = dg.RunsFilter(job_name=name, updated_after=since, created_after=max(over, default=None))
         own, page = list[dg.RunRecord](), list[dg.RunRecord]()
@@ -393,9 +402,9 @@ def _application_runs(tick: Tick, outputs: Collection[dg.AssetKey], since: datet
 
 
 def permanent_failure(instance: dg.DagsterInstance, run_id: str) -> str:
-    """Return why a run's failure is permanent, as `translate_errors` recorded it, or "".
+    """Return why a run's failure is permanent, as `translate_errors` recorded it; "" if it is not.
 
-    Killed runs and foreign exceptions do not count as permanent.
+    Killed runs and errors that are not Adjunct's do not count as permanent.
     """
     for record in instance.all_logs(run_id, of_type=dg.DagsterEventType.STEP_FAILURE):
         event = record.dagster_event
@@ -406,9 +415,9 @@ def permanent_failure(instance: dg.DagsterInstance, run_id: str) -> str:
 
 
 def unapplied_startpoints(handed: "Mapping[str, Requests]", state: "ApplicationState") -> "list[StartpointRequest]":
-    """Return the startpoints handed to tasks that no commit has applied, each once, ordered by partition.
+    """Return the startpoints that were `handed` to tasks and that no commit has applied, each once, by partition.
 
-    A run that died before removing applied ones leaves them here; the next run removes them.
+    Applied ones can still be in `handed`, if the run that applied them died before it removed them.
     """
     from dagster_adjunct.orchestration.startpoints.store import iter_unapplied
 
@@ -417,7 +426,7 @@ def unapplied_startpoints(handed: "Mapping[str, Requests]", state: "ApplicationS
 
 
 def describe_waiting(requests: "Sequence[StartpointRequest]") -> str:
-    """Describe how many startpoints wait, where, by whom and why."""
+    """Return a text that says how many startpoints wait, where, and who requested them and why."""
     texts = [f"{one.ssp} at {describe_startpoint(one.startpoint)}, {one.by}: {one.reason}" for one in requests]
     return f"{len(requests)} startpoint{'s wait' if len(requests) != 1 else ' waits'} ({join_shortened(texts, '; ')})"
 
@@ -425,10 +434,10 @@ def describe_waiting(requests: "Sequence[StartpointRequest]") -> str:
 def startpoints_launcher(
     app: Application, job: LaunchedJob, assets: Collection[dg.AssetKey], outputs: Collection[dg.AssetKey]
 ) -> Launcher:
-    """Return what hands startpoints to tasks and launches one run of `job` to apply them.
+    """Return the launcher that hands startpoints to tasks and launches one run of `job` to apply them.
 
-    `assets` are those that the job materializes, `outputs` those of the application's step. While a run of one of them
-    is in progress, startpoints wait. If a run does not apply them, it is requested again with back-off.
+    `assets` are those that the job materializes, `outputs` those of the application's step. While a run of one of the
+    `assets` is in progress, startpoints wait. If a run does not apply them, the next one is requested with back-off.
     """
 
     def evaluate(tick: Tick) -> dg.RunRequest | Skip:
@@ -467,7 +476,7 @@ def startpoints_launcher(
         if not pending:
             return Skip(f"No waiting startpoint can be applied by a task. {join_shortened(left, '; ')}".rstrip())
         what = "; ".join([describe_waiting(pending), *left[:3]])
-        # Datasets that are not built yet block the inputs, but not startpoints of other datasets.
+        # While a dataset has to be built, no input is read, but a run still applies startpoints for other datasets.
         waiting = progress.describe_waiting_datasets(lake, systems, app)
         if waiting and planned is not None and fan_out.tasks.keys() <= {task.name for task in planned.tasks}:
             return Skip(f"{what}; {'; '.join(waiting)}.")
@@ -485,9 +494,9 @@ def startpoints_launcher(
 
 
 def new_versions_launcher(member: DatasetAsset, job: LaunchedJob) -> Launcher:
-    """Return what launches `job` for the next completely delivered version, as its partition.
+    """Return the launcher of `job` for the next completely delivered version, whose name is the run's partition.
 
-    Dynamic partitions are created for new names. If a run does not build the version, it is requested again with
+    Dynamic partitions are created for new names. If a run does not build the version, the next one is requested with
     back-off.
     """
     dataset = member.dataset
@@ -514,14 +523,14 @@ def has_delivered_versions(dataset: AdjunctDataset) -> bool:
 
 
 def delivered_launchers(application: str, units: Sequence[Sequence[DatasetAsset]], job: LaunchedJob) -> list[Launcher]:
-    """Return what materializes datasets within `job` when versions of them are completely delivered.
+    """Return the launchers that materialize datasets of `job` when versions of them are completely delivered.
 
-    That is when all partitions of a stream have their marker, or a folder is complete. There is one launcher for each
-    dataset; members of a version set share one, which waits until all of them have the version.
+    A version is, when all partitions of its stream have its marker, or its folder is complete. There is one launcher
+    for each dataset; members of a version set share one, which waits until all of them have the version.
 
     One run builds everything that is delivered: if several of these sensors are on, the first by name launches it. A
-    run for new records builds it too, so if that sensor is on, these wait for one more tick. What conditions request
-    in one tick is one run anyway.
+    run for new records builds it too, so if that sensor is on, these wait for one more tick. The requests of conditions
+    in one tick become one run anyway (`complete_requests`).
     """
     by_name = {f"{to_dagster_name(_group_name(unit))}_delivered": unit for unit in units}
     for_records = f"{to_dagster_name(application)}_new_records"

@@ -1,7 +1,7 @@
-"""Where Spark applications run that do the work of ops: what starts one, waits for its end, and stops it with the run.
+"""Services that run Spark applications for ops: each starts one, waits for its end, and stops it if the run ends.
 
-Each is a client of Dagster Pipes. `run` returns when the application has succeeded, and raises for one that has not.
-`is_remote` says that the driver is on another machine: then it exchanges objects of the lake, and no secret is sent.
+Each is a client of Dagster Pipes. `run` returns when the application has succeeded, and raises an error if it fails.
+`is_remote` says that the driver is on another machine: then op and driver exchange data in the lake, without secrets.
 """
 
 from __future__ import annotations
@@ -37,21 +37,24 @@ from dagster_adjunct.resources.validation import validated
 
 _DRIVER = Path(__file__).with_name("driver.py")
 _MODULE = f"{__package__}.{_DRIVER.stem}"
-_BY_SIGNAL = 128  # what a shell adds to the number
+_BY_SIGNAL = 128  # the exit code of a process ended by a signal is this plus the signal's number
 _POLL_SECONDS = 5.0
-_EMR_ADDITIONS = 5  # requests to add one step
-# As Spark redacts, but for references to the secrets of Kubernetes.
+_EMR_ADDITIONS = 5  # attempts to add one step
+# The names that Spark redacts, without the settings that only refer to secrets of Kubernetes.
 _SECRET = re.compile(r"(?i)(?!spark\.kubernetes\.(driver|executor)\.secret).*(secret|password|token|access[._]?key)")
 # Executors connect to the driver by the name of its node, unless the declared variables say otherwise.
 _ON_NODE = 'export SPARK_LOCAL_HOSTNAME=$(hostname -f) SPARK_LOCAL_IP=$(hostname -f); exec env "$@"'
 _SCRIPT = "--scriptLocation"  # takes precedence over the script of a Glue job
 _GLUE_GOES_ON = ("WAITING", "STARTING", "RUNNING", "STOPPING")
 _TOO_MANY = re.compile("Throttling|ConcurrentRunsExceeded")
-_UNANSWERED = {"HTTPClientError", "ConnectionError", "HTTPError"}  # of botocore and urllib3
+_UNANSWERED = {"HTTPClientError", "ConnectionError", "HTTPError"}  # base classes in botocore and urllib3
 
 
 def check_no_secrets(settings: Mapping[str, str], what: str) -> None:
-    """Raise ConfigurationError for what has the name of a secret. Does not show its value."""
+    """Raise ConfigurationError for a setting whose name looks like a secret's, without showing its value.
+
+    References to secrets are allowed. `what` names the kind of setting in the error.
+    """
     for name, value in settings.items():
         if _SECRET.match(name) and not value.startswith(SECRET_REFERENCE):
             problem = f"{what} {name} looks like a secret, and would be sent to the driver on another machine."
@@ -84,14 +87,14 @@ class SparkSubmit:
 
 
 def _escape(value: str) -> str:
-    """Return the value as a file of Java properties has it."""
+    """Return the value as it is written in a file of Java properties."""
     return value.replace("\\", "\\\\").replace("\n", "\\n")
 
 
 def _python_path(run: dg.DagsterRun) -> str:
-    """Return the path on which the driver finds what this process has imported.
+    """Return the PYTHONPATH on which the driver finds the modules that this process has imported.
 
-    Dagster has the folder of a code location on its own only while it loads it.
+    That includes the folder of the code location, which Dagster has on its own path only while it loads the location.
     """
     pointer = run.job_code_origin and run.job_code_origin.repository_origin.code_pointer
     folders = [*sys.path, getattr(pointer, "working_directory", None)]
@@ -100,9 +103,10 @@ def _python_path(run: dg.DagsterRun) -> str:
 
 @validated
 class EmrServerless(dg.Config):
-    """An application of EMR Serverless: each Spark application is a job run, by `PipesEMRServerlessClient`.
+    """An application of EMR Serverless: each driver is a job run, started by `PipesEMRServerlessClient`.
 
-    Its script is an object of the lake. The application's image, or `spark.archives`, has the modules that it imports.
+    Its script is an object in the lake. The modules that it imports must be in the application's image or in
+    `spark.archives`.
     """
 
     application_id: str
@@ -121,11 +125,11 @@ class EmrServerless(dg.Config):
 
         class Client(pipes):  # type: ignore[misc]
             def _read_messages(self, *args: object) -> None:
-                """Look for no messages in CloudWatch, and do not warn of that."""
+                """Do nothing: messages come through the exchange, not through CloudWatch, where Dagster looks."""
 
         _check_not_given(self.request, ("applicationId", "executionRoleArn", "jobDriver"), "request")
         exchange.store.put(exchange.key(_DRIVER.name), _DRIVER.read_bytes())
-        own = {name: value for name, value in settings.items() if value.strip()}  # the service refuses others
+        own = {name: value for name, value in settings.items() if value.strip()}  # the service rejects empty values
         overrides = self.request.get("configurationOverrides", {})
         if not isinstance(overrides, dict):
             problem = f"the request's configurationOverrides are {type(overrides).__name__}: expected a mapping."
@@ -150,7 +154,8 @@ class EmrServerless(dg.Config):
 class EmrCluster(dg.Config):
     """A running cluster of EMR on EC2: each driver is a step on the primary node, and its executors are on YARN.
 
-    Dagster's own client starts a cluster for each run. The nodes have the modules that the driver imports, and Java.
+    Dagster's own client can't be used, because it starts a cluster for each run. The nodes must have Java and the
+    modules that the driver imports.
     """
 
     cluster_id: str
@@ -184,7 +189,7 @@ class EmrCluster(dg.Config):
                     lambda status: status["State"] not in ("PENDING", "RUNNING", "CANCEL_PENDING"),
                 )
             except BaseException:
-                with suppress(AdjunctError), _translated_errors("EMR"):  # else the driver misses the op's heartbeat
+                with suppress(AdjunctError), _translated_errors("EMR"):  # else it misses the heartbeat
                     service.cancel_steps(ClusterId=self.cluster_id, StepIds=[step_id])
                 raise
         if (state := status["State"]) == "COMPLETED":
@@ -198,10 +203,10 @@ class EmrCluster(dg.Config):
         raise ConfigurationError(problem, advice, argument="python")
 
     def _add(self, service: Any, step: Mapping[str, Any]) -> str:
-        """Add a step and return its id.
+        """Add a step to the cluster and return its id.
 
-        A second request would add a second step: after one without an answer the step is looked for by its name, which
-        no other has.
+        After a request without an answer, look for a step of this unique name before the next attempt, which would
+        otherwise add a second step.
         """
         import boto3
         from botocore.config import Config
@@ -225,9 +230,9 @@ class EmrCluster(dg.Config):
 
 @validated
 class Glue(dg.Config):
-    """A job of AWS Glue: each driver is a run of it, by `PipesGlueClient`, with a script that is an object of the lake.
+    """A job of AWS Glue: each driver is a run of the job, started by `PipesGlueClient`; its script is in the lake.
 
-    The job, of type glueetl, has the modules that the driver imports, and Glue's own Spark with S3A.
+    The job must be of type glueetl and have the modules that the driver imports. It uses Glue's own Spark with S3A.
     """
 
     job_name: str
@@ -248,7 +253,7 @@ class Glue(dg.Config):
 
         class Client(pipes):  # type: ignore[misc]
             def _wait_for_job_run_completion(self, job_name: str, run_id: str) -> Any:
-                """Wait until the run has ended, in any way: Dagster's own would wait for good for one that expires."""
+                """Wait until the run has ended in any state; Dagster's method never returns if the run expires."""
                 return _wait_for_end(
                     "Glue",
                     lambda: service.get_job_run(JobName=job_name, RunId=run_id),
@@ -269,9 +274,10 @@ class Glue(dg.Config):
 
 @validated
 class Kubernetes(dg.Config):
-    """A pod for each driver, by `PipesK8sClient`. The image has the modules that it imports, and Java.
+    """A pod for each driver, started by `PipesK8sClient`. The image must have Java and the modules that it imports.
 
-    With the master local[*] the pod does all the work; with k8s://https://kubernetes.default.svc executors are pods.
+    With the master local[*] this pod does all the work; with k8s://https://kubernetes.default.svc each executor is a
+    pod of its own.
     """
 
     image: str
@@ -291,7 +297,7 @@ class Kubernetes(dg.Config):
         spec: dict[str, Any] = copy.deepcopy(self.pod_spec)
         if self.service_account:
             spec["serviceAccountName"] = self.service_account
-        # Executors connect to the pod's own address.
+        # Executors connect to the driver by the address of its pod.
         address = {"name": "SPARK_LOCAL_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
         try:
             container = spec.setdefault("containers", [{}])[0]
@@ -313,7 +319,7 @@ class Kubernetes(dg.Config):
             client.run(context=context, pod_wait_timeout=0, **request)
 
     def for_executors(self) -> dict[str, str]:
-        """Return the settings with which executors are pods of the same kind."""
+        """Return the Spark settings that give pods of executors the image, namespace and account of the driver's."""
         prefix = "spark.kubernetes"
         ours = {f"{prefix}.container.image": self.image, f"{prefix}.namespace": self.namespace}
         ours[f"{prefix}.authenticate.executor.serviceAccountName"] = self.service_account
@@ -324,7 +330,7 @@ RemoteService = EmrServerless | EmrCluster | Glue | Kubernetes
 
 
 def _check_not_given(given: Mapping[str, Any], ours: Sequence[str], argument: str) -> None:
-    """Raise ConfigurationError for what the declaration or Adjunct itself says, which would be ignored."""
+    """Raise ConfigurationError if `given` has one of the keys in `ours`, whose values Adjunct would replace."""
     if found := [name for name in ours if name in given]:
         problem = f"{argument} has {' and '.join(found)}, in whose place the declaration or Adjunct's own is used."
         raise ConfigurationError(problem, "Leave it out.", argument=argument)
@@ -341,7 +347,10 @@ def _import_client(module: str, name: str, extra: str) -> Any:
 
 
 def _wait_for_end(service: str, ask: Callable[[], Any], has_ended: Callable[[Any], bool]) -> Any:
-    """Ask every few seconds, and go on if the service does not answer now; return the answer that tells of the end."""
+    """Ask the service every few seconds until its answer says that the application has ended; return that answer.
+
+    Transient errors of the service are ignored.
+    """
     while True:
         time.sleep(_POLL_SECONDS)
         with suppress(TransientError), _translated_errors(service):
@@ -351,7 +360,7 @@ def _wait_for_end(service: str, ask: Callable[[], Any], has_ended: Callable[[Any
 
 @contextmanager
 def _translated_errors(service: str) -> Iterator[None]:
-    """Translate errors of a service's own client: what it refuses, and what it can't do now."""
+    """Raise errors of a service's client as TransientError (throttled, or no answer) or ConfigurationError (others)."""
     try:
         yield
     except Exception as error:

@@ -1,25 +1,25 @@
 """Runs the work of an op: in its own process, or in a Spark application that is started for it, with Dagster Pipes.
 
-Work is a function of a `Host`. It tells what Dagster should know (events, reports) by name, and the op's process
-handles that with the same functions, wherever the work runs:
+Work is a function of a `Host`. It reports what Dagster should know (events, reports) by `tell(name, value)`, and the
+op's process passes each value to the handler of that name, wherever the work runs:
 
     op's process                                driver of the application (driver.py)
     offers an order, starts an application  ->  takes the order, opens what the work needs
-    handles what was told                   <-  tell(name, value), in a message of Pipes
-    returns the result, or raises the error <-  the last one told
+    passes the value to its handler         <-  tell(name, value), in a message of Pipes
+    returns the result, or raises the error <-  tell("result", …) or tell("error", …) at the end
 
-`spark_services.py` has what starts the application. An application ends with the op's process: the next run continues
-as after any crash. The two exchange objects in a folder of an object store:
+`spark_services.py` has what starts the application. If the op's process ends, the application ends too, and the next
+run continues as after any crash. The two exchange objects in a folder of an object store:
 
     driver.py          what a service starts, if it takes a script from S3
     spark.properties   settings for spark-submit on this machine; the driver deletes them
-    order              the work, pickled; the driver deletes it when it has read it
+    order              the work, pickled; the driver deletes it after reading it
     op                 the heartbeat of the op's process
-    messages/1, …      messages of Dagster Pipes, in order; the op's process deletes those that it has handled
+    messages/1, …      messages of Dagster Pipes, in order; the op's process deletes each after handling it
 
 The store is that of the lake, or a folder of this machine that belongs to the user of the op's process. Both sides
-unpickle what the other one has written, so nobody else may write there. Who ends last deletes the folder: the op's
-process, or the driver if the op's process has died.
+unpickle what the other one has written, so nobody else may write there. The op's process deletes the folder at the
+end; if it has died, the driver does.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ T = TypeVar("T")
 
 SETTINGS = "spark.properties"
 STOP_SECONDS = 60.0
-SECRET_REFERENCE = "EMR.secret@"  # what follows names a secret of AWS Secrets Manager, which the service reads
+SECRET_REFERENCE = "EMR.secret@"  # then a name in AWS Secrets Manager, where EMR Serverless reads the secret
 _RESULT, _ERROR = "result", "error"
 _ORDER, _OP = "order", "op"
 _POLL_SECONDS = 0.5
@@ -89,7 +89,7 @@ _log = logging.getLogger("adjunct.spark")
 
 
 class Exchange(PipesMessageWriterChannel):
-    """The folder `prefix` of a store; "" if all of the store is the exchange's."""
+    """The folder where an op's process and a driver exchange objects: `prefix` in a store, or all of it for ""."""
 
     def __init__(
         self, store: ObjectStore, prefix: str, ttl: float | None = None, versions: Mapping[str, str] | None = None
@@ -101,7 +101,7 @@ class Exchange(PipesMessageWriterChannel):
 
     @classmethod
     def from_params(cls, params: PipesParams) -> Exchange:
-        """Return the exchange that the parameters of a message reader describe, in the driver."""
+        """Return, in the driver, the exchange whose `to_params` these are."""
         s3 = params["s3"]
         store = StoreDescriptor(params["url"], None if s3 is None else S3Options(**s3)).open()
         return cls(store, params["prefix"], params["ttl"], params["versions"])
@@ -117,7 +117,7 @@ class Exchange(PipesMessageWriterChannel):
 
     @contextmanager
     def offering(self, order: object) -> Iterator[None]:
-        """Offer an order while this process lives, at most until the end of the context; then delete everything."""
+        """Store an order, and a heartbeat while this process lives; delete everything at the end of the context."""
         heartbeat = Heartbeat(
             self.store,
             self.key(_OP),
@@ -139,7 +139,11 @@ class Exchange(PipesMessageWriterChannel):
         return self.store.head(self.key(_ORDER)) is not None
 
     def take_order(self) -> Any:
-        """Return the order. Raises ConfigurationError if this Python lacks a module, or has other versions."""
+        """Return the order and delete it, so that no other driver takes it.
+
+        Raises ConfigurationError if this process lacks a module that the order uses, or has other versions than the
+        op's process.
+        """
         for name, found in _versions().items():
             if found != (wanted := self._versions.get(name, found)):
                 problem = f"the driver of the Spark application has {name} {found}: expected {wanted}, as in the run."
@@ -151,18 +155,18 @@ class Exchange(PipesMessageWriterChannel):
             step = "Load the code location by the module's name from a folder on the path, and use the same Python "
             step += "(PYSPARK_DRIVER_PYTHON, spark.pyspark.driver.python), or an image that has the module."
             raise ConfigurationError(problem, step, module=error.name) from error
-        self.store.delete_many([self.key(_ORDER), self.key(SETTINGS)])  # they may have secrets
+        self.store.delete_many([self.key(_ORDER), self.key(SETTINGS)])  # both may contain secrets
         return order
 
     def write_message(self, message: PipesMessage) -> None:
-        """Send a message from the driver. One that can't be stored leaves no gap."""
+        """Store a message of the driver under the next number. If that fails, the next message gets this number."""
         with self._lock:
             if not self._is_removed:
                 self.store.put(self.key(f"messages/{self._told + 1}"), json.dumps(message).encode())
                 self._told += 1
 
     def op_lives(self) -> bool:
-        """Return whether the op's process has renewed its heartbeat in time, by the clock of the driver that asks."""
+        """Return whether the heartbeat of the op's process has changed within the last `ttl` seconds of this clock."""
         with suppress(TransientError):
             found = self.store.head(self.key(_OP))
             if found is None:
@@ -172,7 +176,7 @@ class Exchange(PipesMessageWriterChannel):
         return time.monotonic() - self._beat_at < self._ttl
 
     def remove(self) -> None:
-        """Delete everything, and store nothing any more."""
+        """Delete the folder; messages that are written afterwards are dropped."""
         with self._lock, suppress(AdjunctError):
             self._is_removed = True
             if self._prefix:
@@ -182,9 +186,9 @@ class Exchange(PipesMessageWriterChannel):
 
 
 def _versions() -> dict[str, str]:
-    """Return the versions that have to be those of the other side, without what is not known."""
-    found = {"Python": ".".join(platform.python_version_tuple()[:2])}  # pickled functions are its bytecode
-    found["Spark"] = spark_release()  # the settings name its jars
+    """Return the versions, by package, that must be the same on both sides; unknown ones are left out."""
+    found = {"Python": ".".join(platform.python_version_tuple()[:2])}  # pickled functions contain bytecode
+    found["Spark"] = spark_release()  # the settings name jars for this version
     with suppress(PackageNotFoundError):
         found["dagster-adjunct"] = version("dagster-adjunct")
     return found
@@ -199,14 +203,15 @@ def _pickle(value: object) -> bytes:
 
 
 def pack(name: str, value: object) -> str:
-    """Return what the driver tells, as text for a message."""
+    """Return what the driver tells, pickled and in base64, as the payload of a message."""
     return base64.b64encode(_pickle((name, value))).decode()
 
 
 class Inbox(dg.PipesMessageReader):
-    """Receives what the driver tells: its result or error, what the handlers receive by name, and the rest for Dagster.
+    """Receives the driver's messages: keeps its result or error, passes values to the handlers by name, and passes
+    messages of Pipes itself to Dagster.
 
-    `is_open` says that the driver has begun and has not said that it ends. `with_output` asks it for what it prints.
+    `is_open` says that the driver has begun and has not reported its end. `with_output` requests what it prints.
     """
 
     def __init__(
@@ -232,18 +237,18 @@ class Inbox(dg.PipesMessageReader):
         return f"Looked for messages of the driver in {self._exchange.url('messages')}."
 
     def raise_error(self, cause: Exception | None) -> None:
-        """Raise the error that the driver told, or that was made of what it told."""
+        """Raise the error that the driver has reported, or that handling its messages has raised, if any."""
         if self._error is not None:
             raise self._error from cause
 
     def _read(self, dagster: Any, has_ended: Event) -> None:
-        """Handle messages in order until the driver has ended and there are no more; the first exception is kept."""
+        """Handle messages in order until `has_ended` is set and none is left; keep an exception for `raise_error`."""
         store = self._exchange.store
         try:
             for number in count(1):
                 key = self._exchange.key(f"messages/{number}")
                 while True:
-                    is_last = has_ended.is_set()  # before looking: what the driver sent is then there
+                    is_last = has_ended.is_set()  # read before the store: all messages of an ended driver are stored
                     try:
                         message = json.loads(store.get(key).data)
                         break
@@ -254,7 +259,7 @@ class Inbox(dg.PipesMessageReader):
                             return
                     has_ended.wait(_POLL_SECONDS)
                 self._handle(message, dagster)
-                with suppress(TransientError):  # it goes with the folder
+                with suppress(TransientError):  # it is deleted with the folder
                     store.delete(key)
         except Exception as error:  # noqa: BLE001 - raised when the application has ended
             self._error = self._error or error
@@ -277,7 +282,10 @@ class Inbox(dg.PipesMessageReader):
 
 
 class Writer(PipesMessageWriter[Exchange]):
-    """Sends the driver's messages through the exchange that its parameters describe."""
+    """Writes the driver's messages to the exchange that the parameters from `Inbox` describe.
+
+    Ends the process if no order is offered there: the run has ended, or another attempt has taken it.
+    """
 
     exchange: Exchange
 
@@ -292,7 +300,11 @@ class Writer(PipesMessageWriter[Exchange]):
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """Where work runs: what it works with, whom it tells, and whether Dagster has ended a run of an id."""
+    """What work gets from the process in which it runs.
+
+    `tell` reports a value to the op's process, under the name of a handler. `has_ended` returns whether the Dagster run
+    of an id has ended, False if unknown.
+    """
 
     runtime: Runtime
     tell: Callable[[str, Any], None]
@@ -309,10 +321,11 @@ def run_work(
     few_in_process: bool,
     submit_at_once: bool = False,
 ) -> T:
-    """Return the result of the work; `handlers` receive what it tells, by name.
+    """Do the work and return its result; `handlers` receive what it tells, by name.
 
-    If the resource submits applications, the work is submitted at once, or else when it asks for a session: it then
-    begins again in the application, as after a crash. `open_systems` opens its streams there, given `lake`.
+    If the resource `spark` submits applications, the work is done in one: with `submit_at_once` from the start, else
+    from when it asks for a session. It then begins again in the application, as after a crash. There, `open_systems`
+    opens the stream systems, given `lake`.
     """
     context = op.context
 
@@ -338,7 +351,7 @@ def run_work(
             folder = stack.enter_context(TemporaryDirectory(prefix="adjunct-", ignore_cleanup_errors=True))
             exchange = Exchange(StoreDescriptor(folder).open(), "")
         inbox = Inbox(exchange, handlers, with_output=service.is_remote)
-        # spark-submit has them from elsewhere.
+        # The driver of spark-submit gets the settings from a file.
         ours = _without_references(settings) if service.is_remote else {}
         order = Order(work, open_systems, op.lake, context.run.run_id, few_in_process, ours, this_process())
         stack.enter_context(exchange.offering(order))
@@ -354,7 +367,7 @@ def run_work(
                 raise
             context.log.warning(f"The application has ended with a result, but: {error}")
         finally:
-            # Pipes demands an event for each output, but the op itself reports, and some outputs are not made.
+            # Pipes requires an event for each output, but the op yields its own, for the outputs that are made.
             context.get_step_execution_context()._requires_typed_event_stream = False
     inbox.raise_error(None)
     if not inbox.results:
@@ -364,12 +377,13 @@ def run_work(
 
 
 def _without_references(settings: Mapping[str, str]) -> dict[str, str]:
-    """Return the settings without references to secrets, in whose place the service gives the driver the secrets."""
+    """Return the settings without references to secrets: the service has passed the secrets to the driver."""
     return {name: value for name, value in settings.items() if not value.startswith(SECRET_REFERENCE)}
 
 
 class HandedToSpark(BaseException):
-    """Work asks for a session. No handler of errors takes it for one."""
+    """Ends work in the op's process that asks for a Spark session. A BaseException, so that no `except Exception`
+    takes it for an error."""
 
 
 def _ask_for_application() -> SparkSession:
@@ -378,7 +392,11 @@ def _ask_for_application() -> SparkSession:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What a Spark driver needs to do the work of an op; for a driver on another machine, without secrets."""
+    """What a driver needs to do the work of an op.
+
+    `run` is the id of the Dagster run, `process` the op's process. `settings` are Spark settings for a driver on
+    another machine, without references to secrets; empty for spark-submit.
+    """
 
     work: Callable[[Host], Any]
     open_systems: Callable[..., Mapping[str, StreamSystem]]
@@ -390,9 +408,9 @@ class Order:
 
 
 def drive() -> None:
-    """Do the work that the op's process offers, in a Spark driver.
+    """Take the order of the op's process and do its work; called in the driver.
 
-    Glue passes what Pipes needs as arguments, the others as environment variables.
+    Glue passes the parameters of Pipes as arguments, other services as environment variables.
     """
     writer = Writer()
     loaders: list[Any] = [PipesCliArgsParamsLoader, PipesEnvVarParamsLoader]
@@ -402,7 +420,7 @@ def drive() -> None:
 
 
 def do_order(exchange: Exchange, send: Callable[[str], None]) -> None:
-    """Take the order and do its work; `send` sends what the work tells."""
+    """Take the order and do its work; `send` is called with each message that the work tells, packed."""
 
     def tell(name: str, value: object) -> None:
         send(pack(name, value))
@@ -432,14 +450,17 @@ def do_order(exchange: Exchange, send: Callable[[str], None]) -> None:
 
 
 def _find_runs(stack: ExitStack) -> Callable[[str], bool]:
-    """Return what tells whether Dagster has ended a run: False for all of them where Dagster has no home."""
+    """Return `has_ended` of the driver's Host; without DAGSTER_HOME it returns False for every run."""
     if "DAGSTER_HOME" not in os.environ:
         return lambda run: False
     return partial(metadata.has_ended, stack.enter_context(dg.DagsterInstance.get()))
 
 
 def _end_with(op: Process, exchange: Exchange) -> None:
-    """End this process when that of the op or spark-submit has ended: without it, nobody hears what this one does."""
+    """Wait until the op's process or this process's parent (spark-submit) has ended, then end this process too.
+
+    Nobody would receive its result. It gets a signal first, and STOP_SECONDS to clean up.
+    """
     parent = os.getppid()
     while os.getppid() == parent and not op.is_dead() and exchange.op_lives():
         time.sleep(_POLL_SECONDS)

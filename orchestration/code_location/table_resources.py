@@ -95,7 +95,10 @@ def backend_without_secrets(backend: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def resolve_variable(field: str, value: object) -> object:
-    """Return the name of an environment variable, given as EnvVar or as its name. Never shows another value."""
+    """Return the name of an environment variable, given as EnvVar or as its name; None for None.
+
+    Raises ConfigurationError for anything else, without showing it, because it may be the secret itself.
+    """
     if isinstance(value, dg.EnvVar):
         return "".join(value)  # as plain text, or Dagster would replace it by the variable's value
     return None if value is None else check_variable_name(field, value, 'EnvVar("NAME")')
@@ -120,7 +123,7 @@ class TableResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     """The arguments of other fields that are named otherwise."""
 
     def __init__(self, **settings: Any) -> None:
-        # Not in validators, since Dagster sets the fields again afterwards.
+        # Not in validators, because Dagster sets the fields again to the original values.
         for field in self.variables:
             given = settings.get(field)
             if isinstance(given, Mapping):
@@ -225,7 +228,7 @@ class DynamoDbTableResource(TableResource):
 
 @validated
 class HttpTableResource(TableResource):
-    """A service as a table, as in `HttpTable`: `secret_headers={"Authorization": EnvVar("PLANES_TOKEN")}`."""
+    """An HTTP service as a table, as in `HttpTable`: `secret_headers={"Authorization": EnvVar("PLANES_TOKEN")}`."""
 
     base_url: str
     path: str = Field(description='With the key\'s columns in braces, such as "/planes/{tail}".')

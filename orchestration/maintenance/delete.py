@@ -32,19 +32,19 @@ from dagster_adjunct.resources.validation import validated
 
 @dataclass(frozen=True, slots=True)
 class Readers:
-    """Descriptions of the readers of a stream or dataset.
+    """Descriptions of the readers of a stream or dataset, for an operation that deletes or rewrites it.
 
-    Readers in `blocking` would lose or mix up data if it were deleted. Readers in `affected` would only fail at their
-    next read, with an error that says what happened.
+    Readers in `blocking` would lose or mix up data. Readers in `affected` would only fail at their next read, with an
+    error that says what happened.
     """
 
     blocking: tuple[str, ...] = ()
     affected: tuple[str, ...] = ()
 
     def check(self, problem: str, blocked: str, affected: str, *, force: bool, **about: Any) -> None:
-        """Raise StillReadError if the readers prevent it; `force` overrides those in `affected`.
+        """Raise StillReadError if there are `blocking` readers, or, unless `force`, `affected` ones.
 
-        `blocked` and `affected` are the next steps, if there are readers that block it and if there are not.
+        The message is `problem` and the readers; the next step is `blocked` if some are blocking, else `affected`.
         """
         if self.blocking or (self.affected and not force):
             readers = (*self.blocking, *self.affected)
@@ -53,7 +53,7 @@ class Readers:
 
 
 def find_stream_readers(lake: Lake, name: str) -> Readers:
-    """Return the readers of a stream of the lake, including holds and open batches that write to it."""
+    """Return the readers of a stream of the lake; also what holds its files, and open batches that write to it."""
     qualified, streams = f"lake.{name}", LakeStreams(lake)
     commit = streams.log(name).current()
     exists = commit is not None and not is_deletion_commit(commit)
@@ -93,7 +93,10 @@ def find_dataset_readers(lake: Lake, name: str) -> Readers:
 
 
 def find_followers(lake: Lake, stream: str) -> tuple[dict[str, DatasetManifest], tuple[str, ...]]:
-    """Return the manifests of the datasets on this stream ("lake.orders"), and descriptions of unreadable ones."""
+    """Return the manifests of the datasets whose input is this stream ("lake.orders"), by name.
+
+    Also returns descriptions of datasets whose manifest can't be read, which may follow the stream too.
+    """
     followers: dict[str, DatasetManifest] = {}
     unknown = []
     for dataset in list_datasets(lake):

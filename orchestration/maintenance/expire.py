@@ -74,7 +74,7 @@ def collect_metadata(lake: Lake) -> None:
 
 @validated
 def erase_keys(lake: Lake, dataset: str, keys: Iterable[object], *, reason: str, by: str) -> ErasureReport:
-    """Erase these keys, given as for `get`, from all objects of a dataset, and verify it by a search.
+    """Erase these keys, given as for `Dataset.get`, from all objects of a dataset, and verify it by a search.
 
     Old versions are kept while a reader has leased them or an open batch of an application needs them: the report names
     them, and a later erasure or discard deletes their files. Of an unbounded dataset, earlier versions that read a
@@ -109,7 +109,7 @@ def versions_in_open_batches(lake: Lake) -> dict[str, dict[str, str]]:
 
 def needed_versions(lake: Lake, dataset: str) -> dict[str, str]:
     """Return, by version id, what needs the versions of this dataset: an open batch, or a recorded replay."""
-    # Replays first: if the last batch of one is opened meanwhile, it is found in at least one of the two.
+    # Replays first: if one ends in between, by opening its last batch, that open batch is found.
     replays = [find_held_versions(lake, application) for application in list_applications(lake)]
     needed: dict[str, str] = {}
     for versions_of in (*replays, versions_in_open_batches(lake)):

@@ -1,12 +1,12 @@
 """Rename an application, with its batch log, startpoints and local tables.
 
 Its outputs still know it by the old name: as producer of streams, in the idempotency marks of remote tables and in the
-names of its state tables (`ApplicationState.writes_as`).
+names of its state tables (`ApplicationState.writes_as`). The steps:
 
-    fence       the old log records the new name, and no run continues under the old name
-    copy        startpoints, recorded plans, local tables
-    log         is copied with its history; from here on the new name can run
-    leave       only the new name is left under the old one
+    fence       record the new name in the old log, so that no run continues under the old name
+    copy        hand over local tables, and copy startpoints and the plans of recorded replays
+    log         copy the log with its history; from here on the application can run under the new name
+    leave       empty the old log, except for the new name, and the old startpoints
 
 After a crash the rename is repeated.
 """
@@ -57,7 +57,7 @@ def rename_application(lake: Lake, old: str, new: str, *, reason: str, by: str) 
     Its outputs still know it by the old name. Safe to repeat after a crash. Raises ConfigurationError if the old name
     has never run, if the new name has, and while a batch is open; ApplicationBusyError while a run is alive.
     """
-    log, after = BatchLog(lake, old), BatchLog(lake, new)
+    log, new_log = BatchLog(lake, old), BatchLog(lake, new)
     lake.application_prefix(new)
     require_reason(reason, f"application {old!r}", "renamed", application=old)
     if old == new:
@@ -68,31 +68,34 @@ def rename_application(lake: Lake, old: str, new: str, *, reason: str, by: str) 
     claim = Claim(wait=timedelta(0))
     with RunLease(lake, old, f"rename-{uuid.uuid4().hex[:12]}", claim), RunLease(lake, new, "rename", claim):
         note = f"renamed from {old} to {new}: {reason}"
-        logged = _fence_log(log, after, old, new, by=by, note=note)
+        logged = _fence_log(log, new_log, old, new, by=by, note=note)
         batches = logged.state.batch
         tables = [name for name in list_datasets(lake) if change_owner(lake, name, new, owner=old, reason=note, by=by)]
-        if logged.state.checkpoint or after.read().commit is None:
+        if logged.state.checkpoint or new_log.read().commit is None:
             StartpointManager(MetadataStore(lake), new).continue_from(old, by=by)
             prefix = f"{lake.application_prefix(old)}/recorded/"
             for item in [*lake.store.list(prefix)]:  # plans of replays that read recorded versions
                 key = f"{lake.application_prefix(new)}/recorded/{item.key.removeprefix(prefix)}"
                 with suppress(ObjectExistsError):
                     lake.store.put_if_absent(key, lake.store.get(item.key).data)
-            if after.read().commit is None:
-                after.continue_from(old, by=by, note=note)
-            state = logged.state  # only the new name is left
+            if new_log.read().commit is None:
+                new_log.continue_from(old, by=by, note=note)
+            state = logged.state  # the old log keeps only this
             left = ApplicationState(batch=state.batch, renamed_to=state.renamed_to)
             log.commit(logged, left, by=by, note=state.note)
-        # Under the old name they would wait for ever, and keep their streams from being repartitioned.
+        # Requests left under the old name would wait for ever, and keep their streams from being repartitioned.
         for namespace in (REQUESTS, FAN_OUTS):
             carried = MetadataStore(lake).namespace(namespace, old)
             carried.transact(lambda snapshot: (dict.fromkeys(key for key, _ in snapshot.items()), None), by=by)
     return RenameReport(old, new, batches, tuple(tables))
 
 
-def _fence_log(log: BatchLog, after: BatchLog, old: str, new: str, *, by: str, note: str) -> LoggedState:
-    """Record the new name in the old log, and return the log."""
-    logged, existing = log.read(), after.read()
+def _fence_log(log: BatchLog, new_log: BatchLog, old: str, new: str, *, by: str, note: str) -> LoggedState:
+    """Record the new name in the old log, unless an interrupted rename has, and return the log's state.
+
+    Raises ConfigurationError if the application has another new name, has an open batch, or if the new name has run.
+    """
+    logged, existing = log.read(), new_log.read()
     if logged.state.renamed_to == new:
         return logged  # an interrupted rename
     if logged.state.renamed_to is not None:

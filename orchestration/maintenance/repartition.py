@@ -117,7 +117,10 @@ def repartition_dataset(
 
 
 def _inspect_readers(lake: Lake, name: str, state: StreamState) -> tuple[tuple[str, ...], tuple[str, ...], Readers]:
-    """Return the applications and datasets that have read all of the stream, and the readers that have not."""
+    """Return the applications, and the datasets, that have read all of the stream; and the other readers.
+
+    Those are `blocking` if the rewrite would mix up offsets that they use now, else `affected`.
+    """
     stream = f"lake.{name}"
     carried: list[str] = []
     affected: list[str] = []
@@ -138,7 +141,7 @@ def _inspect_readers(lake: Lake, name: str, state: StreamState) -> tuple[tuple[s
         for namespace in (REQUESTS, FAN_OUTS):
             waiting = MetadataStore(lake).namespace(namespace, application).read()
             if any(concerns_stream(stream, key, value) for key, value in waiting.items()):
-                # Its offset would refer to other records after the rewrite.
+                # After the rewrite, the startpoint's offset would be that of another record.
                 blocking.append(f"a startpoint of application {application} waits on it")
                 break
     for reader in list_readers(lake, name):
@@ -156,9 +159,9 @@ def _inspect_readers(lake: Lake, name: str, state: StreamState) -> tuple[tuple[s
 
 
 def _carry_positions(lake: Lake, name: str, by: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Move applications and datasets that had read everything to the new stream, and return them.
+    """Commit new positions for applications and datasets that had read all of the stream, and return their names.
 
-    Those missed here are moved by their next run.
+    If another commit comes first, their next run does it.
     """
     info = LakeStreams(lake).info(name)
     carried = []

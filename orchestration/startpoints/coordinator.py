@@ -1,13 +1,13 @@
-"""Fans startpoint requests out for a run, applies those for datasets, and decides the start of the run's tasks.
+"""Fans out startpoint requests for a run, applies those for datasets, and decides where the run's tasks start.
 
-At the start every input partition gets a position and every startpoint that waits at a task its offset:
+Every input partition gets a position, from the first of these that it has:
 
-    checkpoint       the next offset to read, as the last commit of offsets left it
-    reset streams    lose their checkpoint
-    startpoints      requests that were fanned out: resolved once, stored before anything is read
-    defaults         the input's own setting, the stream's, the system's, else upcoming
+    startpoint       a request that was fanned out: its offset is found once, and stored before anything is read
+    checkpoint       the next offset to read, from the last commit of offsets; streams to reset lose it
+    default          the input's own setting, the stream's, the system's, else upcoming
 
-A checkpoint counts only for the stream that it was made of, and only within the offsets that the stream still has.
+A checkpoint is valid only for the stream that it was made of (not for a recreated one), and only if the stream still
+has that offset.
 """
 
 from __future__ import annotations
@@ -76,11 +76,11 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class DatasetOutcome:
-    """The outcome of the requests for datasets.
+    """The outcome of applying the startpoint requests for datasets.
 
-    `failed` are the datasets that rejected theirs or could not apply them, by name: these requests stay, and the
-    dataset should not advance before somebody has looked. `fan_out` is the fan-out made for this; None if none was
-    needed.
+    `failed` has, by dataset, the error of a request that was rejected or could not be applied: the dataset's requests
+    stay, and it must not advance until somebody has taken them back or solved the problem. `fan_out` is the fan-out
+    made for this; None if none was needed.
     """
 
     reports: tuple[AdvanceReport, ...] = ()
@@ -101,12 +101,12 @@ def apply_dataset_startpoints(
     only: Collection[str] | None = None,
     on_report: Callable[[AdvanceReport], None] = lambda report: None,
 ) -> DatasetOutcome:
-    """Rewind, or rebuild, the datasets that startpoints were fanned out to, each in one commit; before the datasets
-    advance.
+    """Rewind, or rebuild, the datasets that startpoints were fanned out to, each in one commit. Call it before the
+    datasets advance.
 
-    `handed` is the result of a fan-out; a dataset that was handed an unreadable entry fails. `only` names the datasets;
-    None for all. Applied requests are removed from the fan-outs after the commit, by id: a run that dies in between
-    finds them applied. A failing dataset does not stop the others.
+    `handed` is the result of a fan-out; a dataset that was handed an unreadable entry fails. `only` names the datasets
+    (None: all). Applied requests are removed from the fan-outs after the commit: if a run dies in between, the next one
+    sees from the commit that they are applied. A failing dataset does not stop the others.
     """
     reports: list[AdvanceReport] = []
     failed: dict[str, errors.AdjunctError] = {}
@@ -172,11 +172,11 @@ def fan_out_requests(
     plan: ExecutionPlan | None,
     offsets: OffsetState,
 ) -> FanOut:
-    """Fan out to the plan's tasks and to rewindable datasets; return what each has to apply.
+    """Fan the waiting requests out to the plan's tasks and to rewindable datasets; return what each has to apply.
 
-    `offsets` is what the batch log has applied. Any number of coordinators may do so: sensors, and every run at its
-    start. Nothing is fanned out for an application without tasks that could start elsewhere, nor for one that disables
-    startpoints: what is stored stays as it is.
+    `offsets` says which requests the batch log has applied. Sensors and runs at their start may call this at the same
+    time. Nothing is fanned out, and requests stay as they are, if the application has neither inputs nor rewindable
+    datasets, or disables startpoints.
     """
     if not app.startpoints:
         stored = startpoints.read()
@@ -189,17 +189,17 @@ def fan_out_requests(
     read_table = cache(lambda name: DatasetLog(startpoints.lake, name).read_or_newest()[1])
 
     def taken(task: str, request: StartpointRequest) -> bool:
-        """Return whether a commit has applied a request for a task, of the batch log or of the dataset."""
+        """Return whether a commit, of the batch log or of the dataset, has applied a request for this task."""
         if task not in datasets:
             return offsets.has_taken(request.ssp, request.id)
         table = read_table(datasets[task])
         return table is not None and as_unbounded(table).has_applied(str(request.ssp), request.id)
 
-    return startpoints.fan_out(readers.tasks, named_only=readers.by_name, taken=taken, complete=True)
+    return startpoints.fan_out(readers.tasks, named_only=readers.named_only, taken=taken, complete=True)
 
 
 def fan_out_for_run(runtime: Runtime, app: Application, plan: ExecutionPlan | None) -> FanOut:
-    """Fan out once for a run: its datasets and tasks start at what they are handed here."""
+    """Fan out at the start of a run, whose datasets and tasks apply what they are handed here."""
     startpoints = open_startpoints(runtime.lake, app)
     offsets = application_state(runtime.lake, app.name).offsets
     return fan_out_requests(startpoints, runtime.systems, app, plan, offsets)
@@ -207,10 +207,11 @@ def fan_out_for_run(runtime: Runtime, app: Application, plan: ExecutionPlan | No
 
 @dataclass(slots=True)
 class _Resolving:
-    """Where a run's tasks start: `startpoints` by partition, and the `replays` that begin.
+    """What was found for the requests of a run: `startpoints` with their offsets, and `replays` that begin.
 
-    `done` names, by task and partition, what is still fanned out and was applied by an earlier commit, or will be by
-    the commit that stores this. `messages` describe what was resolved now, and what has no offset.
+    `done` has, by task and partition, the id of each request that was applied by an earlier commit, or will be by the
+    commit that stores this: it is to be removed from the fan-out. `messages` describe offsets that were looked up now,
+    and requests without one.
     """
 
     startpoints: dict[SystemStreamPartition, ResolvedStartpoint] = field(default_factory=dict)
@@ -228,11 +229,11 @@ def _resolve_handed(
     plans: Plans,
     now: datetime,
 ) -> _Resolving:
-    """Return the offsets of what these tasks were handed; each is looked up once, in its stream.
+    """Return the offsets of the requests that these tasks were handed.
 
-    Replays of recorded versions get theirs from `plans`, which has an error for a plan that can't be used. What an
-    earlier start resolved, and no batch has applied, stays. Raises for a request without an offset, unless it continues
-    from the checkpoint.
+    An offset that an earlier run has stored, and no batch has applied, is kept; others are looked up in their stream.
+    Replays of recorded versions get their offsets from `plans`, which has an error for a plan that can't be used.
+    Raises an error for a request without an offset, unless it then continues from the checkpoint.
     """
     resolved, waiting = _Resolving(), list[tuple[str, StartpointRequest]]()
     continued: list[tuple[StartpointRequest, str]] = []
@@ -245,7 +246,7 @@ def _resolve_handed(
             if request.on_unresolved == "fail":
                 raise broadcast_task_error(request)
             continued.append((request, str(broadcast_task_error(request))))
-    # The last of each partition; all tasks that read a broadcast input are handed the same.
+    # The newest request of each partition. Several tasks have the same partition only if the input is broadcast.
     newest = {request.ssp: request for _, request in sorted(waiting, key=lambda held: held[1].sequence)}
     for ssp, request in sorted(newest.items()):
         stream, before = streams[ssp.qualified_stream], known.resolved.get(ssp)
@@ -266,7 +267,7 @@ def _resolve_handed(
         f"{request.ssp}: continues from its checkpoint ({request.by}: {request.reason}): {why}"
         for request, why in continued
     ]
-    # Done too: requests that were replaced by a newer one, and those of the replays that begin.
+    # Requests that a newer one replaces are done too, and those of replays, which are stored as replays from here on.
     for task, request in waiting:
         if request.ssp in resolved.replays or request.sequence < newest[request.ssp].sequence:
             resolved.done.setdefault(task, {})[request.ssp] = request.id
@@ -278,7 +279,7 @@ def _resolve_or_skip(
 ) -> ResolvedStartpoint | Replay | str:
     """Return the request with its offset, or the reason why it has none.
 
-    Raises the reason, with the request's author, if the request has on_unresolved="fail"."""
+    If the request has on_unresolved="fail", an error with the reason and the request's author is raised instead."""
     try:
         versions = choose_versions(app, request)
         return resolve_request(stream, request, versions=versions, now=now, epoch=epoch, plans=plans)
@@ -297,10 +298,10 @@ def _resolve_or_skip(
 class RunStart:
     """The start of a run; its `state` is to be stored before anything is read.
 
-    `done` names, by task and partition, what is still fanned out and was applied by an earlier commit, or will be by
-    that of this start: it is to be removed after that. `carried` says which repartitioned streams the checkpoint was
-    carried over to. Partitions in `held` are not read in this run: an unreadable startpoint was handed out for them.
-    `messages` describe what was resolved and what is left, a line each.
+    `done` has, by task and partition, the id of each request that was applied by an earlier commit, or is by the commit
+    of `state`: after that commit it is to be removed from the fan-out. `carried` has a note for each repartitioned
+    stream to which the checkpoint was carried over. Partitions in `held` are not read in this run, because an
+    unreadable startpoint was handed out for them. `messages` has a line for each request that was resolved or is left.
     """
 
     state: ApplicationState
@@ -321,10 +322,11 @@ def start_run(
     *,
     is_first: bool,
 ) -> RunStart:
-    """Resolve what was fanned out to these tasks, and give every partition a position.
+    """Find the offsets of the startpoints that were fanned out to these tasks, and give every partition a position.
 
-    Only offsets for times are looked up; all else is decided over the stream snapshots. `plans` are those that requests
-    for recorded versions name. `is_first` is whether this is the first step of its run, which alone resets inputs.
+    Streams are read only to find offsets of times; all else is decided by the snapshots. `plans` are those that
+    requests for recorded versions name. `is_first` is whether this is the first step of its run: only that resets
+    inputs.
 
     Raises OffsetOutOfRangeError and ConfigurationError for a startpoint that can't be resolved (it is not consumed),
     for a recreated stream, and for new partitions of a keyed stream; VersionDiscardedError if a version that a replay
@@ -373,7 +375,8 @@ _SHOWN = 5
 
 
 def describe_other_writers(lake: Lake, app: Application) -> list[str]:
-    """Return why runs are rejected, for the plan: a rename, or another application that wrote the outputs."""
+    """Return notes for the plan on why a run would be rejected: the application was renamed, or has never run while
+    another one has written its outputs."""
     if not lake.exists():
         return []
     commit, state = BatchLog(lake, app.name).read()
@@ -384,10 +387,10 @@ def describe_other_writers(lake: Lake, app: Application) -> list[str]:
 
 
 def check_first_run(lake: Lake, app: Application, *, adopt: bool = False) -> None:
-    """Raise ConfigurationError for a renamed application, and for a first run that would write existing outputs again.
+    """Raise ConfigurationError for a renamed application, and for a first run that would write records again.
 
-    The latter is a first run where another application has written the same outputs from the same inputs, unless
-    startpoints say where each partition begins, or `adopt` accepts the outputs as they are.
+    It would if another application has written the same outputs from the same inputs. The run is allowed if startpoints
+    say where each of those partitions begins, or with `adopt`.
     """
     commit, state = BatchLog(lake, app.name).read()
     check_not_renamed(app.name, state)
@@ -418,14 +421,14 @@ def check_first_run(lake: Lake, app: Application, *, adopt: bool = False) -> Non
 def _find_writers(
     app: Application, others: Mapping[str, ApplicationState]
 ) -> Iterator[tuple[str, tuple[SystemStreamPartition, ...], str]]:
-    """Yield applications that have written outputs of the new one, from partitions that it reads too, and a summary.
+    """Yield each application that has written outputs of `app` from inputs of `app`, those partitions, and a summary.
 
-    The summary says what a run of the new application would repeat.
+    The summary says what a run of `app` would write again.
     """
     targets = (operator.spec.target(app) for operator in app.operators)
     outputs = sorted({target.name for target in targets if target is not None and target.kind in _SHARED})
     for name, state in others.items():
-        # "lost_offsets" are counted under the name of an input.
+        # Totals are by output, except "lost_offsets", which are by input: an output may have an input's name.
         written = tuple(output for output in outputs if state.totals.get(output, {}).keys() - {"lost_offsets"})
         read = tuple(sorted(ssp for ssp in state.checkpoint if ssp.qualified_stream in app.inputs))
         if name != app.name and written and read:

@@ -1,4 +1,4 @@
-"""Decides which task starts where, from the requests and from what tasks have not committed yet; pure functions."""
+"""Decides which task is handed which startpoint requests, given what tasks were handed before; pure functions."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from dagster_adjunct.resources.streams.startpoint import describe_startpoint
 from dagster_adjunct.resources.streams.system import SystemStreamPartition
 
 Requests = Mapping[SystemStreamPartition, StartpointRequest]
-# Returns whether a commit has applied this request for this task.
+# Returns whether a commit has applied ("taken") this request for this task.
 Taken = Callable[[str, StartpointRequest], bool]
 
 
 @dataclass(frozen=True, slots=True)
 class TaskFanOut:
-    """What one task was handed: `pending` is what it still has to apply.
+    """What one task was handed: `pending` are the requests that it still has to apply.
 
-    `handed` has the sequences of requests for all tasks that it was handed, applied or not, while another task has not
-    applied them: if that task vanishes, its startpoint goes to the tasks that read the partition then, but never twice
-    to one task. `unread` are requests that this release can't read; they stay as they are.
+    `handed` has the sequence numbers of requests for all tasks that it was handed, applied or not, as long as another
+    task has not applied them. If that task vanishes, its request goes to the tasks that read the partition then, but
+    never twice to one task. `unread` are requests that this release can't read; they stay as they are.
     """
 
     pending: Requests = field(default_factory=dict)
@@ -36,11 +36,11 @@ class TaskFanOut:
 
 @dataclass(frozen=True, slots=True)
 class FanOutState:
-    """All that is fanned out in an application.
+    """What all tasks of an application were handed.
 
-    `settled` has, by target, the sequences of requests that were fanned out and may not be deleted yet, so that a
-    fan-out that died in between is repeated without handing out anything twice. `unreadable` are entries that can't be
-    read.
+    `settled` has, by target, the sequence number of a request that was fanned out but is perhaps not deleted yet: if
+    the fan-out died before that, the next one only deletes the request. `unreadable` are entries that this release
+    can't read.
     """
 
     tasks: Mapping[str, TaskFanOut] = field(default_factory=dict)
@@ -48,7 +48,7 @@ class FanOutState:
     unreadable: tuple[Unreadable, ...] = ()
 
     def all_unreadable(self) -> tuple[Unreadable, ...]:
-        """Return all that can't be read: entries and parts of entries."""
+        """Return the unreadable entries, and the unreadable requests of readable entries."""
         return (*self.unreadable, *(part for held in self.tasks.values() for part in held.unread))
 
 
@@ -56,9 +56,9 @@ class FanOutState:
 class FanOut:
     """The result of a fan-out.
 
-    `tasks` has the requests that each task has to apply, including uncommitted ones of earlier fan-outs. `unknown`
-    requests are for a partition that no task reads, or that the named task does not read; they stay until they expire.
-    `stranded` requests were handed to a task (by name) that no longer reads the partition, and no other task does; they
+    `tasks` has the requests that each task has to apply, including those of earlier fan-outs. `unknown` requests are
+    for a partition that no task reads, or that the named task does not read; they stay until they expire. `stranded`
+    requests, by task, were handed to a task that no longer reads the partition, and no other task can get them; they
     stay with it. Three kinds are deleted: `expired` requests, those `superseded` by a later one at the same task, and
     `already_applied` ones, which were written again after they were applied.
 
@@ -99,9 +99,10 @@ def decide_fan_out(
 ) -> tuple[FanOutState, FanOut, list[StartpointRequest]]:
     """Hand the requests to the tasks that they are for.
 
-    Returns the state afterwards, the result, and the requests that can be deleted. Requests that were `taken` no longer
-    count: a run that died between its commit and their removal leaves them, and later requests need not be newer than
-    they are. Unless the tasks are `complete`, tasks that are not listed keep what nobody takes over.
+    Returns the state afterwards, the result, and the requests that can be deleted. Pending requests that a commit has
+    `taken` are dropped first, so that they replace no newer one: a run that died after its commit has left them. Unless
+    `readers` has all tasks of the application (`complete`), tasks that it does not have keep their requests if no other
+    task takes them over.
     """
     held = _find_held(state, readers)
     distribution = _Distribution(state, readers.tasks, held, taken)
@@ -146,9 +147,9 @@ def decide_fan_out(
 
 
 def _find_held(state: FanOutState, readers: ReadingTasks) -> dict[str, frozenset[SystemStreamPartition]]:
-    """Return, by task, the partitions for which an unreadable entry was handed out.
+    """Return, by task, the partitions that it must not read, because an unreadable entry was handed out for them.
 
-    If the entry does not say for which partition, it may be any that its task reads.
+    If the entry does not say for which partition it is, these are all partitions of its task.
     """
     held: dict[str, set[SystemStreamPartition]] = {}
     for entry in state.all_unreadable():
@@ -164,7 +165,11 @@ def _find_held(state: FanOutState, readers: ReadingTasks) -> dict[str, frozenset
 
 
 class _Distribution:
-    """The tasks' fan-outs while they are decided; begins with what tasks hold of the partitions that they read."""
+    """What each task has to apply (`pending`) and was handed, while a fan-out is decided.
+
+    It begins with the pending requests of the state, without those that were `taken`. Requests at tasks that no longer
+    read the partition are orphans, until `reassign_orphans`.
+    """
 
     def __init__(
         self,
@@ -197,9 +202,11 @@ class _Distribution:
             self._handed.setdefault(task, {})[ssp] = request.sequence
 
     def reassign_orphans(self, owners: Mapping[SystemStreamPartition, Sequence[str]], keep: Collection[str]) -> None:
-        """Give what a task no longer reads to the tasks that do; what has no successor stays.
+        """Give each orphan that was for all tasks to the tasks that read its partition now (`owners`).
 
-        Successors that were handed the same before get nothing; what would be lost then stays at the tasks to `keep`.
+        A task that was handed the same request before does not get it again. Orphans for one task, and those that no
+        other task may get, stay where they are, as stranded. At a task in `keep`, so do those that every owner was
+        handed before; at other tasks these are dropped.
         """
         orphans = []
         for task, orphan in self._orphans:
@@ -219,7 +226,7 @@ class _Distribution:
                     self.give(successor, orphan)
 
     def after(self) -> dict[str, TaskFanOut]:
-        """Return the fan-outs of all tasks; handed sequences are kept while another task still holds the request."""
+        """Return what all tasks were handed; a sequence number is kept while the request is pending at any task."""
         whole = {
             task: {**self.stranded.get(task, {}), **self.pending.get(task, {})}
             for task in {**self.pending, **self.stranded, **self._handed}
@@ -237,7 +244,7 @@ class _Distribution:
 
 
 def describe_dropped(fan_out: FanOut) -> list[str]:
-    """Return what was deleted and will not be applied, a line each."""
+    """Return a line for each request that the fan-out has deleted and that will not be applied."""
     why = {
         "has expired: no run has taken it up in time": fan_out.expired,
         "is skipped: a later request waits there": fan_out.superseded,
@@ -247,7 +254,7 @@ def describe_dropped(fan_out: FanOut) -> list[str]:
 
 
 def describe_unapplied(fan_out: FanOut) -> list[str]:
-    """Return what is stored and not applied by any task, a line each."""
+    """Return a line for each request that stays stored, because no task can apply it now."""
     lines = []
     for request in fan_out.unknown:
         task = "" if request.task is None else f"{request.task!r} "
@@ -266,7 +273,7 @@ def describe_unapplied(fan_out: FanOut) -> list[str]:
 
 
 def describe_disabled(fan_out: FanOut) -> list[str]:
-    """Return what is left alone because startpoints are disabled, a line each."""
+    """Return a line for each request that is left alone because the application disables startpoints."""
     return [
         f"{request.ssp}: startpoints are disabled: {describe_startpoint(request.startpoint)} is left alone "
         f"({request.by}: {request.reason})"

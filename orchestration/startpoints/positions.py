@@ -1,4 +1,4 @@
-"""Positions of input partitions: of startpoints, first positions, and checks that a position can be read."""
+"""Positions of input partitions: first positions, offsets of startpoints, and checks that records there still exist."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from dagster_adjunct.resources.streams.system import OffsetRange, StreamInfo, St
 if TYPE_CHECKING:
     from dagster_adjunct.orchestration.startpoints.recorded_replay import RecordedPlan
 
-    # By id; an error instead of a plan that can't be used any more.
+    # The plans of recorded replays, by id. The error says why a plan can't be used any more.
     Plans = Mapping[str, RecordedPlan | PermanentError]
 
 
@@ -40,11 +40,11 @@ def choose_first_positions(
     *,
     is_first: bool,
 ) -> dict[SystemStreamPartition, str]:
-    """Return a position for every input partition, including those that have a startpoint.
+    """Return the checkpoint to begin with for every input partition, also for those that have a startpoint.
 
-    A recreated stream has a startpoint at each partition, or is reset. A step that is not the first of its run
-    (`is_first`) resets no stream that is still the same. Raises ConfigurationError for partitions that were added to a
-    keyed stream.
+    `resolved` are the startpoints; a recreated stream must have one at each partition, or be reset. Inputs to reset are
+    reset by the first step of a run (`is_first`); later steps only reset recreated ones, or those with new partitions.
+    Raises ConfigurationError for partitions that were added to a keyed stream, unless they have a startpoint.
     """
     positions: dict[SystemStreamPartition, str] = {}
     for source in app.inputs.values():
@@ -58,7 +58,7 @@ def choose_first_positions(
         fresh = [ssp for ssp in stream.partitions if ssp not in kept]
         choice = choose_default_offset(source, stream.info, stream.system)
         if kept and fresh:
-            # Partitions that were added later have only new records, whatever the default.
+            # All records of a partition that was added later are new, so it begins at the oldest, whatever the default.
             _check_added(app, source, stream.info, [ssp for ssp in fresh if ssp not in resolved])
             choice = "oldest"
         edges = stream.oldest if choice == "oldest" else stream.upcoming
@@ -67,7 +67,7 @@ def choose_first_positions(
 
 
 def choose_default_offset(source: Input, info: StreamInfo, system: StreamSystem) -> Literal["oldest", "upcoming"]:
-    """Return where a partition without checkpoint and startpoint begins."""
+    """Return where a partition without checkpoint and startpoint begins: the first default that is set."""
     return source.default_offset or info.default_offset or system.default_offset or "upcoming"
 
 
@@ -85,11 +85,12 @@ def _check_added(app: Application, source: Input, info: StreamInfo, added: Seque
 
 @dataclass(frozen=True, slots=True)
 class InputPositions:
-    """Where the main input continues, by partition: the offsets to read, and those that retention deleted before them.
+    """Where reading continues, by partition of the input streams.
 
-    `unread` ranges are empty if there is nothing to read. `startpoints` are those that the next batch applies,
-    `replays` the bounded replays to continue. `check_positions` raises for what no batch can read: positions after the
-    end of their partition (`past_end`: both offsets), and `stuck_replays`, each with the reason.
+    `unread` are the offsets to read (an empty range if there are none), `lost` the unread ones that retention has
+    deleted. `startpoints` are those that the next batch applies, `replays` the bounded replays to continue. No batch
+    can read the following, for which `check_positions` raises an error: `past_end` has the position and the end of a
+    partition that ends before its position, `stuck_replays` replays that can't continue, each with the reason.
     """
 
     unread: dict[SystemStreamPartition, OffsetRange] = field(default_factory=dict)
@@ -106,7 +107,7 @@ def input_positions(
     state: ApplicationState,
     held: Container[SystemStreamPartition] = (),
 ) -> InputPositions:
-    """Return where the inputs continue in these streams, and how far; partitions in `held` are not read.
+    """Return where reading continues in these streams, up to their current ends; partitions in `held` are not read.
 
     Partitions that were added since the start of the run wait for the next run.
     """
@@ -118,7 +119,7 @@ def input_positions(
             positions.stuck_replays.append((replay, why))
     for stream in streams.values():
         if stream.info.was_recreated(state.offsets.streams.get(stream.name)):
-            continue  # offsets of the former stream mean nothing in this one
+            continue  # the checkpoint has offsets of the former stream
         for ssp in stream.partitions:
             if ssp not in state.checkpoint or ssp in held:
                 continue
@@ -138,15 +139,15 @@ def input_positions(
 
 
 def replay_order(replay: Replay) -> tuple[datetime, str, int, str]:
-    """Return the sort key of replays: those that began first come first.
+    """Return the sort key of replays: those that began first come first, and replays of one plan are together.
 
-    Not by epoch alone, which increases when a batch is abandoned: replays that began together have to stay together.
+    The epoch comes late in the key, because it increases when a batch is abandoned.
     """
     return replay.began_at, replay.recorded or "", replay.epoch, replay.id
 
 
 def _describe_stuck(replay: Replay, streams: Mapping[str, StreamSnapshot]) -> str:
-    """Return why a replay can't continue, to end a sentence; "" if it can."""
+    """Return why a replay can't continue, as the end of a sentence; "" if it can."""
     ssp = replay.ssp
     stream = streams.get(ssp.qualified_stream)
     if stream is None:
@@ -170,9 +171,9 @@ def check_same_streams(
     resolved: Container[SystemStreamPartition] = (),
     reset: Container[str] = (),
 ) -> None:
-    """Raise OffsetOutOfRangeError for an input that is not the stream that the checkpoint was made of.
+    """Raise OffsetOutOfRangeError for an input stream that was recreated since the checkpoint (`known`) was made.
 
-    Allowed are streams with a `resolved` startpoint at each partition, and streams whose checkpoint is `reset`.
+    Recreated streams are allowed if each partition has a startpoint in `resolved`, or if the stream is in `reset`.
     """
     for name, stream in streams.items():
         info, before = stream.info, known.streams.get(name)
@@ -192,10 +193,10 @@ def check_same_streams(
 def check_positions(
     app: Application, streams: Mapping[str, StreamSnapshot], known: OffsetState, positions: InputPositions
 ) -> list[str]:
-    """Raise OffsetOutOfRangeError if the main input or a bounded replay can't continue; return accepted losses.
+    """Raise OffsetOutOfRangeError if an input or a bounded replay can't continue at its position.
 
-    If retention deleted unread records, the error is raised unless the input declares on_lost="oldest"; then the loss
-    is returned, one line for each partition.
+    If retention has deleted unread records of an input that declares on_lost="oldest", there is no error: the result
+    has a line for each such partition.
     """
     check_same_streams(app, streams, known)
     for ssp, (start, upcoming) in positions.past_end.items():
@@ -207,7 +208,7 @@ def check_positions(
             raise _retention_error(app, source, lost, positions.startpoints)
     for replay, why in positions.stuck_replays:
         stream = streams.get(replay.ssp.qualified_stream)
-        named = replay.ssp if stream is not None and replay.ssp in stream.partitions else "--all"  # it can't be named
+        named = replay.ssp if stream is not None and replay.ssp in stream.partitions else "--all"  # it no longer exists
         raise offset_error(
             replay.ssp,
             f"{replay.ssp}: the replay of {replay.by} ({replay.reason}) is at offset {replay.next} of {replay.until} "
@@ -224,16 +225,16 @@ def check_positions(
 
 
 def describe_loss(ssp: SystemStreamPartition, span: OffsetRange, whose: str = "") -> str:
-    """Return what retention deleted before an input that continues; `whose` precedes the offset."""
+    """Return a line on the unread offsets (`span`) that retention has deleted; `whose` is put before the offset."""
     return (
         f"{ssp}: retention has deleted {whose}offset {span.start}; the input continues from {span.end}, the oldest left"
     )
 
 
 def check_open_batch(app: Application, intent: Intent, lost: Mapping[SystemStreamPartition, OffsetRange]) -> None:
-    """Raise OffsetOutOfRangeError if an open batch can't finish with the records that are left.
+    """Raise OffsetOutOfRangeError if an open batch can't finish without records that retention has deleted (`lost`).
 
-    Its inputs must declare on_lost="oldest" for what is `lost`; a bounded replay needs all of its records.
+    It can if the inputs declare on_lost="oldest", but not if it is a batch of a bounded replay.
     """
     lost = {
         ssp: span
@@ -272,7 +273,7 @@ def check_open_batch(app: Application, intent: Intent, lost: Mapping[SystemStrea
 def past_end_of_batch_error(
     app: Application, batch: int, ssp: SystemStreamPartition, end: str, upcoming: str
 ) -> OffsetOutOfRangeError:
-    """Return the error of an open batch that reads offsets which its stream does not have."""
+    """Return the error for an open batch that reads up to `end` in a stream that ends before (`upcoming`)."""
     problem = f"the open batch {batch} of application {app.name!r} reads up to "
     step = f"Restore the stream; or abandon the batch (adjunct checkpoint abandon {app.name} --reason …), then"
     return _past_end_error(app, ssp, end, upcoming, problem, step)
@@ -298,7 +299,7 @@ def _retention_error(
     lost: Mapping[SystemStreamPartition, OffsetRange],
     startpoints: Mapping[SystemStreamPartition, ResolvedStartpoint],
 ) -> OffsetOutOfRangeError:
-    """Return the error for what retention deleted after the checkpoint, or after a startpoint."""
+    """Return the error for unread records that retention has deleted (`lost`), after the checkpoint or a startpoint."""
     of_startpoints = sorted(ssp for ssp in lost if ssp in startpoints)
     where = [ssp for ssp in sorted(lost) if ssp not in startpoints] or of_startpoints
     shown, numbers = _describe_spans({ssp: lost[ssp] for ssp in where}), ",".join(str(ssp.partition) for ssp in where)
@@ -328,7 +329,7 @@ def _describe_spans(lost: Mapping[SystemStreamPartition, OffsetRange]) -> str:
 
 
 def _describe_owner(startpoint: ResolvedStartpoint | None) -> str:
-    """Return whose startpoint it is, to be followed by a position; "" for none."""
+    """Return a text that ends with "at ", to be followed by an offset, on whose startpoint it is; "" for none."""
     if startpoint is None:
         return ""
     return f"the startpoint {startpoint.position} of {startpoint.by} ({startpoint.reason}) at "
@@ -344,7 +345,7 @@ def _describe_new_start(stream: str, info: StreamInfo, before: str | None) -> st
 def carry_over_positions(
     state: ApplicationState, streams: Mapping[str, StreamSnapshot]
 ) -> tuple[ApplicationState, tuple[str, ...]]:
-    """Return the state with positions in streams that were repartitioned, and notes for the history."""
+    """Return the state with its positions carried over to streams that were repartitioned, and a note for each."""
     notes: list[str] = []
     for name, stream in streams.items():
         carried = carry_over_stream(state, name, stream.info)
@@ -355,10 +356,10 @@ def carry_over_positions(
 
 
 def carry_over_stream(state: ApplicationState, stream: str, info: StreamInfo) -> ApplicationState | None:
-    """Return the state with positions in the stream ("lake.orders") as it is partitioned now.
+    """Return the state with its positions in the repartitioned stream ("lake.orders"): at the first later records.
 
-    None unless the stream was repartitioned exactly when the application had read all of it, so that what it has not
-    read and what came after are the same. Partitions begin with the highest epoch that any of them had.
+    None if the stream was not repartitioned, if the application had not read exactly all of it before, or has pending
+    startpoints or replays there. All partitions continue with the highest epoch that any of them had.
     """
     rewritten, offsets = info.repartitioned, state.offsets
     if rewritten is None or info.identity is None or offsets.streams.get(stream) != rewritten.identity:
@@ -391,7 +392,7 @@ def carry_over_stream(state: ApplicationState, stream: str, info: StreamInfo) ->
 
 
 def describe_carry_over(stream: str, info: StreamInfo) -> str:
-    """Return the note for the history."""
+    """Return the note on a stream whose positions were carried over, for the checkpoint history."""
     return f"{stream} was repartitioned into {info.partitions}: continues where it had read to"
 
 
@@ -407,7 +408,7 @@ def _by_partition(stream: str, offsets: Iterable[str]) -> dict[SystemStreamParti
 
 
 def offset_error(ssp: SystemStreamPartition, problem: str, next_step: str, **facts: Any) -> OffsetOutOfRangeError:
-    """Return the error for an offset of a partition."""
+    """Return the error for a partition's offset, with the stream and partition as facts."""
     return OffsetOutOfRangeError(problem, next_step, stream=ssp.qualified_stream, partition=ssp.partition, **facts)
 
 
@@ -415,7 +416,7 @@ def offset_error(ssp: SystemStreamPartition, problem: str, next_step: str, **fac
 class StreamSnapshot:
     """A snapshot of one stream ("lake.flights"): its info, and the oldest and the upcoming offset of each partition.
 
-    `system` compares its offsets and looks times up as of the snapshot.
+    `system` is the stream system as of the snapshot, which compares offsets and finds offsets of times.
     """
 
     name: str
@@ -455,12 +456,12 @@ def resolve_request(
     epoch: int = 0,
     plans: Plans | None = None,
 ) -> ResolvedStartpoint | Replay:
-    """Return the request with its start offset as of `now`; a bounded one as a replay, which opens this epoch.
+    """Return the request with its start offset; a bounded request as a Replay, which begins `now` with this epoch.
 
-    A replay is joined with these `versions`. If they are the recorded ones, its offsets come from its plan (from the
-    stream in a preview, which has no `plans`). Start and end of a replay are equal if there are no records in between.
-    Raises the errors of `resolve_startpoint_to_offset`, OffsetOutOfRangeError for an end before the start, and the
-    error of a plan.
+    A replay is joined with these `versions`. If they are the recorded ones, its offsets come from the plan in `plans`
+    that the request names (in a preview, without `plans`, from the stream). If there are no records between its start
+    and end, both are the same text. Raises the errors of `resolve_startpoint_to_offset`, OffsetOutOfRangeError for an
+    end before the start, and the error that `plans` has for the plan.
     """
     ssp, system = request.ssp, stream.system
     plan = None if plans is None or versions != RECORDED else _find_plan(stream, request, plans)
@@ -485,7 +486,7 @@ def resolve_request(
         epoch=epoch,
         start=start,
         next=start,
-        # The same text as the start, by which an empty replay is recognized.
+        # Two texts can be the same offset. An empty replay is recognized by equal texts.
         until=start if order == 0 else end,
         began_at=now,
         versions=versions,
@@ -495,7 +496,11 @@ def resolve_request(
 
 
 def _find_plan(stream: StreamSnapshot, request: StartpointRequest, plans: Plans) -> RecordedPlan:
-    """Return the plan of a request for recorded versions, which has the offsets of its partition."""
+    """Return the plan that a request for recorded versions names; it has the offsets to read in this partition.
+
+    Raises ConfigurationError for a request without one, OffsetOutOfRangeError if the stream was recreated since, and
+    the error that `plans` has instead of a plan.
+    """
     ssp, plan = request.ssp, plans.get(request.recorded or "")
     if isinstance(plan, PermanentError):
         raise plan

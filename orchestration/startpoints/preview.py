@@ -1,4 +1,4 @@
-"""What a startpoint would do: where reading would go on, how many records it moves, and what that means for tables."""
+"""What a startpoint would do: where reading would continue, how far the position moves, and the effects on tables."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ from dagster_adjunct.resources.streams.system import StreamSystem, SystemStreamP
 class Preview:
     """What one request would do if a run started now.
 
-    `tasks` are the plan's tasks that it is for, or `dataset NAME`. It reads `offsets` offsets from `start` to `end`:
-    the end of the bounded replay, else the current end of the stream. `checkpoint` is where reading would continue
-    without it, after an open batch; `moved` is by how many offsets it moves that position, negative for backwards; None
-    for a replay, which moves nothing, and where there is nothing to compare. With an `error` the run would fail, unless
-    the request continues from the checkpoint then (`falls_back`). `versions` are the dataset versions that a replay is
-    joined with.
+    `tasks` are the tasks that it is for (`dataset NAME` for a dataset). They read `offsets` offsets from `start` to
+    `end`: the end of the bounded replay, else the current end of the stream. `checkpoint` is where reading would
+    continue without the request, after an open batch. `moved` is by how many offsets the request moves that position,
+    negative for backwards; None for a replay, which does not move it, and without a checkpoint of this stream. With an
+    `error` the run would fail, unless the request then continues from the checkpoint (`falls_back`). `versions` are the
+    dataset versions that a replay is joined with.
     """
 
     request: StartpointRequest
@@ -57,7 +57,7 @@ class Preview:
 
     @property
     def move(self) -> str:
-        """What happens to the position, in a few words; if the request can't be applied, why."""
+        """What happens to the position, in a few words ("goes back by 20"); if the request can't be applied, why."""
         if self.error is not None:
             return f"goes on from its checkpoint: {self.error}" if self.falls_back else self.error
         if self.request.until is not None:
@@ -70,7 +70,7 @@ class Preview:
 
     @property
     def effect(self) -> str:
-        """The same as a sentence, with the number of offsets to read."""
+        """The number of offsets to read, and `move`."""
         if self.error is not None:
             return self.move
         again = "" if self.request.until is None else " again"
@@ -97,9 +97,10 @@ def preview_request(
     request: StartpointRequest,
     now: datetime,
 ) -> Preview:
-    """Return what a request would do from this state; one that is not allowed or can't be applied has an `error`.
+    """Return what a request would do in this state; a request that is not allowed or can't be applied has an `error`.
 
-    For datasets, and for recorded versions, this is what can be said without reading their tables and batches.
+    The preview of a rewind or of a replay with recorded versions is not complete: it is made without reading the
+    dataset's table or the batch log (see `preview_rewinds` and `plan_recorded`).
     """
     ssp, bounded = request.ssp, request.until is not None
     try:
@@ -120,7 +121,7 @@ def preview_request(
         )
         return with_fields(shown, error=refusal)
     if not rewinds:
-        # An open batch finishes before any request is applied.
+        # Requests are applied after the open batch, if there is one.
         batch = state.open
         reads = batch is not None and not batch.replays and ssp in batch.ranges
         shown = with_fields(shown, checkpoint=batch.ranges[ssp].end if batch and reads else state.checkpoint.get(ssp))
@@ -135,14 +136,14 @@ def preview_request(
     if rewinds:
         return with_fields(shown, start=start.offset)
     end, before, moved = stream.upcoming[ssp], shown.checkpoint, None
-    # The checkpoint of a recreated stream is in the former one.
+    # The checkpoint of a recreated stream is an offset of the former stream, which can't be compared.
     if before is not None and not stream.info.was_recreated(state.offsets.streams.get(stream.name)):
         moved = distance(before, start.offset) - distance(start.offset, before)
     return with_fields(shown, start=start.offset, end=end, offsets=distance(start.offset, end), moved=moved)
 
 
 def _describe_unread(request: StartpointRequest, tasks: Mapping[str, frozenset[SystemStreamPartition]]) -> str:
-    """Return that a request is for no task, and which tasks read its partition."""
+    """Return the error text for a request that is for no task: which tasks, if any, read its partition."""
     if request.task is None:
         return f"no task reads {request.ssp}."
     readers = [task for task, ssps in tasks.items() if request.ssp in ssps]
@@ -151,7 +152,7 @@ def _describe_unread(request: StartpointRequest, tasks: Mapping[str, frozenset[S
 
 
 def describe_remote_tables(plan: ExecutionPlan | None, requests: Sequence[StartpointRequest]) -> dict[str, str]:
-    """Return what a replay does to the remote tables that are written from these partitions."""
+    """Return, by remote table that is written from these streams, what records that are read again do to it."""
     streams = {request.ssp.qualified_stream for request in requests}
     effects: dict[str, dict[str, None]] = {}
     for table in () if plan is None else plan.tables:
@@ -170,10 +171,10 @@ def describe_state_effects(app: Application) -> tuple[str, ...]:
 
 
 def mark_blocked_previews(unreadable: Sequence[Unreadable], previews: Sequence[Preview]) -> list[Preview]:
-    """Return the previews, with an error where something unreadable blocks the request.
+    """Return the previews, with an error for each request that an unreadable entry blocks.
 
-    That is an unreadable request at the same partition and task, which the new one would replace, or an unreadable
-    fan-out for the partition or for an unknown one: nothing is read there.
+    The entry is a request for the same partition and task, which the new one would replace, or was handed to a task for
+    this partition or an unknown one: then the partition is not read.
     """
 
     def checked(shown: Preview) -> Preview:
@@ -203,7 +204,7 @@ def check_previews(previews: Sequence[Preview]) -> None:
 
 
 def empty_replay_error(previews: Sequence[Preview]) -> ConfigurationError | None:
-    """Return the error of replays that would all read nothing, None if one reads something."""
+    """Return the error for requests that are all replays without any record to read; else None."""
     if all(shown.request.until is not None and shown.offsets == 0 for shown in previews):
         first, others = previews[0], "" if len(previews) == 1 else ", nor in the other partitions"
         problem = (
@@ -215,23 +216,26 @@ def empty_replay_error(previews: Sequence[Preview]) -> ConfigurationError | None
 
 
 def find_replaced(
-    requests: Iterable[StartpointRequest], there: Iterable[PendingStartpoint], named: Collection[str]
+    requests: Iterable[StartpointRequest], pending: Iterable[PendingStartpoint], named_only: Collection[str]
 ) -> list[tuple[PendingStartpoint, StartpointRequest]]:
-    """Return what the requests replace; tasks in `named` get no requests for all tasks."""
+    """Return each `pending` startpoint that a request would replace, with that request.
+
+    A request for all tasks does not replace those of tasks in `named_only`, nor the reverse.
+    """
     by_ssp: dict[SystemStreamPartition, list[PendingStartpoint]] = {}
-    for held in there:
+    for held in pending:
         by_ssp.setdefault(held.request.ssp, []).append(held)
     replaced = []
     for request in requests:
         for held in by_ssp.get(request.ssp, ()):
             old, new = held.at or held.request.task, request.task
-            if old == new or (None in (old, new) and (old or new) not in named):
+            if old == new or (None in (old, new) and (old or new) not in named_only):
                 replaced.append((held, request))
     return replaced
 
 
 def other_kind_error(replaced: Sequence[tuple[PendingStartpoint, StartpointRequest]]) -> ConfigurationError | None:
-    """Return the error of a replay that would replace a startpoint that moves the position, or of the reverse."""
+    """Return the error for a replay that would replace a startpoint that moves the position, or the reverse, if any."""
     for held, request in replaced:
         if (held.request.until is None) != (request.until is None):
             what = "a bounded replay" if request.until is not None else "a startpoint that moves the position"
@@ -248,7 +252,7 @@ def other_kind_error(replaced: Sequence[tuple[PendingStartpoint, StartpointReque
 def preview_rewinds(
     lake: Lake, systems: Mapping[str, StreamSystem], app: Application, previews: Sequence[Preview]
 ) -> list[Preview]:
-    """Return the previews, with what the requests for each dataset together would do to its table."""
+    """Return the previews; those for datasets are completed by what all requests for the dataset would do together."""
     shown = list(previews)
     for dataset in app.datasets:
         task = dataset_task_name(dataset.name)

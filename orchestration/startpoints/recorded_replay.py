@@ -1,16 +1,17 @@
-"""Recorded replays: records are read again with the dataset versions that the batches which read them first had.
+"""Recorded replays read records again with the dataset versions of the batches that read them first.
 
     history      batch 7: p0 [10, 20) p1 [4, 9)    batch 8: p0 [20, 25)    batch 9: a replay, ignored
     request      p0 [15, 25) p1 [4, 6)
     pieces       p0: up to 20 as batch 7, up to 25 as batch 8; p1: up to 6 as batch 7
 
-The plan of a replay retains the versions as long as it lasts:
+The plan of a replay keeps these versions from being deleted until the replay has ended:
 
     applications/{name}/recorded/{id}.json      pieces of each partition, and the versions of each piece
 
-It is written before the requests that name it, and then checks that its versions are retained; a discard dooms versions
-first and reads the plans afterwards. So one of the two always sees the other, as with leases. A plan is live while it
-is young, while a request or a fan-out names it, and while one of its replays is under way.
+It is written before the requests that name it, and only then are its versions checked; a discard dooms versions first
+and reads the plans afterwards. So one of the two always sees the other, as with leases. A plan is live (and retains its
+versions) while it is younger than ten minutes, while a request or a fan-out names it, and while one of its replays is
+under way.
 """
 
 from __future__ import annotations
@@ -55,22 +56,24 @@ from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.objects.store import ObjectInfo, read_store_clock
 from dagster_adjunct.resources.streams.system import OffsetRange, SystemStreamPartition
 
-# Long enough to write the requests that name a plan.
+# How long a plan is live without a request that names it: long enough to write the requests.
 _GRACE = timedelta(minutes=10)
 
 
 class RecordedPiece(StoredDocument):
-    """Offsets that one batch read first: up to `end`, from where the previous piece ends."""
+    """Offsets that one batch was the first to read: from the end of the previous piece up to, excluding, `end`."""
 
     end: str
     batch: int
 
 
 class RecordedPlan(StoredDocument):
-    """The offsets to read again, in pieces, and the versions that each batch read.
+    """The offsets to read again, in pieces, and the dataset versions that each batch read.
 
-    `over_time` has, by batch, all versions of bounded datasets that it joined by time. Requests that no run has taken
-    up by `expires_at` retain nothing any more. `streams` are the identities of the streams that have one.
+    `spans` has, by partition, all offsets, `pieces` those of each batch. `versions` has, by batch and dataset, the
+    version that the batch read (None: the dataset had none); `over_time`, by batch and dataset, all versions of bounded
+    datasets that its as-of joins read. Requests that no run has been handed by `expires_at` do not retain versions any
+    more. `streams` has the identities of the streams, which tell whether one was recreated.
     """
 
     id: str
@@ -83,7 +86,7 @@ class RecordedPlan(StoredDocument):
     over_time: dict[int, dict[str, tuple[str, ...]]] = Default(default_factory=dict)
 
     def versions_read(self) -> Iterator[tuple[str, str, list[int]]]:
-        """Yield each dataset and version that batches read, with these batches."""
+        """Yield each dataset and version that the batches read, with the numbers of these batches."""
         batches_of: dict[tuple[str, str], list[int]] = {}
         for batch, versions in sorted(self.versions.items()):
             for dataset, version in versions.items():
@@ -93,7 +96,7 @@ class RecordedPlan(StoredDocument):
             yield dataset, version, batches
 
     def describe(self) -> tuple[str, ...]:
-        """Return a line for the batches, and one for the versions of each dataset."""
+        """Return a line on the batches, and one on the versions of each dataset."""
         batches = sorted(self.versions)
         if not batches:
             return ()
@@ -109,7 +112,8 @@ class RecordedPlan(StoredDocument):
 
 
 def write_plan(lake: Lake, plan: RecordedPlan) -> None:
-    """Write the plan, which retains its versions. Raises VersionDiscardedError, and leaves nothing, if one is gone."""
+    """Store the plan, which retains its versions from here on. If one is gone, raises VersionDiscardedError and stores
+    nothing."""
     key = _key(lake, plan.application, plan.id)
     lake.store.put_if_absent(key, plan.model_dump_json().encode())
     try:
@@ -136,7 +140,8 @@ def read_plan(lake: Lake, application: str, plan: str) -> RecordedPlan:
 def check_all_retained(lake: Lake, plan: RecordedPlan, *, or_spared: bool = False) -> None:
     """Raise VersionDiscardedError for the first version of the plan that can't be read any more.
 
-    With `or_spared`, for a plan that retained its versions before, versions that a discard spared are readable.
+    A version that a discard has doomed is gone, for a new plan. With `or_spared`, for a plan that was stored before the
+    discard, it is not, as long as its files exist: the discard has spared them because of the plan.
     """
     manifests: dict[str, DatasetManifest | None] = {}
     for dataset, version, batches in plan.versions_read():
@@ -166,7 +171,7 @@ def check_all_retained(lake: Lake, plan: RecordedPlan, *, or_spared: bool = Fals
 
 
 def is_readable(lake: Lake, manifest: DatasetManifest, version: str) -> bool:
-    """Return whether the files of a version exist, also of a doomed one that was spared."""
+    """Return whether the files of a version still exist; those of a doomed version may."""
     try:
         sealed = read_batch_version(DatasetLog(lake, manifest.name), manifest, version)
     except (DatasetError, ObjectNotFoundError):
@@ -176,7 +181,7 @@ def is_readable(lake: Lake, manifest: DatasetManifest, version: str) -> bool:
 
 
 def load_plans(lake: Lake, application: str, fan_out: FanOut) -> dict[str, RecordedPlan | PermanentError]:
-    """Return the plans that handed out requests name, by id; an error instead of one whose versions are gone."""
+    """Return, by id, the plans that requests at tasks name; for a plan that can't be used any more, the error."""
     plans: dict[str, RecordedPlan | PermanentError] = {}
     for held in fan_out.tasks.values():
         for request in held.values():
@@ -193,7 +198,7 @@ def load_plans(lake: Lake, application: str, fan_out: FanOut) -> dict[str, Recor
 
 
 def find_held_versions(lake: Lake, application: str) -> dict[str, dict[str, str]]:
-    """Return, by dataset and version, which recorded replay of an application needs the version."""
+    """Return, by dataset and version, a text on the recorded replay of an application that needs the version."""
     held: dict[str, dict[str, str]] = {}
     for plan in _live_plans(lake, application):
         for dataset, version, _ in plan.versions_read():
@@ -216,7 +221,7 @@ def _live_plans(lake: Lake, application: str) -> list[RecordedPlan]:
     if not stored:
         return []
     now = read_store_clock(lake.store, f"{lake.application_prefix(application)}/clock")
-    # In the order in which a request moves, so that one that moves meanwhile is found later.
+    # A request moves from the waiting ones to a task, then to the replays. Read in this order, none is missed.
     startpoints = StartpointManager(MetadataStore(lake), application).read()
     replays = application_state(lake, application).offsets.replays.values()
     waiting = {request.recorded for request in (*startpoints.waiting, *startpoints.expired)}
@@ -236,7 +241,7 @@ def _live_plans(lake: Lake, application: str) -> list[RecordedPlan]:
 
 
 def _list_plans(lake: Lake, application: str) -> dict[str, ObjectInfo]:
-    """Return the objects of the stored plans, by id."""
+    """Return, by plan id, the objects that store the plans of an application."""
     folder = f"{lake.application_prefix(application)}/recorded/"
     return {item.key.removeprefix(folder).removesuffix(".json"): item for item in lake.store.list(folder)}
 
@@ -260,9 +265,9 @@ def plan_recorded(
     spans: Mapping[SystemStreamPartition, Span],
     now: datetime,
 ) -> tuple[dict[SystemStreamPartition, str], RecordedPlan | None]:
-    """Return the plan to read these offsets again, or by partition why there is none; nothing is written or retained.
+    """Return the problems by partition, and the plan to read these offsets again (None if there are problems).
 
-    `plan` is the application's plan, `snapshot_of` returns the snapshot of a stream.
+    Nothing is stored or retained yet. `plan` is the application's plan, `snapshot_of` returns the snapshot of a stream.
     """
     streams = {ssp.qualified_stream: snapshot_of(ssp.qualified_stream) for ssp in spans}
     asked = AskedOffsets(
@@ -286,12 +291,12 @@ def plan_recorded(
 
 
 def _build_plan(app: Application, asked: AskedOffsets, reads: FirstReads, now: datetime) -> RecordedPlan:
-    """Return the plan of the requested offsets; it retains nothing until it is written."""
+    """Return the plan to read the requested offsets as `reads` says. It retains nothing before `write_plan`."""
     pieces: dict[SystemStreamPartition, tuple[RecordedPiece, ...]] = {}
     spans: dict[SystemStreamPartition, OffsetRange] = {}
     for ssp, (start, end) in asked.spans.items():
         read_pieces = [RecordedPiece(end=upto, batch=batch) for upto, batch in reads.pieces[ssp]]
-        if read_pieces:  # offsets without records may follow: the last piece ends with the replay
+        if read_pieces:  # what follows the last piece are offsets without records
             read_pieces[-1] = read_pieces[-1].model_copy(update={"end": end})
         pieces[ssp] = tuple(read_pieces)
         spans[ssp] = OffsetRange(start=start, end=end if read_pieces else start)
@@ -313,10 +318,10 @@ def _build_plan(app: Application, asked: AskedOffsets, reads: FirstReads, now: d
 
 @dataclass(frozen=True, slots=True)
 class AskedOffsets:
-    """Offsets [start, end) of each partition to read again, in streams of these identities.
+    """The offsets to read again: `spans` has [start, end) by partition, `identities` the identity of each stream.
 
-    `compare` orders the offsets of a partition, `distance` counts them. Streams in `reset` may have gone back without a
-    new epoch.
+    `compare` orders the offsets of a partition, `distance` counts them. `reset` are the streams of inputs that reset
+    their offset: a run may have read them again without a new epoch.
     """
 
     spans: Mapping[SystemStreamPartition, Span]
@@ -330,9 +335,10 @@ class AskedOffsets:
 class FirstReads:
     """Which batches read the requested offsets first.
 
-    `pieces` has, by partition and in order of offsets, the end of each piece and the batch that read it first. Pieces
-    are contiguous except for those in `unread`, of which no such batch is known. `versions` has what each batch read,
-    `over_time` those of joins by time, and `cut` are the batches of which only a part is requested.
+    `pieces` has, by partition and in order of offsets, the end of each piece and the number of the batch that read it
+    first. Pieces are contiguous except where `unread` has offsets, of which no such batch is known. `versions` and
+    `over_time` have the dataset versions that each batch read, as in RecordedPlan. `cut` are the batches of which only
+    a part is requested.
     """
 
     pieces: Mapping[SystemStreamPartition, tuple[tuple[str, int], ...]]
@@ -345,11 +351,11 @@ class FirstReads:
 def collect_main_batches(
     history: Iterable[tuple[Commit, ApplicationState]], asked: AskedOffsets
 ) -> tuple[dict[int, Intent], ApplicationState | None, int, dict[SystemStreamPartition, Span]]:
-    """Return the intents of closed batches of the main position that may have read the offsets, by number.
+    """Return, by number, the intents of closed batches (no replays) that may have read the offsets.
 
-    Also returns the newest state, the oldest commit number read, and, by partition, the offsets that batches of earlier
-    commits, which the log has deleted, may have read. `history` is newest first, and is read no further back than the
-    offsets can have been read.
+    Also returns the newest state, the number of the oldest commit read, and, by partition, which of the offsets may
+    have been read by batches whose commits the log has deleted. `history` is newest first; it is read only as far back
+    as batches may have read the offsets.
     """
     intents: dict[int, Intent] = {}
     newest, oldest = None, 0
@@ -357,9 +363,11 @@ def collect_main_batches(
         newest, oldest = newest or state, commit.number
         done = state.last.intent if state.last is not None else None
         if done is not None and done.batch not in intents and not done.replays:
-            ranges = {ssp: span for ssp, span in done.ranges.items() if _is_of(state, asked, ssp.qualified_stream)}
+            ranges = {
+                ssp: span for ssp, span in done.ranges.items() if _is_same_stream(state, asked, ssp.qualified_stream)
+            }
             intents[done.batch] = done.model_copy(update={"ranges": ranges})
-        if all(_is_before(state, asked, ssp) for ssp in asked.spans):
+        if all(_has_read_none(state, asked, ssp) for ssp in asked.spans):
             break
     else:
         if oldest > 1:
@@ -370,7 +378,10 @@ def collect_main_batches(
 def find_first_reads(
     batches: Mapping[int, Intent], asked: AskedOffsets, gone: Mapping[SystemStreamPartition, Span]
 ) -> FirstReads:
-    """Return which of these batches read each offset first; `gone` are those that earlier ones may have read."""
+    """Return which of these batches read each offset first.
+
+    `gone` has, by partition, the offsets that batches of deleted commits may have read before: these are unread.
+    """
     unknown: dict[SystemStreamPartition, list[Span]] = {}
     open_spans: dict[SystemStreamPartition, list[Span]] = {}
     for ssp, asked_span in asked.spans.items():
@@ -412,7 +423,10 @@ def explain_unread(
     oldest: int,
     gone: Mapping[SystemStreamPartition, Span],
 ) -> dict[SystemStreamPartition, str]:
-    """Return, by partition, why offsets that no batch has read can't be replayed as recorded."""
+    """Return, by partition with such offsets, an error text on why no batch is known that has read them first.
+
+    `state` is the newest state of the application. `oldest` and `gone` are those of `collect_main_batches`.
+    """
     errors = {}
     for ssp, spans in reads.unread.items():
         holes = [span for span in spans if asked.distance(ssp, *span)]
@@ -435,10 +449,10 @@ def explain_unread(
 def explain_cut(
     asked: AskedOffsets, reads: FirstReads, joined_after_sends: AbstractSet[str]
 ) -> dict[SystemStreamPartition, str]:
-    """Return, by partition, why a part of a batch can't be replayed: its joins read what the whole batch had sent
-    before.
+    """Return, by partition, an error text on why a batch can't be replayed in part; empty if that is possible.
 
-    `joined_after_sends` are the tables in which joins read that.
+    It is not if a join of the application reads a local table after the batch has sent records to it: the join has read
+    what the whole batch sent. `joined_after_sends` are these tables.
     """
     if not joined_after_sends or not reads.cut:
         return {}
@@ -449,13 +463,14 @@ def explain_cut(
     return {ssp: str(offset_error(ssp, f"{ssp}: {problem}", step)) for ssp in asked.spans}
 
 
-def _is_of(state: ApplicationState, asked: AskedOffsets, stream: str) -> bool:
-    """Return whether the offsets of this state belong to the requested stream, if it is requested."""
+def _is_same_stream(state: ApplicationState, asked: AskedOffsets, stream: str) -> bool:
+    """Return whether the state's offsets are of the same stream as the requested ones, not of a former stream of its
+    name. True for a stream that is not requested."""
     return stream not in asked.identities or state.offsets.streams.get(stream) == asked.identities[stream]
 
 
-def _is_before(state: ApplicationState, asked: AskedOffsets, ssp: SystemStreamPartition) -> bool:
-    """Return whether no batch up to this state has read any of the requested offsets."""
+def _has_read_none(state: ApplicationState, asked: AskedOffsets, ssp: SystemStreamPartition) -> bool:
+    """Return whether it is certain that no batch up to this state has read any of the partition's requested offsets."""
     if ssp not in state.checkpoint:
         return True
     if ssp.qualified_stream in asked.reset or state.offsets.opened.get(ssp, 0):
@@ -466,12 +481,12 @@ def _is_before(state: ApplicationState, asked: AskedOffsets, ssp: SystemStreamPa
 
 
 def _read_up_to(state: ApplicationState, asked: AskedOffsets, ssp: SystemStreamPartition) -> Span:
-    """Return which of the requested offsets batches up to this state may have read; empty for none.
+    """Return which of the partition's requested offsets batches up to this state may have read; an empty span for none.
 
-    That is up to its checkpoint, or anything if the position may have gone back before.
+    These are the offsets before the state's checkpoint, or all of them if the position may have been moved back before.
     """
     start, end = asked.spans[ssp]
-    if not _is_of(state, asked, ssp.qualified_stream):
+    if not _is_same_stream(state, asked, ssp.qualified_stream):
         return start, start
     moved = state.offsets.applied.get(ssp)
     if ssp.qualified_stream in asked.reset or (moved is not None and moved.batch != 1):
@@ -482,7 +497,7 @@ def _read_up_to(state: ApplicationState, asked: AskedOffsets, ssp: SystemStreamP
 def _split_spans(
     compare: OffsetFunction, ssp: SystemStreamPartition, spans: Iterable[Span], read: Span
 ) -> tuple[list[Span], list[Span]]:
-    """Return the parts of these spans inside another one, and the rest; none of them empty."""
+    """Return the parts of these spans inside the span `read`, and the parts outside it, without empty ones."""
     within, left = [], []
     for start, end in spans:
         first = start if compare(ssp, start, read[0]) >= 0 else read[0]
@@ -499,7 +514,7 @@ def _split_spans(
 def _is_cut(
     intent: Intent, read: Mapping[SystemStreamPartition, list[tuple[Span, int]]], number: int, asked: AskedOffsets
 ) -> bool:
-    """Return whether the batch read more than is requested of it, or not all of it for the first time."""
+    """Return whether the batch `number` read other offsets than the ones in `read` that it read first."""
     for ssp, whole in intent.ranges.items():
         if asked.compare(ssp, whole.start, whole.end) == 0:
             continue

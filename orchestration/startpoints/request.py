@@ -1,4 +1,4 @@
-"""Startpoint requests: their fields and stored form, the text that people write, and what an application allows.
+"""Startpoint requests: their fields and stored form, how users write partitions and positions, what is allowed.
 
 A dataset whose table can be rewound is a task too, "dataset NAME", which reads the partitions of its stream. A request
 for all tasks that read a partition includes the dataset only if the application does not read the stream itself;
@@ -41,31 +41,31 @@ from dagster_adjunct.resources.validation import validated_methods
 
 @dataclass(frozen=True)
 class ReadingTasks:
-    """Which tasks read which partitions: the tasks of an application's plan, and those of its rewindable datasets.
+    """By name of the task, the partitions that it reads: the tasks of the plan, and those of rewindable datasets.
 
-    Both are by name. The tasks of `by_name` get only requests that name them.
+    Tasks in `named_only` get only requests that name them.
     """
 
     of_plan: Mapping[str, frozenset[SystemStreamPartition]]
     of_datasets: Mapping[str, frozenset[SystemStreamPartition]]
-    by_name: frozenset[str] = frozenset()
+    named_only: frozenset[str] = frozenset()
 
     @cached_property
     def tasks(self) -> dict[str, frozenset[SystemStreamPartition]]:
-        """All tasks."""
+        """The partitions by task, of the plan and of datasets."""
         return {**self.of_plan, **self.of_datasets}
 
     @cached_property
     def owners(self) -> dict[SystemStreamPartition, list[str]]:
-        """By partition, the tasks that get its requests for all tasks: all that read it, without those of `by_name`."""
+        """By partition, the tasks that get requests for all tasks: all that read it, except those in `named_only`."""
         owners: dict[SystemStreamPartition, list[str]] = {}
         for task, ssps in self.tasks.items():
-            for ssp in ssps if task not in self.by_name else ():
+            for ssp in ssps if task not in self.named_only else ():
                 owners.setdefault(ssp, []).append(task)
         return owners
 
     def targets_of(self, request: StartpointRequest) -> tuple[str, ...]:
-        """The tasks that a request is for: the one that it names, if that reads the partition, or all owners."""
+        """Return the tasks that a request is for: the named task if it reads the partition, or all owners."""
         if request.task is None:
             return tuple(self.owners.get(request.ssp, ()))
         return (request.task,) if request.ssp in self.tasks.get(request.task, ()) else ()
@@ -76,18 +76,18 @@ def find_reading_tasks(
 ) -> ReadingTasks:
     """Return the partitions that each task reads; `plan` is None for an application that has only datasets.
 
-    Bounded datasets and tables of one run can't be rewound, so they have no task, and requests for their streams alone
-    stay unknown. If the application itself reads a dataset's stream, the dataset's task gets only requests that name
-    the task.
+    Bounded datasets and tables of one run can't be rewound, so they have no task; no task gets a request for a stream
+    that only they read. If the application itself reads a dataset's stream, the dataset's task gets only requests that
+    name it.
     """
-    by_name, of_datasets = set(), {}
+    named_only, of_datasets = set(), {}
     for dataset in list_rewindable_datasets(app):
         task, (system, stream) = dataset_task_name(dataset.name), dataset.system_stream
         if dataset.stream in app.inputs:
-            by_name.add(task)
+            named_only.add(task)
         with suppress(errors.StreamNotFoundError):  # the application may create it in its first batch
             of_datasets[task] = frozenset(systems[system].partitions(stream))
-    return ReadingTasks({} if plan is None else plan.partitions_by_task(), of_datasets, frozenset(by_name))
+    return ReadingTasks({} if plan is None else plan.partitions_by_task(), of_datasets, frozenset(named_only))
 
 
 def dataset_task_name(name: str) -> str:
@@ -96,14 +96,14 @@ def dataset_task_name(name: str) -> str:
 
 
 def list_rewindable_datasets(app: Application, only: Collection[str] | None = None) -> list[AdjunctDataset]:
-    """Return the datasets that startpoints can rewind: stored tables of change streams, `only` these names if given."""
+    """Return the datasets that startpoints can rewind: the stored unbounded ones, or `only` those with these names."""
     followed = [dataset for dataset in app.datasets if dataset.follows_changes and dataset.stream is not None]
     tables = [dataset for dataset in followed if dataset.following.persistent]
     return [dataset for dataset in tables if only is None or dataset.name in only]
 
 
 def find_as_of_joins(app: Application) -> tuple[str, ...]:
-    """Return the joins in which each record is joined with the entry valid at its own time."""
+    """Return the ids of the application's as-of joins."""
     looked_up = {operator.id: operator.spec.match for operator in app.operators}
     return tuple(operator for operator, match in looked_up.items() if match is not None and match.as_of is not None)
 
@@ -135,9 +135,9 @@ def choose_versions(app: Application, request: StartpointRequest) -> JoinVersion
 
 
 def describe_versions(app: Application, requests: Sequence[StartpointRequest]) -> tuple[str, ...]:
-    """Return what bounded replays are joined with, a line each, where joins are as-of or a request chooses.
+    """Return a line for each kind of versions with which the bounded replays among the requests are joined.
 
-    Recorded versions are described by their plan.
+    Empty if the versions are not chosen and no join is as-of. Recorded versions are described by their plan instead.
     """
     by_time = find_as_of_joins(app)
     default = AS_OF if by_time else CURRENT
@@ -151,13 +151,13 @@ def describe_versions(app: Application, requests: Sequence[StartpointRequest]) -
 
 
 def is_broadcast(app: Application, ssp: SystemStreamPartition) -> bool:
-    """Return whether all tasks of the application read this partition, with one position."""
+    """Return whether the partition is of a broadcast input, which all tasks read with one common position."""
     source = app.inputs.get(ssp.qualified_stream)
     return source is not None and source.broadcast is not None
 
 
 def broadcast_task_error(request: StartpointRequest) -> errors.ConfigurationError:
-    """Return the error for a request for one task of a partition that all tasks read."""
+    """Return the error for a request that names one task, at a partition of a broadcast input."""
     return errors.ConfigurationError(
         f"{request.ssp} is of a broadcast input, which all tasks read with one position: {request.task!r} alone can't "
         "start elsewhere.",
@@ -172,7 +172,7 @@ _DATE = re.compile(r"\d{4}-\d\d-\d\d")
 _SPAN = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?", re.ASCII)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MS = timedelta(milliseconds=1)
-# In ms, this is a day in 1973; in seconds, one in the year 5138.
+# A smaller number is probably a time in seconds: this is 1973 in ms, and the year 5138 in seconds.
 _LEAST_MS = 100_000_000_000
 _DIGITS = re.compile(r"\d{1,13}", re.ASCII)
 _FINER = re.compile(r"\d{16,30}", re.ASCII)
@@ -181,7 +181,7 @@ _FINER = re.compile(r"\d{16,30}", re.ASCII)
 def parse_position(kind: str, value: str | None = None) -> Startpoint:
     """Return the startpoint for `oldest`, `upcoming`, `timestamp` VALUE or `offset` VALUE.
 
-    A timestamp is ISO 8601 with its zone, a date (its start in UTC), or milliseconds since 1970. Raises
+    A timestamp is ISO 8601 with a time zone, a date (its start in UTC), or milliseconds since 1970. Raises
     ConfigurationError for anything else.
     """
     check_choice(kind, f"position {kind!r} is unknown", POSITIONS, argument="position")
@@ -205,8 +205,8 @@ def expand_partitions(
 ) -> list[SystemStreamPartition]:
     """Return the partitions that texts name: `lake.flights.3`, `lake.flights.0-3,7`, or `lake.flights` for all.
 
-    Each once, in order. Raises ConfigurationError for a stream that the application does not read and for a partition
-    that the stream does not have; InvalidNameError and StreamNotFoundError.
+    Each partition is returned once, in order. Raises ConfigurationError for a stream that the application does not read
+    and for a partition that the stream does not have; InvalidNameError and StreamNotFoundError.
     """
     counts: dict[str, int] = {}
     partitions: dict[SystemStreamPartition, None] = {}
@@ -252,7 +252,7 @@ def _parse_timestamp(text: str) -> int:
 
 
 def to_epoch_ms(moment: datetime) -> int:
-    """Return the milliseconds from 1970 to a moment."""
+    """Return the milliseconds from 1970 (UTC) to a moment."""
     return (moment - _EPOCH) // MS
 
 
@@ -303,7 +303,7 @@ _NAME = re.compile(r"[0-9a-f]{32}")
 _TASK_LENGTH = 500
 _TEXT_LENGTH = 1_000
 
-# A partition, and one task or (None) every task that reads it.
+# What a request is for: a partition, and one task or (None) every task that reads the partition.
 Target = tuple[SystemStreamPartition, str | None]
 
 
@@ -363,7 +363,7 @@ class StartpointRequest:
         return self.ssp, self.task
 
     def is_expired(self, now_ms: int, expiry_ms: int) -> bool:
-        """Return whether it is too old to be applied; it expires exactly after `expiry_ms`."""
+        """Return whether it is too old to be handed out: its startpoint was created `expiry_ms` ago, or earlier."""
         return now_ms - self.startpoint.creation_timestamp_ms >= expiry_ms
 
     def to_json(self) -> dict[str, Any]:
@@ -378,7 +378,7 @@ class StartpointRequest:
 
     @staticmethod
     def from_json(value: object, where: str = "startpoint request") -> StartpointRequest:
-        """Return the request that `to_json` returned. Raises MalformedDocumentError, which says `where` it was."""
+        """Return the request from its stored form. Raises MalformedDocumentError, in which `where` names the entry."""
         if not isinstance(value, Mapping):
             raise malformed_error(where, f"{value!r:.80} is not an object")
         check_stored_version(value, where)
@@ -400,10 +400,10 @@ _NAMED = {field.name for field in fields(StartpointRequest)}
 
 
 def pick_newer(left: StartpointRequest, right: StartpointRequest) -> StartpointRequest:
-    """Return which of two requests counts for one task and partition.
+    """Return which of two requests for one partition a task applies.
 
-    Of one for the task and one for all tasks: the one created later, and the task's if created at once. Of two for the
-    same target: the one that the store received later, whatever the clocks of their writers say.
+    Of two with the same target, that is the one that the store received later, whatever the clocks of their writers
+    say. Of one for the task and one for all tasks, it is the one created later, or the task's if both are equally old.
     """
     if (left.task is None) == (right.task is None):
         return left if left.sequence > right.sequence else right
@@ -413,7 +413,7 @@ def pick_newer(left: StartpointRequest, right: StartpointRequest) -> StartpointR
 
 
 def to_startpoint(request: StartpointRequest) -> Startpoint:
-    """Return the startpoint of a request with the request's id, by which a table knows what it has applied."""
+    """Return the startpoint of a request, with the id of the request, which a dataset stores once it is applied."""
     return replace(request.startpoint, id=request.id)
 
 
@@ -426,7 +426,7 @@ def check_task(task: str) -> str:
 
 
 def malformed_error(where: str, problem: str) -> errors.MalformedDocumentError:
-    """Return the error of a stored entry, `where`, that can't be read."""
+    """Return the error for a stored entry that can't be read; `where` names the entry."""
     step = (
         "Take it back (adjunct startpoint clear MODULE:APP PARTITION --reason …, or --all for PARTITION) and "
         "request it again, or upgrade if a newer version wrote it."
@@ -438,8 +438,8 @@ def malformed_error(where: str, problem: str) -> errors.MalformedDocumentError:
 class Unreadable:
     """A stored entry that this release of Adjunct can't read, as `error` says; other entries are not affected.
 
-    It is `value` under `key`: a waiting "request", or of a "fan-out" what was handed to the task `at`, a whole entry or
-    one of its requests. `partition` and `task` say what it is for, as far as known.
+    `value` is stored under `key`. It is a waiting "request", or a "fan-out": what was handed to the task `at`, either
+    all of it or one of its requests. `partition` and `task` are what it is for, None if unknown.
     """
 
     kind: Literal["request", "fan-out"]
@@ -452,7 +452,7 @@ class Unreadable:
 
     @property
     def ssp(self) -> SystemStreamPartition | None:
-        """The partition that it is for, if that is a valid name."""
+        """The partition that the entry is for, None if `partition` is unknown or not a valid name."""
         return parse_partition(self.partition)
 
     def summary(self) -> str:

@@ -64,10 +64,10 @@ from dagster_adjunct.resources.validation import validated_methods
 def collect_startpoints(
     lake: Lake, systems: Mapping[str, StreamSystem], app: Application, now: datetime
 ) -> dict[str, list[dict[str, Any]]]:
-    """Return rows of what is `waiting`, `expired`, `handed` to tasks, of `replays`, `applied` and `unreadable` entries.
+    """Return all startpoints of an application, by state, as rows of JSON values.
 
-    Rows have JSON values. `expired` requests stay until the next run deletes them. `left` counts the offsets that a
-    replay has still to read.
+    The states are `waiting`, `expired` (to be deleted by the next run), `handed` to tasks, running `replays` (`left` is
+    the number of offsets still to read), `applied`, and `unreadable` entries.
     """
     stored, state = open_startpoints(lake, app).read(), application_state(lake, app.name)
 
@@ -118,7 +118,7 @@ def _replay_row(systems: Mapping[str, StreamSystem], replay: Replay) -> dict[str
 
 
 def _format_span(ms: int) -> str:
-    """Return whole seconds as text; computed with integers, because dates do not reach as far."""
+    """Return a time span as text, in whole seconds, at least 0. Stored times may be too far apart for a timedelta."""
     return str(timedelta(seconds=min(max(ms // 1000, 0), timedelta.max // timedelta(seconds=1))))
 
 
@@ -127,9 +127,9 @@ _MAX_REMOVALS = 5
 
 @dataclass(frozen=True, slots=True)
 class TakenBack:
-    """What was taken back, and the `replays` that were stopped; `not_removed` says what was not taken back, and why.
+    """What was taken back: `startpoints`, `unreadable` entries, and `replays`, which were stopped.
 
-    `unreadable` are entries that this release of Adjunct can't read, taken back as they are.
+    `not_removed` has a line for each startpoint, replay or partition for which nothing was taken back, with the reason.
     """
 
     startpoints: tuple[PendingStartpoint, ...]
@@ -167,18 +167,18 @@ def take_back_startpoints(
     by: str,
     reason: str,
 ) -> TakenBack:
-    """Take back what is requested at these partitions (None: all) and not applied, and stop bounded replays there.
+    """Take back the startpoints at these partitions (None: all) that are not applied, and stop bounded replays there.
 
-    With `task`, only what is for this task alone or was handed to it; replays, which are of all tasks, continue. What a
-    batch has begun with stays. Raises CommitConflictError if a run commits at the same moment; what was taken back
-    stays so.
+    With `task`, only those that name this task or were handed to it; replays belong to all tasks, and continue. A
+    startpoint that a batch has begun to apply stays. Raises CommitConflictError if a run commits at the same moment;
+    startpoints that were taken back before that stay taken back.
     """
     startpoints, log = open_startpoints(lake, app), BatchLog(lake, app.name)
     state, stored = log.read().state, startpoints.read()
     wanted = None if ssps is None else dict.fromkeys(ssps)
 
     def chosen(held: PendingStartpoint) -> bool:
-        # Of a broadcast input all tasks hold the same request, so one task can't give it back alone.
+        # A request for a broadcast input is handed to all tasks, so it can't be taken back from one.
         one = held.request.task if held.at is None or is_broadcast(app, held.request.ssp) else held.at
         return (wanted is None or held.request.ssp in wanted) and (task is None or task == one)
 
@@ -238,7 +238,7 @@ def take_back_startpoints(
 def _stop_replays(
     log: BatchLog, state: ApplicationState, ssps: Collection[SystemStreamPartition] | None, by: str, reason: str
 ) -> tuple[list[Replay], list[Replay]]:
-    """Stop the replays at these partitions; return them, and those that the open batch reads, which continue."""
+    """Stop the replays at these partitions (None: all), except those that the open batch reads; return both."""
     ours = [replay for replay in state.offsets.replays.values() if ssps is None or replay.ssp in ssps]
     reading = set(state.open.replays.values()) if state.open else set()
     idle = [replay.id for replay in ours if replay.id not in reading]
@@ -255,17 +255,18 @@ def _describe_nothing(ssp: SystemStreamPartition, state: ApplicationState) -> st
     )
 
 
-# "lake.flights.3", "lake.flights.0-3,7", "lake.flights" for all, a SystemStreamPartition, or several of these.
+# "lake.flights.3", "lake.flights.0-3,7", "lake.flights" for all its partitions, a SystemStreamPartition, or several.
 Partitions: TypeAlias = str | SystemStreamPartition | Iterable[str | SystemStreamPartition]
 Rows: TypeAlias = list[dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class AskedStartpoints:
-    """The result of a request: what each would do now, what it replaces, and whether it is written.
+    """The result of requesting startpoints, or of a preview: what each request would do if a run started now.
 
-    `tables` says what happens to each remote table that is written from these partitions. `notes` say which versions
-    replays are joined with, and which operators leave out records that are read again.
+    `replaced` are the startpoints that the requests replace; `written` is whether the requests are stored. `tables`
+    says what records that are read again do to each remote table. `notes` say which versions replays are joined with,
+    which operators leave out records that are read again, and in a preview, why the requests would be rejected.
     """
 
     previews: tuple[Preview, ...]
@@ -275,7 +276,7 @@ class AskedStartpoints:
     notes: tuple[str, ...] = ()
 
     def describe_effects(self) -> list[str]:
-        """Return what else the requests do, a line each: what they replace, tables, and notes."""
+        """Return a line for each replaced startpoint, each table, and each note."""
         lines = [f"{'replaced' if self.written else 'would be replaced'}: {held.summary()}" for held in self.replaced]
         return [*lines, *(f"table {table}: {becomes}" for table, becomes in self.tables.items()), *self.notes]
 
@@ -368,25 +369,27 @@ class Startpoints:
         return request_startpoints(self.lake, self._systems, self.app, requests, replace=replace)
 
     def list(self) -> dict[str, Rows]:
-        """Return rows of what is `waiting`, `handed` to tasks, of `replays`, `applied` and `unreadable` entries.
+        """Return all startpoints by state, as rows of JSON values.
 
-        Rows have JSON values.
+        The states are `waiting`, `expired`, `handed` to tasks, running `replays`, `applied`, and `unreadable` entries.
         """
         return collect_startpoints(self.lake, self._systems, self.app, self.lake.now())
 
     def take_back(self, partitions: Partitions, *, task: str | None = None, by: str, reason: str) -> TakenBack:
-        """Take back what is requested at these partitions and not applied, and stop bounded replays there.
+        """Take back the startpoints at these partitions that are not applied, and stop bounded replays there.
 
-        With `task`, only what is for this task or was handed to it; replays continue then. What a batch has begun with
-        stays, and is listed in `not_removed`. Raises CommitConflictError if a run commits at the same moment.
+        With `task`, only those that name this task or were handed to it; replays continue then. A startpoint that a
+        batch has begun to apply stays, and is listed in `not_removed`. Raises CommitConflictError if a run commits at
+        the same moment.
         """
         return take_back_startpoints(self.lake, self.app, self._expanded(partitions), task=task, by=by, reason=reason)
 
     def clear(self, *, task: str | None = None, by: str, reason: str) -> TakenBack:
-        """Take back everything that is not applied, including requests for streams that the application no longer
-        reads.
+        """Take back all startpoints that are not applied, also for streams that the application no longer reads, and
+        stop all bounded replays.
 
-        All bounded replays are stopped, unless a `task` is given. Raises as `take_back` does.
+        With `task`, only those that name this task or were handed to it; replays continue then. Raises the errors of
+        `take_back`.
         """
         return take_back_startpoints(self.lake, self.app, None, task=task, by=by, reason=reason)
 
@@ -405,7 +408,10 @@ class Startpoints:
 def build_requests(
     ssps: Iterable[SystemStreamPartition], position: Startpoint, until: Startpoint | None = None, **wanted: Any
 ) -> list[StartpointRequest]:
-    """Return a request for each partition, created now; `wanted` are its other fields. Raises ConfigurationError."""
+    """Return a request for each partition, created now; `wanted` are the other fields of StartpointRequest.
+
+    Raises ConfigurationError for an invalid field.
+    """
     check_startpoint(position, "position", "position")
     if until is not None:
         check_startpoint(until, "until", "until")
@@ -423,11 +429,11 @@ def request_startpoints(
 ) -> AskedStartpoints:
     """Write these requests, all or none; return what they would do if a run started now.
 
-    Each replaces what is not applied yet at the same partition and task. Raises ConfigurationError if no task reads a
-    partition; if what is stored there can't be read; if a startpoint has no offset now, unless the request continues
-    from the checkpoint; and, without `replace`, if a bounded replay would replace a startpoint that moves the position,
-    or the reverse. With `dry_run` nothing is written, and the previews and notes have these errors. Raises in any case
-    if the application disables startpoints.
+    Each replaces the startpoint at the same partition and task that is not applied yet. Raises ConfigurationError if no
+    task reads a partition; if the startpoint to replace can't be read; if the position has no offset now, unless the
+    request continues from the checkpoint; and, without `replace`, if a bounded replay would replace a startpoint that
+    moves the position, or the reverse. With `dry_run` nothing is written, and the previews and notes have these errors;
+    only for an application that disables startpoints or was renamed the error is raised all the same.
     """
     startpoints = open_startpoints(lake, app)
     startpoints.check_on()
@@ -444,7 +450,7 @@ def request_startpoints(
     previews = mark_blocked_previews(stored.unreadable, previews)
     previews, recorded = _plan_recorded_versions(lake, app, plan, snapshot_of, previews, stored.at)
     there = [*map(PendingStartpoint, stored.waiting), *iter_unapplied(stored.handed, state)]
-    replaced = find_replaced(requests, there, readers.by_name)
+    replaced = find_replaced(requests, there, readers.named_only)
     refusals = [*filter(None, [empty_replay_error(previews), None if replace else other_kind_error(replaced)])]
     if not dry_run:
         check_previews(previews)
@@ -468,10 +474,11 @@ def _plan_recorded_versions(
     previews: list[Preview],
     now: datetime,
 ) -> tuple[list[Preview], RecordedPlan | None]:
-    """Return the previews, and the plan that the requests for recorded versions share; nothing is written or retained.
+    """Return the previews, and the plan for all requests with recorded versions (None for no such requests).
 
-    A request whose records no batch has read, or whose versions are gone, gets an `error` in its preview. All requests
-    of one call share a plan, so that the records of one batch stay together; if one can't be applied, none is planned.
+    They share a plan, so that the records of one batch are read together again. Nothing is written or retained yet. If
+    no batch has read the records of a request, or versions are gone, its preview has an `error`. There is no plan if
+    one of all the requests can't be applied.
     """
     replays = [one for one in previews if one.request.versions == RECORDED and one.error is None]
     wanted = {one.request.ssp: one for one in replays if one.request.until is not None}

@@ -4,9 +4,10 @@
     metadata/startpoints-fan-out/APPLICATION    by ["task", TASK]:                    pending requests; handed sequences
                                                 by ["settled", SSP, TASK or null]:    a sequence
 
-A fan-out reads the fan-outs first and the requests after them, commits the new fan-outs at once, and then deletes the
-requests, each by its sequence. If another coordinator commits in between, it starts over. If it dies in between, the
-next one finds the requests settled and only deletes them. Entries that can't be read are set apart.
+The sequence of a request is the number of the commit that wrote it. A fan-out reads what tasks were handed, then the
+requests; it commits what they are handed now at once, and then deletes the requests that still have the same sequence.
+If another process commits in between, it starts over. If it dies after the commit, the next fan-out finds the sequences
+settled, and only deletes the requests. Entries that can't be read are kept, and reported.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ from dagster_adjunct.resources.validation import validated_methods
 def read_requests(
     application: str, entries: Iterable[tuple[str, Any]]
 ) -> tuple[list[StartpointRequest], list[Unreadable]]:
-    """Return the requests of an application, and the entries that can't be read."""
+    """Return the requests in these stored entries (key, value), and the entries that can't be read."""
     requests: list[StartpointRequest] = []
     unreadable: list[Unreadable] = []
     for key, value in entries:
@@ -68,7 +69,7 @@ def read_requests(
 
 
 def read_request(application: str, key: str, value: object) -> StartpointRequest:
-    """Return the request under this key. Raises MalformedDocumentError."""
+    """Return the request stored under this key. Raises MalformedDocumentError, also if it is for another target."""
     where = f"startpoint request {key} of application {application!r}"
     request = StartpointRequest.from_json(value, where)
     if request_key(request.target) != key:
@@ -77,7 +78,7 @@ def read_request(application: str, key: str, value: object) -> StartpointRequest
 
 
 def read_fan_outs(application: str, entries: Iterable[tuple[str, Any]]) -> FanOutState:
-    """Return the state of all fan-outs, including entries that can't be read."""
+    """Return what tasks were handed, from these stored entries (key, value), including unreadable entries."""
     tasks: dict[str, TaskFanOut] = {}
     settled: dict[Target, int] = {}
     unreadable: list[Unreadable] = []
@@ -97,7 +98,10 @@ def read_fan_outs(application: str, entries: Iterable[tuple[str, Any]]) -> FanOu
 
 
 def read_task(application: str, key: str, value: object) -> TaskFanOut:
-    """Return what a task was handed, with unreadable requests set apart. Raises MalformedDocumentError."""
+    """Return what a task was handed; requests that can't be read are in `unread`.
+
+    Raises MalformedDocumentError if the whole entry can't be read.
+    """
     if value is None:
         return TaskFanOut()
     where = _where(application, key)
@@ -138,7 +142,7 @@ def _read_sequence(where: str, value: object) -> int:
 
 
 def diff_states(before: FanOutState, after: FanOutState) -> dict[str, Any]:
-    """Return the changed entries in stored form; None for removed ones."""
+    """Return, by key, the stored form of each entry that has changed; None for an entry to remove."""
     changes: dict[str, Any] = {}
     for task in {*before.tasks, *after.tasks}:
         held = after.tasks.get(task, TaskFanOut())
@@ -152,7 +156,7 @@ def diff_states(before: FanOutState, after: FanOutState) -> dict[str, Any]:
 
 
 def task_to_json(held: TaskFanOut) -> dict[str, Any] | None:
-    """Return what a task was handed in stored form, with unreadable parts unchanged; None for nothing."""
+    """Return the stored form of what a task was handed, with unreadable requests as they were; None for nothing."""
     if not held.pending and not held.handed and not held.unread:
         return None
     return {
@@ -178,30 +182,33 @@ def task_key(task: str) -> str:
 
 
 def concerns_stream(stream: str, key: str, value: object) -> bool:
-    """Return whether an entry of either namespace is about partitions of a stream, apart from sequences of the past."""
+    """Return whether an entry has a request for the stream that is not applied: a waiting one, or one at a task.
+
+    Sequences of requests that were handed out or settled do not count.
+    """
     waiting = value.get("pending", value) if isinstance(value, Mapping) else value
     return _parts(key)[:1] != ["settled"] and f"{stream}." in f"{key} {waiting}"
 
 
 def parse_sequence(stored: object) -> int | None:
-    """Return the sequence of a stored request, readable or not; None if it has none."""
+    """Return the sequence of a request in stored form, which may be unreadable otherwise; None if it has none."""
     sequence = stored.get("sequence") if isinstance(stored, Mapping) else None
     return sequence if isinstance(sequence, int) and not isinstance(sequence, bool) else None
 
 
 def is_same_request(left: object, right: Mapping[str, Any]) -> bool:
-    """Return whether two stored requests ask for the same, apart from ids and sequences."""
+    """Return whether two requests in stored form differ at most in their ids and sequences."""
     given = {"sequence": 0, "id": ""}
     return isinstance(left, Mapping) and {**left, **given} == {**right, **given}
 
 
 def _key(*parts: str | None) -> str:
-    """Return the parts as one JSON key, so that no name can pass for two parts or for another kind of key."""
+    """Return the parts as a key, a JSON array: a name with any characters stays one part."""
     return json.dumps(parts, ensure_ascii=False, separators=(",", ":"))
 
 
 def _parts(key: str) -> list[Any]:
-    """Return the parts of a key; [] for a key that this release would not have written."""
+    """Return the parts of a key; [] for a key that is not a JSON array, which this release would not have written."""
     try:
         parts = json.loads(key)
     except ValueError:
@@ -210,7 +217,8 @@ def _parts(key: str) -> list[Any]:
 
 
 def _parse_fan_out_key(key: str) -> tuple[str | None, str | None, str | None]:
-    """Return the partition and task of the request, and the task that it was handed to, from a fan-out's key."""
+    """Return what the key of an unreadable fan-out entry says: a request's partition and task (of a settled sequence),
+    or the task that was handed something. Unknown parts are None."""
     kind, first, second = [*map(_text, _parts(key)), None, None, None][:3]
     return (None, None, first) if kind == "task" else (first, second, None)
 
@@ -223,9 +231,9 @@ def _text(value: object) -> str | None:
 class StoredStartpoints:
     """An application's stored startpoints, read `at` this time by the lake's clock.
 
-    `waiting` are requests that no fan-out has taken up, in the store's order; `expired` ones are deleted by the next
-    fan-out. `handed` is what each task has to apply. `unreadable` are entries of both that this release of Adjunct
-    can't read; they stay until they are taken back.
+    `waiting` are requests that no fan-out has handed out, in the order in which they were written; `expired` ones are
+    deleted by the next fan-out. `handed` has, by task, the requests that it still has to apply. `unreadable` are
+    entries that this release of Adjunct can't read; they stay until they are taken back.
     """
 
     waiting: Sequence[StartpointRequest]
@@ -237,9 +245,9 @@ class StoredStartpoints:
 
 @dataclass(frozen=True, slots=True)
 class PendingStartpoint:
-    """A startpoint that is not applied yet: it waits, or was handed to the task `at`.
+    """A startpoint that is not applied yet: it waits (`at` is None), or was handed to the task `at`.
 
-    `offset` is its start offset, if a run has resolved and stored it.
+    `offset` is its start offset, if a run has found and stored it.
     """
 
     request: StartpointRequest
@@ -263,7 +271,7 @@ class PendingStartpoint:
 
 
 def iter_unapplied(handed: Mapping[str, Requests], state: ApplicationState) -> Iterator[PendingStartpoint]:
-    """Yield what is fanned out and not applied; a crash may have left applied requests there."""
+    """Yield the startpoints in `handed` that no batch has applied; a crash may have left applied ones there."""
     for task, requests in handed.items():
         for ssp, request in requests.items():
             if not state.offsets.has_taken(ssp, request.id):
@@ -274,7 +282,7 @@ def iter_unapplied(handed: Mapping[str, Requests], state: ApplicationState) -> I
 
 
 def has_begun(held: PendingStartpoint, state: ApplicationState) -> bool:
-    """Return whether a batch has applied it, or the open batch, which will be repeated, does."""
+    """Return whether a batch has applied the startpoint, or the open batch will, which can't be stopped any more."""
     ssp, startpoint_id = held.request.ssp, held.request.id
     applied = state.offsets.applied.get(ssp)
     opened = state.open is not None and state.open.startpoints.get(ssp) == startpoint_id
@@ -288,11 +296,12 @@ EXPIRES_AFTER = timedelta(hours=12)
 
 @validated_methods
 class StartpointManager:
-    """The stored startpoints of one application, without checks of whether they can be applied; see `Startpoints`.
+    """The stored startpoints of one application. It does not check whether they can be applied, as `Startpoints` does.
 
-    Safe to use from threads and processes. A request expires `expires_after` the creation of its startpoint, by the
-    lake's clock; what was fanned out does not. The default is the Application's setting, 12 hours for a name. An
-    unknown name, in a lake that knows others, raises ConfigurationError on first use.
+    Safe to use from threads and processes. A waiting request expires `expires_after` the creation of its startpoint, by
+    the lake's clock; one that was handed to a task does not. The default is the Application's setting, or 12 hours if
+    `application` is a name. The first use raises ConfigurationError for a name that the lake does not know, if it knows
+    other applications.
     """
 
     def __init__(
@@ -317,7 +326,7 @@ class StartpointManager:
         self._expiry_ms = expires_after // MS
 
     def continue_from(self, old: str, *, by: str) -> None:
-        """Begin with the requests and fan-outs of the application formerly called `old`."""
+        """Take over the requests and fan-outs of the application's former name `old`; called by a rename."""
         store = MetadataStore(self.lake)
         self._requests.continue_from(store.namespace(REQUESTS, old), by=by)
         self._fan_outs.continue_from(store.namespace(FAN_OUTS, old), by=by)
@@ -325,7 +334,7 @@ class StartpointManager:
     # -- requests
 
     def write_startpoints(self, requests: Iterable[StartpointRequest]) -> None:
-        """Write many requests in one commit, all or none. Of two for one target, the last counts.
+        """Write many requests in one commit, all or none. Of two for the same target, only the last is written.
 
         Each is applied once, by its id, however often it is written. Raises ConfigurationError, also if it would
         replace a request that can't be read.
@@ -375,7 +384,7 @@ class StartpointManager:
         """Return all requests and fan-outs."""
         at = self.lake.now()
         now = to_epoch_ms(at)
-        # Requests first, so that what a fan-out moves meanwhile is in at least one of both.
+        # Requests first: a fan-out in between moves requests to tasks, so each is read in at least one of the two.
         asked, handed = self._checked(self._requests.read()), self._fan_outs.read()
         requests, unread = read_requests(self.application, asked.items())
         state = read_fan_outs(self.application, handed.items())
@@ -400,10 +409,10 @@ class StartpointManager:
         return bool(len(self._requests.read()) or len(self._fan_outs.read()))
 
     def delete_startpoint(self, ssp: SystemStreamPartition | str, task: str | None = None) -> bool:
-        """Take back the request for exactly this target, readable or not; return whether there was one.
+        """Take back the waiting request for exactly this target, even an unreadable one; return whether there was one.
 
-        The target of an unreadable request may be no partition: pass the text that `read` returns. What is fanned out
-        stays: see `remove_fan_out_for_task`.
+        If an unreadable request names no valid partition, pass the text that it has there, as returned by `read`.
+        Requests that were handed to tasks stay: see `remove_fan_out_for_task`.
         """
         known = parse_partition(ssp) if isinstance(ssp, str) else ssp
         key = request_key((known or ssp, task))
@@ -411,7 +420,7 @@ class StartpointManager:
         return there is not None and self._delete_request(key, there, known, task, by="delete")
 
     def delete_unreadable(self, unreadable: Iterable[Unreadable], *, by: str) -> list[Unreadable]:
-        """Take back unreadable entries, each only if it is still as found; return those taken back."""
+        """Take back unreadable entries that have not changed since they were read; return those taken back."""
         gone: list[Unreadable] = []
         for entry in unreadable:
             if entry.kind == "fan-out":
@@ -422,16 +431,16 @@ class StartpointManager:
         return gone
 
     def take_back(self, requests: Iterable[StartpointRequest], *, by: str) -> list[StartpointRequest]:
-        """Take these requests back, each only if it is still stored; return those that no task was handed."""
+        """Take back these requests, if they are still stored; return those that no task has been handed."""
         wanted = {request.target: request for request in requests}
         taken = self._take_back({target: request.sequence for target, request in wanted.items()}, by=by)
         return [request for target, request in wanted.items() if target in taken]
 
     def _take_back(self, wanted: Mapping[Target, int], *, by: str) -> set[Target]:
-        """Delete the requests of these sequences; return the targets of those that no task was handed.
+        """Delete the requests with these targets and sequences; return the targets of those that no task was handed.
 
-        They are marked as fanned out first, so that a coordinator that has read one and not committed yet decides
-        again.
+        Before that, their sequences are stored as settled: a fan-out that has read a request and not committed yet then
+        has a conflict, starts over, and does not hand it out.
         """
 
         def decide(snapshot: NamespaceSnapshot) -> tuple[dict[str, Any], set[Target]]:
@@ -448,7 +457,7 @@ class StartpointManager:
         return taken
 
     def _delete(self, wanted: Mapping[Target, int], *, by: str) -> None:
-        """Delete requests, each only if it still has this sequence."""
+        """Delete the request of each target if it still has this sequence, so that a newer one stays."""
         sequences = {request_key(target): sequence for target, sequence in wanted.items()}
 
         def decide(snapshot: NamespaceSnapshot) -> tuple[dict[str, Any], None]:
@@ -460,7 +469,10 @@ class StartpointManager:
     def _delete_request(
         self, key: str, value: object, ssp: SystemStreamPartition | None, task: str | None, *, by: str
     ) -> bool:
-        """Delete a request's entry if it is still as found, as far as it says for what; return whether it was."""
+        """Take back a request, which may be unreadable, if it has not changed since it was read; return whether it was.
+
+        Without a valid target or sequence it can't have been handed out: then its entry is only deleted.
+        """
         sequence = parse_sequence(value)
         if ssp is not None and sequence is not None and request_key((ssp, task)) == key:
             return bool(self._take_back({(ssp, task): sequence}, by=by))
@@ -472,7 +484,10 @@ class StartpointManager:
         return self._requests.transact(decide, by=by)
 
     def _remove_unreadable(self, unread: Unreadable, by: str) -> bool:
-        """Remove the unreadable part of a fan-out if it is still as found; return whether it was."""
+        """Remove an unreadable entry, or unreadable request of an entry, of the fan-outs if it has not changed.
+
+        Returns whether it was removed.
+        """
 
         def decide(snapshot: NamespaceSnapshot) -> tuple[dict[str, Any], bool]:
             entry = snapshot.get(unread.key)
@@ -499,14 +514,16 @@ class StartpointManager:
     ) -> FanOut:
         """Hand all requests to the tasks that read their partitions; return what each task has to apply now.
 
-        `tasks` has tasks of the application with all partitions that each reads; whoever names one task that reads a
-        partition names all that do. A task that is not named keeps what it was handed, unless others read the partition
-        now and take it over. With `complete` these are all tasks, and what others held and all readers got is removed.
-        A startpoint joins what its task has not committed yet and replaces that of the same partition if it is newer.
-        What was pending at a task that is gone, or no longer reads the partition, goes to those that read it now if it
-        was for all tasks; else it stays there. Tasks of `named_only` get only requests that name them. Requests that a
-        commit has `taken` (default: the application's own commits) are removed first. Safe to repeat, and to run in
-        several coordinators at once.
+        `tasks` has, by task, all partitions that it reads; if it has one task that reads a partition, it must have all
+        that do. Tasks in `named_only` get only requests that name them. A request is added to those that the task has
+        not applied yet; of two for one partition the newer one stays.
+
+        A pending request at a task that is gone, or no longer reads the partition, goes to the tasks that read it now
+        if it was for all tasks; else it stays there. With `complete`, `tasks` has all tasks of the application: then a
+        request at any other task is dropped if all readers of the partition were handed it.
+
+        Requests that are applied are removed first: `taken` returns whether a commit has applied a request for a task
+        (default: looks in the application's own commits). Safe to repeat, and to call in several processes at once.
         """
         if not tasks:
             problem = (
@@ -519,12 +536,12 @@ class StartpointManager:
         Outcome = tuple[int | None, FanOut, list[StartpointRequest]]
 
         def decide(snapshot: NamespaceSnapshot) -> tuple[dict[str, Any], Outcome]:
-            # Read again if another coordinator came between, and only if it is asked for.
+            # Read when first needed, and again if the transaction is repeated after a conflict.
             offsets = cache(lambda: application_state(self.lake, self.application).offsets)
             has_taken = taken or (lambda task, request: offsets().has_taken(request.ssp, request.id))
             before = read_fan_outs(self.application, snapshot.items())
-            # Requests after the fan-outs: a request that is still there was not handed out and removed before the
-            # fan-outs were read; the compare-and-swap ensures that they have not changed since.
+            # Requests are read after the fan-outs: one that is still stored had not been handed out and deleted before
+            # the fan-outs were read, and the commit fails if these have changed since.
             asked, now = self._checked(self._requests.read()), to_epoch_ms(self.lake.now())
             requests, unreadable = read_requests(self.application, asked.items())
             after, report, finished = decide_fan_out(
@@ -535,14 +552,17 @@ class StartpointManager:
             return changes, (None if changes else snapshot.version, report, finished)
 
         unchanged, report, finished = self._fan_outs.transact(decide, by="fan-out")
-        # Without a change there is no swap that would detect a fan-out between the two reads.
+        # Without changes there is no commit, which would have detected another fan-out between the two reads.
         while unchanged is not None and self._fan_outs.read().version != unchanged:
             unchanged, report, finished = self._fan_outs.transact(decide, by="fan-out")
         self._delete({request.target: request.sequence for request in finished}, by="fan-out")
         return report
 
     def get_fan_outs(self) -> dict[str, Requests]:
-        """Return what every task has to apply, by task and partition, from one read, without unreadable entries."""
+        """Return, by task and partition, the requests that are still to be applied, from one read of the store.
+
+        Unreadable entries are left out.
+        """
         tasks = read_fan_outs(self.application, self._checked(self._fan_outs.read()).items()).tasks
         return {task: held.pending for task, held in tasks.items() if held.pending}
 
@@ -555,8 +575,8 @@ class StartpointManager:
     ) -> None:
         """Remove the requests that the task has to apply, all or those for these partitions.
 
-        With `ids`, only requests with these ids, or whose startpoints have them, so that newer requests stay.
-        Unreadable entries stay too; `delete_unreadable` removes them.
+        With `ids`, only the request with this id, or whose startpoint has it, is removed at each partition, so that a
+        newer one stays. Unreadable entries stay too; `delete_unreadable` removes them.
         """
         chosen = None if ssps == "all" else frozenset(ssps)
 
@@ -567,16 +587,15 @@ class StartpointManager:
         self._remove({task: goes})
 
     def remove_fan_outs(self, applied: Mapping[str, Mapping[SystemStreamPartition, str]]) -> None:
-        """Remove applied startpoints, given by task and partition with the ids of the requests."""
+        """Remove the requests with these ids, given by task and partition, from what the tasks have to apply."""
         self._remove({task: partial(_has_id, ids) for task, ids in applied.items() if ids})
 
     def remove_applied(
         self, tasks: Mapping[str, Iterable[SystemStreamPartition]], applied: Mapping[SystemStreamPartition, str]
     ) -> None:
-        """Remove, after a commit of offsets, the startpoints that it applied, from all tasks that read their
-        partitions.
+        """Remove the startpoints that a commit of offsets has applied from all tasks that read their partitions.
 
-        `tasks` has the plan's tasks, with the partitions that each reads.
+        `tasks` has the partitions that each of the plan's tasks reads, `applied` the id of the request by partition.
         """
         if applied:
             self.remove_fan_outs(
@@ -584,7 +603,7 @@ class StartpointManager:
             )
 
     def _remove(self, chosen: Mapping[str, Callable[[StartpointRequest], bool]]) -> None:
-        """Remove what tasks have to apply, by task the requests that the function chooses."""
+        """Remove from what each task has to apply the requests for which the task's function returns True."""
         if not chosen:
             return
 
@@ -603,7 +622,8 @@ class StartpointManager:
     # -- inside
 
     def _checked(self, snapshot: NamespaceSnapshot) -> NamespaceSnapshot:
-        """Return the snapshot; an empty one may be that of a mistyped name."""
+        """Return the snapshot. If nothing was ever stored, raises ConfigurationError for a name that the lake does not
+        know, which is probably mistyped."""
         if not self._is_known and snapshot.version == 0:
             if self._requests.read().version == 0:
                 check_application_known(self.lake, self.application)
@@ -612,7 +632,7 @@ class StartpointManager:
 
 
 def _has_id(ids: Mapping[SystemStreamPartition, str], request: StartpointRequest) -> bool:
-    """Return whether these ids, by partition, have that of a request or of its startpoint."""
+    """Return whether the id at the request's partition is that of the request or of its startpoint."""
     return ids.get(request.ssp) in (request.id, request.startpoint.id)
 
 

@@ -85,7 +85,7 @@ def ask(world: World, app: Application, *requests: StartpointRequest) -> Startpo
     startpoints.write_startpoints(requests)
     readers = find_reading_tasks(app, None, world.systems)
     tasks = {"Partition 0": [ssp("main", 0)], **readers.of_datasets}
-    startpoints.fan_out(tasks, named_only=readers.by_name)
+    startpoints.fan_out(tasks, named_only=readers.named_only)
     return startpoints
 
 
@@ -131,7 +131,7 @@ def test_unbounded_datasets_have_a_task_and_those_of_an_input_only_by_name(world
         "dataset again": one,
         "dataset beside": main,
     }
-    assert find_reading_tasks(app, None, world.systems).by_name == {"dataset beside"}
+    assert find_reading_tasks(app, None, world.systems).named_only == {"dataset beside"}
 
 
 def test_a_request_for_all_is_not_for_a_dataset_beside_the_application(world: World) -> None:
@@ -154,7 +154,7 @@ def test_a_request_for_all_is_not_for_a_dataset_beside_the_application(world: Wo
         "dataset beside": {ssp("main", 1): named},
     }
     readers = find_reading_tasks(app, None, world.systems)
-    report = startpoints.fan_out(readers.of_datasets, named_only=readers.by_name)
+    report = startpoints.fan_out(readers.of_datasets, named_only=readers.named_only)
     left = {task: [handed.startpoint for handed in held.values()] for task, held in report.stranded.items()}
     assert left == {"Partition 0": [for_all]}, "nor what a task that is gone has left"
     assert report.tasks.keys() == pending.keys() - {"Partition 0"}
@@ -281,7 +281,7 @@ def test_a_dataset_with_an_unreadable_startpoint_fails_alone_and_stays_as_it_is(
     startpoints = manager(world)
     startpoints.write_startpoints([request("two", 0, StartpointSpecific(offset="0"))])
     readers = find_reading_tasks(app, None, world.systems)
-    handed = startpoints.fan_out(readers.of_datasets, named_only=readers.by_name)
+    handed = startpoints.fan_out(readers.of_datasets, named_only=readers.named_only)
     runtime = Runtime(world.lake, world.systems, IN_PROCESS, by="run 1")
     outcome = apply_dataset_startpoints(runtime, app, startpoints, handed)
     assert [report.dataset for report in outcome.reports] == ["two"]
