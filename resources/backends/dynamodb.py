@@ -157,7 +157,7 @@ class DynamoDbTable(StoreTable):
     each event loop. A request has up to 100 gets, or 25 puts or deletes without conditions; updates, puts if absent and
     all writes with conditions are one request each.
 
-    Marks are stored in the item itself: another program that puts or deletes whole items removes them.
+    Marks are stored in the item itself: a writer without the same conditions that puts or deletes it removes them.
     `forget_deleted_after` is how many seconds a deleted record's marks must stay; DynamoDB removes them some time
     later, if the table's time to live is enabled for `adjunct_expires` (`create` does that). Without
     `forget_deleted_after` they stay forever.

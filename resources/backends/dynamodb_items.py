@@ -333,7 +333,7 @@ class ItemCodec(RowCodec):
         )
 
     def check_order(self, newest_by: str) -> None:
-        """Accept every column: DynamoDB itself rejects writes with times that have no order, such as booleans."""
+        """Accept every column: DynamoDB itself checks the types of the values that it compares."""
 
     def column(self, name: str) -> Column:
         if not self.is_open:

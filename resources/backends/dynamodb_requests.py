@@ -224,9 +224,9 @@ def begin_item(key: KeyItem, columns: Item, guard: Guard) -> Request:
 def update_item(key: KeyItem, changes: EncodedChanges, guard: Guard, item: Item) -> Request:
     """Return the UpdateItem that changes an existing record.
 
-    DynamoDB sets members of a map only if the map exists; else the whole map must be set. Which it is, depends on
-    `item`: what an earlier attempt has found, or {} at first, when all maps are assumed to exist. The request has the
-    condition that this is right.
+    DynamoDB sets members of a map only if the map exists; if it does not, the request must set a whole map. To tell,
+    `item` is what an earlier attempt has found, or {} at first, when all maps are assumed to exist. The request's
+    condition fails if that is wrong.
     """
     expression = _Expression(key, guard)
     clauses, merged = [expression.present()], {}

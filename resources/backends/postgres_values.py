@@ -21,7 +21,7 @@ from dagster_adjunct.resources.lazy_modules import np, pa, pc
 from dagster_adjunct.resources.tables.arrow import ArrowEntries
 from dagster_adjunct.resources.tables.operation import Conditions, Operation, OperationKind
 
-LEAST = 200  # entries of a batch that is staged; with fewer, arrays are as fast
+LEAST = 200  # the fewest entries that are worth a staging table; below, arrays are as fast
 _PLACE = "__place"
 SOURCE, POSITION, TIE, TIME = "__source", "__position", "__tie", "__time"
 
