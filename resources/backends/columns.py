@@ -1,4 +1,4 @@
-"""Column types and values, which all SQL backends share.
+"""Types of columns and their values, which all backends share.
 
 A column's type may be written as Spark's simple name or as SQL's usual one. Values in Python:
 
@@ -51,17 +51,20 @@ _BACKENDS: ClassRegistry[Any] = ClassRegistry(
 
 @validated
 def register_backend(name: str, backend: Callable[..., Any]) -> None:
-    """Register `backend` as `name`. Its keyword arguments are the entries of its `to_dict()`."""
+    """Register a function's class, or a callable that makes one, as `name`, so that commands can open its tables.
+
+    It is called with the entries of the function's `to_dict()` as keyword arguments.
+    """
     _BACKENDS.register(name, backend)
 
 
 describe_function, function_from_description = _BACKENDS.describe, _BACKENDS.from_description
-"""The first returns a registered function's declaration as plain values: {"backend": "sqlite", …}; the second, the
-function of such values, closed."""
+"""`describe_function` returns a registered function's declaration as plain values, such as {"backend": "sqlite", …};
+`function_from_description` makes a function from them, which is not connected yet."""
 
 
 class Kind(Enum):
-    """A column's kind of values, independent of its database's type name."""
+    """What kind of values a column has, whatever its type is called in the database."""
 
     STRING = "string"
     INTEGER = "integer"
@@ -88,12 +91,12 @@ _WORDS = {
     Kind.JSON: "json|jsonb|text json",
 }
 _KINDS = {word: kind for kind, words in _WORDS.items() for word in words.split("|")}
-# "character varying(10)", "timestamp(3) with time zone", "int": words, an optional size, optional words.
+# A type's name: words, optionally a size, then optionally more words ("int", "timestamp(3) with time zone").
 _SPELLED = re.compile(r"\s*([a-z][a-z0-9_ ]*?)\s*(?:(\(\s*\d+\s*(?:,\s*\d+\s*)?\))\s*([a-z ]*?))?\s*", re.IGNORECASE)
-# Spark's array<int>, PostgreSQL's integer[], and the words that SQLite stores for it.
+# A list's type: Spark's array<int>, PostgreSQL's integer[], or "TEXT ARRAY INTEGER", as SQLite tables are created.
 _LIST = re.compile(r"\s*(?:array\s*<(.+)>|(.+)\[\]|text array (.+))\s*", re.IGNORECASE)
 _NOT_IN_LISTS = (Kind.BINARY, Kind.JSON, Kind.LIST, Kind.OTHER)
-# The type in Spark, and the width in bits; PostgreSQL has no 8-bit integers.
+# The type in Spark, and the width in bits. A tinyint has 16, because PostgreSQL has no 8-bit integers.
 _INTEGERS = {
     **dict.fromkeys(("tinyint", "byte"), ("tinyint", 16)),
     **dict.fromkeys(("smallint", "short", "int2"), ("smallint", 16)),
@@ -117,7 +120,10 @@ class Column:
 
 
 def parse_column(name: str, declared: str) -> Column:
-    """Return the column declared as `declared` in any of the known spellings; kind OTHER if it is unknown."""
+    """Return the column `name` of the type `declared`, which may have any of its usual SQL or Spark names.
+
+    Examples are "int8" and "array<int>". The column's kind is OTHER for an unknown type.
+    """
     listed = _LIST.fullmatch(declared)
     if listed is not None:
         element = parse_column(name, listed[1] or listed[2] or listed[3])
@@ -132,7 +138,7 @@ def parse_column(name: str, declared: str) -> Column:
 
 
 def parse_known_column(name: str, declared: str) -> Column:
-    """`parse_column`, rejecting unknown types."""
+    """Return the column as `parse_column` does; raise ConfigurationError for an unknown type."""
     column = parse_column(name, declared)
     if column.kind is Kind.OTHER:
         raise ConfigurationError(
@@ -147,8 +153,10 @@ def parse_known_column(name: str, declared: str) -> Column:
 def check_columns_and_key(
     table: str, names: Sequence[str], declared: Iterable[Column], key: Sequence[str], unique_sets: Sequence[set[str]]
 ) -> None:
-    """Raise SchemaMismatchError if a declared column is not among the table's `names`, or if several records can have
-    the same key, because its columns are none of the `unique_sets`.
+    """Raise SchemaMismatchError if a declared column is missing in the table, or if its key is not unique.
+
+    `names` are the table's columns. `unique_sets` are the sets of columns of which the table has a primary key or a
+    unique index; the key must be one of them.
     """
     for column in declared:
         if column.name not in names:
@@ -161,7 +169,7 @@ def check_columns_and_key(
 
 
 OWN_PREFIX = "adjunct_"
-"""The prefix of what conditions store with a record, where that is not in a table of its own."""
+"""The prefix of what conditions store in the record itself, in stores without an idempotency table."""
 
 
 def check_not_reserved(table: str, columns: Iterable[Column]) -> None:
@@ -173,7 +181,7 @@ def check_not_reserved(table: str, columns: Iterable[Column]) -> None:
 
 
 def check_key_text(table: str, column: Column) -> None:
-    """Raise SchemaMismatchError for a key column whose equal values may have several texts."""
+    """Raise SchemaMismatchError for a key column whose type may write equal values as different texts."""
     if column.kind is Kind.FLOAT or (column.kind is Kind.DECIMAL and declared_digits(column) is None):
         raise SchemaMismatchError(
             f"{table}: its key column {column.name!r} is {column.type}, whose equal values may have several texts.",
@@ -183,7 +191,10 @@ def check_key_text(table: str, column: Column) -> None:
 
 
 def loose_key_error(table: str, column: str, kind: str, wanted: str) -> SchemaMismatchError:
-    """The error for a key column in which the store considers different values equal."""
+    """The error for a key column that is `kind`, so that the store considers some different values equal.
+
+    `wanted` is a type that it could have instead.
+    """
     problem = f"{table}: the key column {column!r} is {kind}: several keys would be one record."
     return SchemaMismatchError(problem, f"Make it {wanted}, or use another column that is as the key.", column=column)
 
@@ -198,14 +209,14 @@ def check_identifier(what: str, name: str) -> str:
 
 
 class OutOfRangeError(TypeError):
-    """A value of the right type that the column can't hold, so no stored record has it."""
+    """A value that has the column's type, but can't be stored in the column, so that no record has it."""
 
 
 def make_checker(column: Column, bits: int | None = None) -> Callable[[Any], Any]:
     """Return the function that checks a value other than None for the column and normalizes it.
 
-    It raises TypeError, naming the expected type, if the value doesn't fit. `bits`: the width of integers, for stores
-    that have only one.
+    It raises TypeError, naming the expected type, if the value doesn't fit. `bits` is the width of all integers, for
+    stores that have only one.
     """
     if column.kind is Kind.INTEGER:
         return _integer_checker(bits or integer_bits(column))
@@ -223,7 +234,10 @@ def integer_bits(column: Column) -> int:
 
 
 def declared_digits(column: Column) -> tuple[int, int] | None:
-    """The declared digits of a decimal column and how many of them are after the point; None if not declared."""
+    """Return how many digits a decimal column is declared with, and how many of them are after the point; or None.
+
+    For other columns with a size, such as varchar(10), it is (size, 0).
+    """
     if not column.size:
         return None
     precision, _, scale = column.size.strip("()").partition(",")
@@ -234,20 +248,24 @@ _EXACT = Context(prec=2100)
 
 
 def decimal_writer(column: Column) -> Callable[[Decimal], str]:
-    """Return the function that writes decimals of a column as text: with all declared digits after the point, so that
-    equal numbers have equal texts.
+    """Return the function that writes decimals of a column as text.
+
+    It writes all declared digits after the point, so that equal numbers have equal texts.
     """
     digits = declared_digits(column)
     if digits is None:
         return str
     unit, zero = (Decimal((0, (digit,), -digits[1])) for digit in (1, 0))
-    to_text = str if digits[1] <= 6 else "{:f}".format  # str is faster, but writes 1E-7
+    to_text = str if digits[1] <= 6 else "{:f}".format  # str is faster, but writes numbers below 1E-6 with an exponent
     zero_text = to_text(zero)  # also of -0.00
     return lambda number: to_text(number.quantize(unit, context=_EXACT)) if number else zero_text
 
 
 def number_bounds(column: Column) -> tuple[Decimal, Decimal] | None:
-    """The least and the greatest number of such a column; None if it declares neither bits nor digits."""
+    """The least and the greatest number that an integer or decimal column can hold.
+
+    None for other columns, and for decimals without declared digits.
+    """
     if column.kind is Kind.INTEGER:
         most = Decimal(2 ** (integer_bits(column) - 1) - 1)
         return -most - 1, most
@@ -256,7 +274,7 @@ def number_bounds(column: Column) -> tuple[Decimal, Decimal] | None:
         return None
     precision, scale = digits
     most = Decimal((0, (9,) * precision, -scale))
-    return most.copy_negate(), most  # keeps any precision, which arithmetic would round
+    return most.copy_negate(), most  # `-most` would round to the context's precision
 
 
 def _boolean(value: Any) -> bool:
@@ -272,7 +290,7 @@ def _string(value: Any) -> str:
 
 
 def check_encodable(text: str) -> str:
-    """Return the text if all of it can be encoded; else raise TypeError."""
+    """Return the text if it can be encoded as UTF-8; else raise TypeError."""
     try:
         if not text.isascii():
             text.encode()
@@ -427,9 +445,9 @@ _FLOATS = {"float": "float", "real": "float", "float4": "float"}
 
 
 def to_spark_type(declared: str | Column) -> str | None:
-    """Return the Spark type of a declared column; None if it is not certain.
+    """Return the Spark type of a column's declared type; None if the declaration doesn't determine it.
 
-    JSON becomes text. A decimal needs its digits: "decimal(10,2)".
+    JSON becomes a string. A decimal needs both numbers of digits, as in "decimal(10,2)".
     """
     column = parse_column("column", declared) if isinstance(declared, str) else declared
     if column.kind is Kind.INTEGER:
@@ -445,7 +463,7 @@ def to_spark_type(declared: str | Column) -> str | None:
 
 
 def to_arrow_type(kind: str) -> pa.DataType:
-    """Return the Arrow type of a type from `to_spark_type`."""
+    """Return the Arrow type for a Spark type that `to_spark_type` returned."""
     if kind.startswith("array<"):
         return pa.list_(to_arrow_type(kind[len("array<") : -1]))
     return arrow_type(kind)
@@ -456,7 +474,8 @@ def arrow_column_from_records(
 ) -> pa.Array:
     """Return one column of records as an Arrow array; null for missing records and values.
 
-    Raises SchemaMismatchError for the first value of another type; `what` names the records' source.
+    `name` is the column, `kind` its Spark type, `keys` are the records' keys. Raises SchemaMismatchError for the first
+    value of another type; `what` says in it where the records come from.
     """
     values = [None if record is None else record.get(name) for record in records]
     if kind == "string" and any(isinstance(value, dict | list) for value in values):

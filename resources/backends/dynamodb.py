@@ -50,10 +50,11 @@ def resolve_table_key(
     forgets: bool = False,
     tags: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
-    """Return the table's key attributes with the type each is stored as, creating the table if asked.
+    """Return the attributes of the table's key, each with its type ("S", "N" or "B"), after comparing them with `key`.
 
-    `key` is the declared one; a None in it is taken from the table. A missing table is created if `create`, billed per
-    request, with these tags; with `forgets` its tombstones have a time to live. A table with another key is rejected.
+    `key` is the declared key, with None for types that only the table knows; SchemaMismatchError if the table has
+    another. With `create` a missing table is created, billed per request, with these tags; `forgets` enables the time
+    to live of its tombstones.
     """
     description = _describe_table(client, table)
     if description is None:
@@ -80,7 +81,7 @@ def _describe_table(client: DynamoDBClient, table: str) -> Any:
 
 
 def _create(client: DynamoDBClient, table: str, key: Mapping[str, str | None], tags: Mapping[str, str]) -> bool:
-    """Start creating the table; False if another client was first."""
+    """Start to create the table; return False if another client has done so."""
     roles = zip(key, ("HASH", "RANGE"), strict=False)
     types: Any = [{"AttributeName": name, "AttributeType": tag} for name, tag in key.items()]
     schema: Any = [{"AttributeName": name, "KeyType": role} for name, role in roles]
@@ -128,7 +129,7 @@ def _format_key(key: Mapping[str, str | None]) -> str:
 
 
 class _OpenClient:
-    """What one event loop has open: a client, and the threads that wait for its answers."""
+    """One event loop's client (in `live`, once connected), and the threads in which its requests run."""
 
     def __init__(self, name: str, threads: int) -> None:
         self.threads = ThreadPoolExecutor(threads, thread_name_prefix=name)
@@ -136,7 +137,7 @@ class _OpenClient:
         self.live: TableRequests | None = None
 
     def end(self, *, wait: bool = False) -> None:
-        """Close the connections, after the requests under way if `wait`."""
+        """End the threads and close the connections; with `wait`, first wait for the requests under way."""
         self.threads.shutdown(wait=wait)
         live, self.live = self.live, None
         if live is not None:
@@ -152,17 +153,18 @@ class DynamoDbTable(StoreTable):
     mapping: key={"id": "string"}. With `create` the first write creates a missing table, billed per request; it needs
     the key's types. A table with another key is rejected.
 
-    Gets are consistent unless `consistent_reads` is false. Up to `threads` requests are under way at a time in each
-    event loop: puts and deletes in batches of 25, gets of 100, everything with a condition one by one.
+    Gets are strongly consistent unless `consistent_reads` is false. Up to `threads` requests are under way at a time in
+    each event loop. A request has up to 100 gets, or 25 puts or deletes without conditions; updates, puts if absent and
+    all writes with conditions are one request each.
 
-    Marks are stored in the item itself: whoever puts or deletes whole items without a `RemoteTable` that declares
-    conditions removes them. `forget_deleted_after` is how many seconds a deleted record's mark must stay; DynamoDB
-    removes it later, if the table's time to live is enabled for `adjunct_expires` (`create` does that). Without it
-    marks stay for ever.
+    Marks are stored in the item itself: a writer without the same conditions that puts or deletes it removes them.
+    `forget_deleted_after` is how many seconds a deleted record's marks must stay; DynamoDB removes them some time
+    later, if the table's time to live is enabled for `adjunct_expires` (`create` does that). Without
+    `forget_deleted_after` they stay forever.
 
-    Region, endpoint and credentials come from boto3's own chain unless given (`Connection`): `credentials_env` names
-    environment variables. A `session` is for this process only: it may hold secrets, so the table then can't be pickled
-    or described.
+    Region, endpoint and credentials that are not given come from boto3's own chain. `credentials_env` names the
+    environment variables with the access key's id, the secret and optionally the session token. A boto3 `session` is
+    for this process only: the table can't be pickled or described then, because the session may hold secrets.
     """
 
     appends_to_json: ClassVar[bool] = True
@@ -221,14 +223,14 @@ class DynamoDbTable(StoreTable):
 
     @property
     def capabilities(self) -> Capabilities:
-        # A whole record that keeps the marks of other sources must name all columns to remove.
+        # To keep the marks of other sources, a put must name the columns to remove, so these must be declared.
         return replace(super().capabilities, idempotent=self.columns is not None)
 
     def problem_of(self, error: BaseException, *, sent: bool = True) -> Problem:
         return problem_from_boto_error(error, self._label, sent=sent)
 
     async def open(self) -> None:
-        """Connect; a table to be created is created by the first write."""
+        """Connect. A missing table with `create` is no error: the first write creates it."""
         if self._open.here().live is None:
             try:
                 await self._get_client(make=False)
@@ -301,9 +303,10 @@ class DynamoDbTable(StoreTable):
         return Outcomes(count, records, problems)
 
     async def _write_batches(self, requests: TableRequests, operation: Operation[Any], valid: ValidEntries) -> Outcomes:
-        """Write the last entry of each key, as nobody could see the effect of earlier ones.
+        """Write only the last entry of each key: nobody could see the effect of earlier ones.
 
-        If it is rejected, the one before it is written; otherwise all of the key share its outcome.
+        If it is rejected, the one before it is written. If it fails for another reason, earlier ones have its problem
+        too; if it is done, so are they.
         """
         problems: Problems = dict(valid.problems)
         left = _group_by_key(valid.entries)
@@ -336,11 +339,14 @@ class DynamoDbTable(StoreTable):
         try:
             await asyncio.gather(*running)
         finally:
-            for future in running:  # unsent parts are dropped when the caller gives up
+            for future in running:  # if the caller was cancelled, parts that have not begun are dropped
                 future.cancel()
 
     def _types_of_key(self, typed: Mapping[str, str]) -> dict[str, str | None]:
-        """The stored type of each part of the key, None if only the table knows it."""
+        """The attribute type of each column of the key, None if only the table knows it.
+
+        `typed` are the types of a key that is declared as a mapping. Raises for an invalid key.
+        """
         if len(self.key) > 2:
             text = f"{self._label} declares {len(self.key)} key columns; DynamoDB takes one or two."
             raise errors.ConfigurationError(text, "Combine some of them into one column.", argument="key")

@@ -1,4 +1,4 @@
-"""Clients of DynamoDB, and the problems that their errors mean."""
+"""Clients of DynamoDB, and the translation of their errors into problems of entries."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from botocore.session import Session
     from mypy_boto3_dynamodb import DynamoDBClient
 
-THROTTLED_SECONDS = 0.1  # wait if DynamoDB throttles without saying for how long
+THROTTLED_SECONDS = 0.1  # the pause if DynamoDB throttles a request without asking for one
 _THROTTLED = {
     "ProvisionedThroughputExceededException",
     "ThrottlingException",
@@ -40,17 +40,17 @@ _NO_ACCESS = {
     "ExpiredToken",
 }
 _OF_THE_ENTRY = {"ValidationException", "ItemCollectionSizeLimitExceededException"}
-# What is a ValidationException too, of each entry, where the table was replaced by one with another key.
+# Messages of a ValidationException which concern every entry: the table was replaced by one with another key.
 _OTHER_KEY = re.compile("required keys was not given|[Mm]issing the key|mismatch for key|does not match the schema")
 _ENDPOINT = re.compile(r"https?://[^@/?#]+/?")
 
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """A DynamoDB endpoint and its credentials, without secrets; boto3 finds what is None.
+    """How to connect to DynamoDB, without secrets; boto3 finds what is None.
 
     `credentials_env` names the environment variables with the access key's id, the secret and optionally the session
-    token; they are read when connecting. `session` is the caller's, for this process only.
+    token; they are read when connecting. `session` is a boto3 session of the caller's, for this process only.
     """
 
     region: str | None = None
@@ -62,7 +62,7 @@ class Connection:
     session: Any = field(default=None, repr=False)
 
     def check(self, label: str) -> None:
-        """Raise ConfigurationError for invalid arguments, and for those that would reveal a secret."""
+        """Raise ConfigurationError for invalid attributes, and for those that may contain a secret."""
         if self.endpoint_url is not None and not _ENDPOINT.fullmatch(self.endpoint_url):
             problem = f"{label}: endpoint_url is not a server's URL (not shown, as it may hold credentials)."
             step = "Use a URL like http://127.0.0.1:8000 without credentials, which boto3 finds itself."
@@ -82,7 +82,7 @@ class Connection:
             )
 
     def client(self, label: str, threads: int) -> DynamoDBClient:
-        """Return a client for this many threads, without retries of its own."""
+        """Return a client that this many threads can use at a time; it does not retry by itself."""
         import boto3
         from botocore.config import Config
         from botocore.exceptions import BotoCoreError
@@ -94,7 +94,7 @@ class Connection:
             max_pool_connections=threads,
             parameter_validation=False,  # requests are built here; validating each value again costs a third
             tcp_keepalive=True,
-            # Resolved once: boto3 resolves it for each request, a tenth of the request's cost.
+            # Given, because boto3 would compute it for each request, which is a tenth of the request's cost.
             user_agent=f"dagster-adjunct Boto3/{boto3.__version__}",
         )
         create = self._new_session(label).create_client if self.session is None else self.session.client
@@ -105,9 +105,9 @@ class Connection:
         return cast("DynamoDBClient", client)
 
     def with_session(self, label: str) -> Connection:
-        """Return the same connection with one session for all of its clients, which has their credentials.
+        """Return the same connection with a session, which has the credentials and which all its clients share.
 
-        Two threads must not create clients at once.
+        Two threads must not create clients of it at the same time.
         """
         import boto3
 
@@ -133,7 +133,10 @@ class Connection:
 
 
 def problem_from_boto_error(error: BaseException, label: str, *, sent: bool = True) -> Problem:
-    """Return the problem that an error of boto3, or one of ours, means for the request's entries."""
+    """Return the problem of the entries whose request raised `error`, which is one of boto3's or ours.
+
+    `sent`: DynamoDB may have received the request, so without an answer its outcome is unknown.
+    """
     from botocore import exceptions as boto
 
     if isinstance(error, errors.AdjunctError):
@@ -153,7 +156,7 @@ def problem_from_boto_error(error: BaseException, label: str, *, sent: bool = Tr
             throttled.error.__cause__ = error
             return throttled
         if code in _NO_EFFECT or status >= 500:
-            # A failed server may have failed after writing.
+            # A server that answers with an internal error may have written before it failed.
             state, kind = State.FAILED if code in _NO_EFFECT else State.UNKNOWN, errors.TableUnavailableError
             pause, what = _retry_after(error), f"DynamoDB answered {code} ({text})"
             step = "The request is retried; if it keeps failing, contact AWS."
@@ -178,7 +181,7 @@ def problem_from_boto_error(error: BaseException, label: str, *, sent: bool = Tr
 
 
 def throttled_problem(label: str, what: str, retry_after: float | None = None) -> Problem:
-    """The problem of entries without effect, because DynamoDB has no capacity for them now."""
+    """The problem of entries that had no effect, because DynamoDB has no capacity for them now."""
     error = errors.TableUnavailableError(
         f"{label} has no capacity for the request now ({what}).",
         "The request is retried; if it keeps failing, lower the table's rate_limit or raise its capacity.",
@@ -188,7 +191,7 @@ def throttled_problem(label: str, what: str, retry_after: float | None = None) -
 
 
 def error_code(error: BaseException) -> str:
-    """DynamoDB's code of an error; "" if it isn't one of its answers."""
+    """The code in an answer of DynamoDB's that boto3 raised as `error`; "" for any other error."""
     response = getattr(error, "response", None)
     return str(response.get("Error", {}).get("Code", "")) if isinstance(response, Mapping) else ""
 

@@ -1,8 +1,8 @@
 """Converts between records (mappings) and DynamoDB's items, and checks DynamoDB's limits before anything is sent.
 
 All of it is pure. An item has a record's columns as attributes, without null ones; attributes whose names begin with
-`adjunct_` hold what conditions need and are not part of a record. A deleted record whose mark is kept is an item with
-nothing else (a tombstone). Values are stored without loss:
+`adjunct_` hold what conditions need and are not part of a record. A deleted record whose marks are kept is an item with
+only these and the key (a tombstone). Values are stored without loss, as one of DynamoDB's attribute types:
 
     declared column    stored as
     string             S
@@ -46,16 +46,17 @@ AttributeValue = dict[str, Any]
 Item = dict[str, AttributeValue]
 Limit = tuple[str, AttributeValue]  # "<=" or ">=", and a number
 
-DIGITS = 38  # of a number
+DIGITS = 38  # that a number can have in DynamoDB
 _LEAST, _GREATEST = Decimal("1E-130"), Decimal("9.9999999999999999999999999999999999999E+125")
 _EXACT = Context(prec=DIGITS, traps=[Inexact, Overflow, Underflow])
-_SUMS = Context(prec=300, traps=[Inexact])  # of 1E-130 and 9.9E+125, say
+_SUMS = Context(prec=300, traps=[Inexact])  # enough digits for the exact sum of 1E-130 and 9.9E+125
 _MAX_DEPTH = 32  # levels of lists and maps
 
 
 def encoder_for(column: Column) -> Callable[[Any], AttributeValue]:
-    """Return the function that turns a value of this column, other than None, into an attribute value; it raises
-    TypeError.
+    """Return the function that turns a value of this column, other than None, into an attribute value.
+
+    It raises TypeError if the value doesn't fit the column or DynamoDB.
     """
     check = make_checker(column)
     if column.kind is Kind.LIST:
@@ -68,14 +69,17 @@ def encoder_for(column: Column) -> Callable[[Any], AttributeValue]:
             return {"L": [_NULL if item is None else encode(item) for item in value]}
 
         return encode_list
-    if column.kind not in _FORMS:  # of JSON, or of a table without declared columns
+    if column.kind not in _FORMS:  # for JSON, and in a table without declared columns
         return lambda value: encode_any(check(value))
     tag, write, _ = _FORMS[column.kind]
     return lambda value: {tag: check(value) if write is None else write(check(value))}
 
 
 def decoder_for(column: Column) -> Callable[[AttributeValue], Any]:
-    """Return the function that reads this column's attribute values, whoever wrote them."""
+    """Return the function that turns this column's attribute values back into Python values.
+
+    An attribute of another type, which another program wrote, is read by its own type.
+    """
     if column.kind is Kind.LIST:
         assert column.element is not None
         decode = decoder_for(column.element)
@@ -89,7 +93,7 @@ def decoder_for(column: Column) -> Callable[[AttributeValue], Any]:
 
 
 def key_attribute_type(column: Column) -> str | None:
-    """The attribute type of a key of this column ("S", "N", "B"); None if it can't be a key."""
+    """The attribute type ("S", "N" or "B") of this column as a key; None if it can't be a key."""
     tag = _FORMS[column.kind][0] if column.kind in _FORMS else ""
     return tag if tag in ("S", "N", "B") else None
 
@@ -134,12 +138,12 @@ def decode_any(stored: AttributeValue) -> Any:
 
 
 def exact_sum(left: AttributeValue, right: AttributeValue) -> Decimal:
-    """Add two numbers with all digits, possibly more than DynamoDB stores."""
+    """Add two number attributes exactly; the sum may have more digits than DynamoDB stores."""
     return _SUMS.add(Decimal(left["N"]), Decimal(right["N"]))
 
 
 def attribute_bytes(stored: AttributeValue) -> int:
-    """The value's bytes that count for an item's size, by DynamoDB's rules."""
+    """How many bytes a value adds to its item's size, by DynamoDB's rules."""
     ((tag, value),) = stored.items()
     if tag == "S":
         return len(value) if value.isascii() else len(value.encode())
@@ -211,7 +215,7 @@ def _decode_json(stored: AttributeValue) -> Any:
     return decode_any(stored)
 
 
-# The attribute type of a kind's values, and how they are written and read if not unchanged.
+# For each kind: the attribute type of its values, and the functions that write and read them (None: unchanged).
 _FORMS: dict[Kind, tuple[str, Callable[[Any], Any] | None, Callable[[Any], Any] | None]] = {
     Kind.STRING: ("S", None, None),
     Kind.INTEGER: ("N", lambda value: str(int(value)), _whole_or_decimal),
@@ -226,8 +230,8 @@ _FORMS: dict[Kind, tuple[str, Callable[[Any], Any] | None, Callable[[Any], Any] 
 
 DELETED = f"{OWN_PREFIX}deleted"
 MAX_ITEM_BYTES = 400 * 1024
-_MOST_SUMS = 60  # an expression has at most 300 operators: four per sum, and those of conditions
-_MAX_KEY_BYTES = (2048, 1024)  # of the partition key, of the sort key
+_MOST_SUMS = 60  # an expression can have 300 operators: each sum takes four, and conditions take some
+_MAX_KEY_BYTES = (2048, 1024)  # of the partition key and of the sort key
 
 KeyItem = dict[str, AttributeValue]
 
@@ -236,8 +240,8 @@ KeyItem = dict[str, AttributeValue]
 class EncodedChanges:
     """An update's changes as attribute values; `remove` includes the columns that it sets to null.
 
-    `merge` are maps whose members are added to those of a column. `limits` bound the columns' values, so that `add`
-    keeps them within their types.
+    `merge` has the maps whose members are added to those of JSON columns. `limits` are what columns must hold before
+    `add` (at most or at least a number), so that the sum is within the column's type.
     """
 
     set: Item = field(default_factory=dict)
@@ -249,7 +253,7 @@ class EncodedChanges:
 
     @property
     def late(self) -> EncodedChanges:
-        """The part that applies to a newer record (`Operation.applies_late_changes`)."""
+        """The part of a late update that still applies to a newer record (`Operation.applies_late_changes`)."""
         return EncodedChanges(add=self.add, limits=self.limits, append=self.append)
 
 
@@ -258,7 +262,7 @@ def _is_column_name(name: object) -> bool:
 
 
 class _AnyColumn(dict[str, Callable[[Any], AttributeValue]]):
-    """The encoders of columns, which may have any names."""
+    """The encoders of columns by name: `encode_any` for every valid name that is not in it."""
 
     def __missing__(self, name: str) -> Callable[[Any], AttributeValue]:
         if not _is_column_name(name):
@@ -267,10 +271,10 @@ class _AnyColumn(dict[str, Callable[[Any], AttributeValue]]):
 
 
 class ItemCodec(RowCodec):
-    """Encodes and decodes the items of one table; a checked value is an attribute value.
+    """Encodes and decodes the items of one table; a checked value, as `RowCodec` calls it, is an attribute value.
 
-    `key` are the names of partition and sort key, each with its attribute type ("S", "N", "B"). Without `columns`
-    records may have any.
+    `key` has the attribute type ("S", "N" or "B") of the partition key and the sort key, by name. Without `columns`,
+    records may have any columns (`is_open`).
     """
 
     def __init__(self, label: str, key: Mapping[str, str], columns: Sequence[Column] | None) -> None:
@@ -280,8 +284,8 @@ class ItemCodec(RowCodec):
         if columns is None:
             self._check = _AnyColumn(self._check)
         self._tags = dict(key)
-        # Sums must stay within them. Unchecked are types with more digits than DynamoDB, which rejects them itself, and
-        # 64-bit integers, which no counter fills and whose check would cost each increment some 4%.
+        # The bounds of sums. There are none for types with more digits than DynamoDB, which rejects larger sums itself,
+        # and for 64-bit integers, which no counter exceeds: the check would make an increment some 4% more expensive.
         self._bounds = {
             column.name: bounds
             for column in columns or ()
@@ -304,17 +308,20 @@ class ItemCodec(RowCodec):
         return row
 
     def key_item(self, key: Row) -> KeyItem:
-        """The key's attributes."""
+        """The attributes of the key, by name."""
         return dict(zip(self.key, key, strict=True))
 
     def columns_of(self, key: KeyItem, record: Mapping[str, Any]) -> Item:
-        """The columns of a checked record without the key's and null ones."""
+        """The attributes of a checked record, without those of the key and null ones.
+
+        Raises SchemaMismatchError if the item would be too large.
+        """
         columns = {name: stored for name, stored in record.items() if stored is not None and name not in key}
         self.check_size({**columns, **key})
         return columns
 
     def encode_changes(self, changes: CheckedChanges) -> EncodedChanges:
-        """The parts of a write that make these changes."""
+        """Return checked changes as DynamoDB's update expressions need them."""
         numbers = {name: stored for name, stored in changes.add.items() if "N" in stored}
         return EncodedChanges(
             {name: stored for name, stored in changes.set.items() if stored is not None},
@@ -326,7 +333,7 @@ class ItemCodec(RowCodec):
         )
 
     def check_order(self, newest_by: str) -> None:
-        """Nothing: values of all types that can be stored are compared."""
+        """Accept every column: DynamoDB itself checks the types of the values that it compares."""
 
     def column(self, name: str) -> Column:
         if not self.is_open:
@@ -353,13 +360,13 @@ class ItemCodec(RowCodec):
         return stored
 
     def sum(self, name: str, old: AttributeValue | None, number: AttributeValue) -> AttributeValue:
-        """The column's value after adding a number; SchemaMismatchError if that exceeds its type."""
+        """The value of column `name` after adding `number` to `old`; SchemaMismatchError if it exceeds its type."""
         if old is not None and name in self._bounds:
             self.checked(name, self.read((name,), ({"N": str(exact_sum(old, number))},))[name])
         return number if old is None else {"N": _number_text(exact_sum(old, number))}
 
     def check_sums(self, changes: EncodedChanges, item: Item) -> None:
-        """Raise for changes whose sum with what `item` holds exceeds its column's type."""
+        """Raise SchemaMismatchError if adding to what `item` holds would exceed a column's type."""
         for name, (comparison, limit) in changes.limits.items():
             old = item.get(name)
             if old is None:
@@ -369,10 +376,10 @@ class ItemCodec(RowCodec):
                 raise SchemaMismatchError(problem, "Set the column instead.", column=name)
             there, bound = Decimal(old["N"]), Decimal(limit["N"])
             if there > bound if comparison == "<=" else there < bound:
-                self.sum(name, old, changes.add[name])  # says what it would become
+                self.sum(name, old, changes.add[name])  # raises an error that tells the sum
 
     def record(self, item: Item) -> dict[str, Any] | None:
-        """The record of an item; None for a tombstone."""
+        """Return the record that an item holds; None for a tombstone."""
         if DELETED in item:
             return None
         try:
@@ -384,7 +391,7 @@ class ItemCodec(RowCodec):
             raise SchemaMismatchError(problem, "Correct the item, or the columns.", table=self.table) from error
 
     def check_size(self, item: Item) -> None:
-        """Raise for an item that exceeds DynamoDB's size limit."""
+        """Raise SchemaMismatchError for an item that exceeds DynamoDB's size limit."""
         size = sum(len(name.encode()) + attribute_bytes(value) for name, value in item.items())
         if size > MAX_ITEM_BYTES:
             key = {name: item[name] for name in self.key if name in item}
@@ -393,7 +400,7 @@ class ItemCodec(RowCodec):
             raise SchemaMismatchError(problem, step, table=self.table)
 
     def _limits(self, numbers: Item) -> dict[str, Limit]:
-        """The bounds that columns must be within so that adding these numbers stays within their types."""
+        """What columns must hold (at most or at least) so that adding these numbers stays within their types."""
         limits: dict[str, Limit] = {}
         for name, value in numbers.items():
             step = Decimal(value["N"])
@@ -408,7 +415,7 @@ class ItemCodec(RowCodec):
 
 
 def begin_record(codec: ItemCodec, default: Item, changes: EncodedChanges) -> Item:
-    """The columns of a record that starts from `default`, with the changes applied."""
+    """Return the attributes of a new record: those of `default`, with the changes applied."""
     columns = {**default, **changes.set}
     try:
         for name, number in changes.add.items():
@@ -429,7 +436,10 @@ def begin_record(codec: ItemCodec, default: Item, changes: EncodedChanges) -> It
 
 
 def is_default_redundant(default: Item, changes: EncodedChanges) -> bool:
-    """Whether the changes give the same result without a record as with `default`: then one request does both."""
+    """Whether the changes make the same new record from nothing as from `default`.
+
+    Then one UpdateItem, without a condition, updates the record or creates it.
+    """
     return not changes.merge and all(
         name in changes.set
         or name in changes.remove

@@ -1,8 +1,7 @@
-"""Builds and sends the requests of one DynamoDB table, from a thread: in batches, or one entry after another.
+"""Builds and sends the requests of one DynamoDB table, with blocking calls: in batches, or one entry after another.
 
-Problems of entries are returned, never raised. A throttled batch is not retried here: its unprocessed entries are
-FAILED, and the caller waits and retries; only a get asks again a few times for what it did not receive, with growing
-pauses.
+Problems of entries are returned, never raised. If DynamoDB throttles a batch, unprocessed puts and deletes are FAILED,
+and the caller retries them; unprocessed gets are first requested again a few times, with growing pauses.
 
 With conditions, an item has attributes besides a record's columns:
 
@@ -58,7 +57,10 @@ Request = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """The conditions of one entry. `column` is that of `newest_by`; fields of unused conditions are None."""
+    """What the conditions of one entry compare: its time and tie for `newest_by`, its source and position.
+
+    `column` is the column `newest_by`. Without that `time` is None; without `idempotent`, `position` is None.
+    """
 
     column: str = ""
     time: AttributeValue | None = None
@@ -68,7 +70,7 @@ class Guard:
 
     @property
     def attributes(self) -> Item:
-        """The attributes stored with the record once the entry is applied."""
+        """The attributes that applying the entry stores in the record's item."""
         kept: Item = {}
         if self.time is not None:
             kept |= {TIME: self.time, TIE: {"S": self.tie}}
@@ -77,7 +79,10 @@ class Guard:
         return kept
 
     def holds(self, item: Item) -> bool:
-        """Whether the entry may be applied to this item, as `_Expression.guard` expresses it for DynamoDB."""
+        """Whether the conditions hold for this item ({}: there is none), as DynamoDB evaluates `_Expression._guarded`.
+
+        Raises SchemaMismatchError if the times of the item and the entry can't be compared.
+        """
         if self.position is not None and self.position <= item.get(_mark_attribute(self.source), {"S": ""})["S"]:
             return False
         if self.time is None:
@@ -97,7 +102,7 @@ class Guard:
 
 
 def guard_of(operation: Operation[Any], entry: Entry) -> Guard:
-    """The conditions of an entry."""
+    """Return what the conditions of the operation compare for this entry."""
     conditions = operation.conditions
     if not conditions:
         return NO_GUARD
@@ -116,7 +121,7 @@ NO_CHANGES = EncodedChanges()
 
 @dataclass(slots=True)
 class _Expression:
-    """The request of one write under its guard, with a short placeholder for each name and value."""
+    """Builds the request of one write and its conditions, with a short placeholder for each name and value."""
 
     key: KeyItem
     guard: Guard
@@ -142,7 +147,7 @@ class _Expression:
         return f"(attribute_not_exists({self.name(next(iter(self.key)))}) OR attribute_exists({self.name(DELETED)}))"
 
     def put(self, item: Item) -> Request:
-        """PutItem: make `item`, with the guard's attributes, the whole item."""
+        """Return the PutItem that replaces the whole item by `item` and the guard's attributes."""
         return self._conditional({"Item": {**item, **self.guard.attributes}}, [])
 
     def update(
@@ -153,8 +158,10 @@ class _Expression:
         changes: EncodedChanges = NO_CHANGES,
         merged: Mapping[str, AttributeValue] = NOTHING,
     ) -> Request:
-        """UpdateItem: set columns and the guard's attributes, and members of maps by their paths (`merged`); remove,
-        add and append.
+        """Return the UpdateItem that changes an item if `clauses` and the guard's conditions hold.
+
+        It sets `columns`, the guard's attributes and members of maps (`merged`, by path), removes `removes`, and adds
+        and appends what `changes` says.
         """
         sets = [f"{self.name(name)} = {self.value(one)}" for name, one in {**columns, **self.guard.attributes}.items()]
         sets += [f"{path} = {self.value(value)}" for path, value in merged.items()]
@@ -164,7 +171,7 @@ class _Expression:
                 short = self.name(name)
                 sets.append(f"{short} = list_append(if_not_exists({short}, {empty}), {self.value(values)})")
         adds = [f"{self.name(name)} {self.value(number)}" for name, number in changes.add.items()]
-        # DynamoDB does not know the columns' types, which no sum may exceed.
+        # Conditions that no sum exceeds its column's type, which DynamoDB does not know.
         room = [
             f"(attribute_not_exists({self.name(name)}) OR {self.name(name)} {comparison} {self.value(number)})"
             for name, (comparison, number) in changes.limits.items()
@@ -200,22 +207,26 @@ class _Expression:
 
 
 def put_columns(key: KeyItem, columns: Item, others: Iterable[str], guard: Guard) -> Request:
-    """UpdateItem: make `columns` the record or tombstone, removing `others` of its table's columns; all marks stay."""
+    """Return the UpdateItem that makes `columns` the record, or the tombstone, whatever was there; all marks stay.
+
+    Of `others`, the table's columns, it removes those that are not in `columns`.
+    """
     removed = [name for name in (*others, *_NO_LONGER_DELETED) if name not in columns and name not in key]
     return _Expression(key, guard).update([], columns, removed)
 
 
 def begin_item(key: KeyItem, columns: Item, guard: Guard) -> Request:
-    """UpdateItem: make `columns` the record if there is none."""
+    """Return the UpdateItem that makes `columns` the record if there is none."""
     expression = _Expression(key, guard)
     return expression.update([expression.absent()], columns, _NO_LONGER_DELETED)
 
 
 def update_item(key: KeyItem, changes: EncodedChanges, guard: Guard, item: Item) -> Request:
-    """UpdateItem: change an existing record.
+    """Return the UpdateItem that changes an existing record.
 
-    DynamoDB sets members of a map only if there is a map, so a merge must know it: `item` is what an earlier attempt
-    found, {} at first, when all maps are assumed to exist. The condition holds only if that is so.
+    DynamoDB sets members of a map only if the map exists; if it does not, the request must set a whole map. To tell,
+    `item` is what an earlier attempt has found, or {} at first, when all maps are assumed to exist. The request's
+    condition fails if that is wrong.
     """
     expression = _Expression(key, guard)
     clauses, merged = [expression.present()], {}
@@ -231,19 +242,28 @@ def update_item(key: KeyItem, changes: EncodedChanges, guard: Guard, item: Item)
 
 
 def update_or_begin_item(key: KeyItem, changes: EncodedChanges, guard: Guard) -> Request:
-    """UpdateItem: change the record, or start one with the changes alone. The answer tells what was there before."""
+    """Return the UpdateItem that changes the record, or creates one from the changes alone (`is_default_redundant`).
+
+    Its answer contains the item as it was before.
+    """
     removes = [*changes.remove, *_NO_LONGER_DELETED]
     return {"ReturnValues": "ALL_OLD", **_Expression(key, guard).update([], changes.set, removes, changes)}
 
 
 def keep_mark(key: KeyItem, guard: Guard) -> Request:
-    """UpdateItem: store the mark of an entry that changes nothing, if there is only a tombstone or nothing."""
+    """Return the UpdateItem that stores an entry's mark in a tombstone, and changes nothing else.
+
+    Its condition fails if there is no tombstone, or if the mark is in it already.
+    """
     expression = _Expression(key, guard)
     return expression.update([f"attribute_exists({expression.name(DELETED)})"], {}, ())
 
 
 def tombstone_attributes(now: float, horizon: float | None) -> Item:
-    """A tombstone's attributes; with a horizon, in seconds, DynamoDB removes it some time after that."""
+    """Return the attributes of a tombstone, besides the key and the guard's.
+
+    `horizon` is for how many seconds it must stay: DynamoDB removes it some time later; with None, never.
+    """
     kept = {DELETED: {"N": str(int(now))}}
     return kept if horizon is None else kept | {EXPIRES: {"N": str(int(now + horizon) + 1)}}
 
@@ -255,14 +275,14 @@ def _mark_attribute(source: str) -> str:
 GETS_AT_ONCE, WRITES_AT_ONCE = 100, 25
 _MAX_REPEATS = 5
 _FIRST_PAUSE = 0.05
-_MAX_CONFLICTS = 10  # switches between update and create while others delete and create the record
+_MAX_CONFLICTS = 10  # attempts to update or create a record while other writers create and delete it
 _LONGEST_EXPRESSION = 4096
 
 Problems = dict[int, Problem]
 
 
 class _Answer(NamedTuple):
-    """Whether a write's condition failed, and the item it found, {} if there was none or none was requested."""
+    """Whether a write's condition failed, and the item as it was before; {} if there was none or it isn't returned."""
 
     failed: bool
     item: Item
@@ -274,7 +294,7 @@ class _Answer(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TableRequests:
-    """Sends requests to one table. `horizon`: seconds after which DynamoDB may remove tombstones."""
+    """Sends requests to one table. `horizon`: for how many seconds tombstones must stay; None is forever."""
 
     client: DynamoDBClient
     table: str
@@ -288,7 +308,7 @@ class TableRequests:
         return self.codec.table
 
     def get(self, entries: Sequence[Entry], records: list[Any]) -> Problems:
-        """Read up to 100 entries into `records`, at their places."""
+        """Get the records of up to 100 entries, and store them in `records` by index; return the problems."""
         problems: Problems = {}
         wanted: dict[Any, list[int]] = {}
         asked: list[KeyItem] = []
@@ -307,14 +327,14 @@ class TableRequests:
                     RequestItems={self.table: {"Keys": asked, "ConsistentRead": self.consistent}}
                 )
             except Exception as error:  # noqa: BLE001 - it becomes the outcome
-                # An unanswered get had no effect either.
+                # `sent=False`, because a get has no effect, whether it is answered or not.
                 problem = problem_from_boto_error(error, self.label, sent=False)
                 return problems | {place: problem for key in asked for place in wanted[identity_of(key.values())]}
             items: Any = answer["Responses"].get(self.table, [])
             for item in items:
                 places = wanted[identity_of(item[name] for name in self.codec.key)]
                 try:
-                    for place in places:  # each a record of its own, as callers may change it
+                    for place in places:  # one object each
                         records[place] = self.codec.record(item)
                 except AdjunctError as error:
                     problems.update(dict.fromkeys(places, Problem(State.REFUSED, error)))
@@ -323,7 +343,7 @@ class TableRequests:
         return problems | {place: left for key in asked for place in wanted[identity_of(key.values())]}
 
     def write_batch(self, kind: OperationKind, entries: Sequence[Entry]) -> Problems:
-        """Put or delete up to 25 entries with distinct keys, without conditions."""
+        """Put or delete up to 25 entries with distinct keys, without conditions; return the problems."""
         problems: Problems = {}
         places: list[int] = []
         requests: list[Any] = []
@@ -348,7 +368,7 @@ class TableRequests:
         except Exception as error:  # noqa: BLE001 - it becomes the outcome
             problem = problem_from_boto_error(error, self.label)
             if problem.state is State.REFUSED and len(requests) > 1 and error_code(error) == "ValidationException":
-                # One bad entry fails a batch: bisect until it is alone.
+                # One invalid entry makes the whole batch fail: bisect until it is alone.
                 half = len(requests) // 2
                 self._send_batch(places[:half], requests[:half], problems)
                 self._send_batch(places[half:], requests[half:], problems)
@@ -368,9 +388,10 @@ class TableRequests:
         return identity_of(item[name] for name in self.codec.key)
 
     def write_in_sequence(self, operation: Operation[Any], entries: Sequence[Entry], problems: Problems) -> int:
-        """Write the entries of one key one after the other; return how many of them put a default.
+        """Write the entries of one key, one after the other; return how many of them put a default.
 
-        After a failure that says nothing about its entry the rest are not sent: they would overtake it.
+        Problems are added to `problems`. After an entry that can be retried the others are not sent: they would
+        overtake it.
         """
         put = 0
         for done, entry in enumerate(entries):
@@ -399,7 +420,7 @@ class TableRequests:
         left = tombstone_attributes(time.time(), self.horizon) if kind is OperationKind.DELETE else {}
         columns = left or codec.columns_of(key, entry.value)
         if codec.is_open:
-            # There are no marks of sources to keep: they need declared columns.
+            # The item has no marks of other sources to keep, because `idempotent` needs declared columns.
             request = _Expression(key, guard).put({**columns, **key})
         else:
             request = put_columns(key, columns, codec.names, guard)
@@ -452,9 +473,10 @@ class TableRequests:
         return False, Problem(State.FAILED, error)
 
     def _add_late(self, key: KeyItem, changes: EncodedChanges, guard: Guard, answer: _Answer) -> Problem | None:
-        """Apply the additions of an update that failed its condition, if it is late and the record exists.
+        """Apply what a late update adds and appends to the newer record that made its condition fail.
 
-        Otherwise its mark is stored, so that a replay changes nothing after the record is created again.
+        If that is a tombstone, only the mark is stored, so that a replay changes nothing if the record was created
+        again meanwhile. An update that is not late, or adds nothing, is SKIPPED and stores no mark.
         """
         late, of_source = changes.late, Guard(source=guard.source, position=guard.position)
         adds_late = guard.position is not None and guard.time is not None and (late.add or late.append)
@@ -467,7 +489,7 @@ class TableRequests:
             if not answer.failed:
                 return None
             if answer.present and of_source.holds(answer.item):
-                self.codec.check_sums(late, answer.item)  # only what it adds can have been rejected
+                self.codec.check_sums(late, answer.item)  # nothing else can have failed: the condition on sums
         return _skipped(answer, guard)
 
     def _send(self, request: Request) -> _Answer:
@@ -490,10 +512,10 @@ class TableRequests:
 
 def _skipped(answer: _Answer, guard: Guard) -> Problem | None:
     if answer.failed:
-        guard.holds(answer.item)  # raises if times can't be compared
+        guard.holds(answer.item)  # called because it raises if times can't be compared
     return Problem(State.SKIPPED) if answer.failed else None
 
 
 def identity_of(key: Iterable[AttributeValue]) -> Any:
-    """The identity of a key in DynamoDB, where a number may be written in several ways."""
+    """Return the same value for keys that are equal in DynamoDB, where 1 and 1.0 are the same number."""
     return tuple(Decimal(one["N"]) if "N" in one else one.get("S") or one["B"] for one in key)

@@ -1,4 +1,4 @@
-"""`HttpTable`: records of a service with one resource per key; made to be subclassed.
+"""`HttpTable`: records of an HTTP service that has one resource per key. Subclasses adapt it to their service.
 
     get               GET    path     2xx: the record, 404: none
     put               PUT    path     2xx
@@ -52,12 +52,15 @@ if TYPE_CHECKING:
 
 READS = ("GET", "HEAD")
 QueryValue = str | int | float | bool | None
-_SHOWN = 300  # characters of a body
+_SHOWN = 300  # characters of a reply that an error contains at most
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class HttpUnavailableError(errors.TableUnavailableError):
-    """The service did not do it now. `had_effect`: False if it certainly had none, None if unknown."""
+    """The service could not answer the request now, or its answer was lost.
+
+    `had_effect` is False if the request certainly had no effect, None if that is unknown.
+    """
 
     status: int | None = None
     retry_after: float | None = None  # seconds
@@ -65,7 +68,7 @@ class HttpUnavailableError(errors.TableUnavailableError):
 
 
 def error_from_response(answer: httpx.Response, label: str, secrets: Iterable[str]) -> errors.AdjunctError:
-    """The error of an unsuccessful response; it shows the beginning of its body, and no secret."""
+    """Return the error for an unsuccessful response. It quotes the beginning of the body, without `secrets`."""
     status = answer.status_code
     beginning = _quote_reply(answer.text, secrets)
     what = f"{label}: {answer.request.method} {answer.request.url.copy_with(query=None)}"
@@ -80,7 +83,7 @@ def error_from_response(answer: httpx.Response, label: str, secrets: Iterable[st
             retry_after=wait,
             had_effect=False if nothing_done else None,
         )
-    of_service = status < 400 or status in (401, 403, 405, 407)  # and not of this record
+    of_service = status < 400 or status in (401, 403, 405, 407)  # the answer does not concern this record
     kind = errors.TableAccessError if of_service else errors.TableError
     return kind(
         f"{what} was rejected with {status}{beginning}.", "Correct the request or the declaration.", table=label
@@ -88,7 +91,10 @@ def error_from_response(answer: httpx.Response, label: str, secrets: Iterable[st
 
 
 def parse_retry_after(retry_after: str | None, now: datetime) -> float | None:
-    """The seconds to wait from `now` by a Retry-After header, which holds seconds or a date."""
+    """Return the seconds to wait that a Retry-After header asks for, as a number or as a date after `now`.
+
+    None without a header, or if it is invalid.
+    """
     if retry_after is None:
         return None
     text = retry_after.strip()
@@ -106,7 +112,7 @@ def parse_retry_after(retry_after: str | None, now: datetime) -> float | None:
 def lost_request_error(
     error: Exception, label: str, method: str, url: str, secrets: Iterable[str]
 ) -> HttpUnavailableError:
-    """The error of a request without a response; a write had no effect if no connection was made."""
+    """Return the error for a request that got no response; a write that may have been sent may have had an effect."""
     import httpx
 
     unsent = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout | httpx.ProxyError)
@@ -119,7 +125,7 @@ def lost_request_error(
 
 
 def _quote_reply(text: str, secrets: Iterable[str]) -> str:
-    """The beginning of the reply after a colon, without secrets."""
+    """Return ": " and the beginning of a reply, without secrets; "" if the reply is empty."""
     for secret in secrets:
         text = text.replace(secret, "***")
     text = " ".join(text.split())
@@ -133,10 +139,10 @@ _SECRET_HEADERS = ("authorization", "proxy-authorization", "cookie", "x-api-key"
 @validated
 @dataclass(frozen=True)
 class HttpExtra:
-    """Extra parameters and headers of a table's call: `table.get(key, HttpExtra(params={"unit": "km"}))`.
+    """Query parameters and headers for one call of a table: `table.get(key, HttpExtra(params={"unit": "km"}))`.
 
-    Each is a mapping or pairs, stored as pairs. It is hashable, so that a cache separates the answers. It replaces
-    declared headers of the same name.
+    Pass mappings or pairs; they are stored as pairs. Its headers replace the table's headers of the same names. It is
+    hashable, so a cache keeps the answers to different extras apart.
     """
 
     params: Mapping[str, QueryValue] | tuple[tuple[str, QueryValue], ...] = ()
@@ -149,8 +155,9 @@ class HttpExtra:
 
 
 class _Client(NamedTuple):
-    """What one event loop has open: a client and a limit of concurrent requests, whose wait does not count for the
-    timeout.
+    """One event loop's client, its limit of concurrent requests (`turns`), and the secrets to keep out of errors.
+
+    Waiting for a turn does not count for the timeout.
     """
 
     client: httpx.AsyncClient
@@ -160,12 +167,12 @@ class _Client(NamedTuple):
 
 @validated
 class HttpTable(DeclaredFunction, TableReadFunction[Key, Record], TableWriteFunction[Key, Record, Record]):
-    """Read and write function for a service.
+    """Read and write function for an HTTP service.
 
-    `path` has the key's columns in braces ("/planes/{tail}"); values are percent-encoded, so a key is never more than
-    part of one segment, and a segment that would be empty, "." or ".." is rejected. `headers` are sent with each
-    request; `secret_headers` gives for each header the environment variable with its value, read when a client is
-    opened and never stored. `puts_if_absent` declares that the service honours `If-None-Match: *`.
+    `path` has the key's columns in braces ("/planes/{tail}"). Their values are percent-encoded, so a key can't add
+    segments to the path; a segment that would become empty, "." or ".." is rejected. `headers` are sent with each
+    request. `secret_headers` maps headers to the environment variables with their values, which are read when a client
+    is opened and never stored. `puts_if_absent` declares that the service honours `If-None-Match: *`.
 
     At most `connections` requests of an event loop are under way at a time, each for at most `timeout` seconds.
     """
@@ -241,7 +248,7 @@ class HttpTable(DeclaredFunction, TableReadFunction[Key, Record], TableWriteFunc
         open_ = self._clients.take()
         if open_ is not None:
             for _ in range(self.connections):
-                await open_.turns.acquire()  # after those that wait
+                await open_.turns.acquire()  # wait until no request is under way or waits
             await open_.client.aclose()
 
     async def send(self, operation: Operation[Any]) -> Outcomes:
@@ -254,7 +261,7 @@ class HttpTable(DeclaredFunction, TableReadFunction[Key, Record], TableWriteFunc
     # -- overridden for other services
 
     def path_of(self, key: Key) -> str:
-        """The path of a key's resource, below the base URL."""
+        """The path of the key's resource, which is appended to the base URL."""
         parts = (key,) if len(self.key) == 1 else key
         if not isinstance(parts, tuple) or len(parts) != len(self.key):
             raise key_length_error(self._label, key, self.key)
@@ -264,14 +271,14 @@ class HttpTable(DeclaredFunction, TableReadFunction[Key, Record], TableWriteFunc
         }
         segments = [_PLACE.sub(lambda place: texts[place[1]], segment) for segment in self.path.split("/")]
         for segment, declared in zip(segments, self.path.split("/"), strict=True):
-            if segment in ("", ".", "..") and segment != declared:  # it would name another resource, or all of them
+            if segment in ("", ".", "..") and segment != declared:  # it would be the path of another resource
                 problem = f"{self._label}: the key {key!r} turns a path segment into {segment!r}."
                 step = "Filter such keys out before they reach the table."
                 raise errors.SchemaMismatchError(problem, step, table=self._label)
         return "/".join(segments)
 
     def encode(self, record: Record) -> bytes:
-        """The body of a put or an update: JSON, so only JSON values are allowed."""
+        """The body of a put or an update: the record, or the changed columns, as JSON."""
         try:
             return json.dumps(dict(record), allow_nan=False, ensure_ascii=False).encode()
         except (TypeError, ValueError) as error:
@@ -280,7 +287,7 @@ class HttpTable(DeclaredFunction, TableReadFunction[Key, Record], TableWriteFunc
             raise errors.SchemaMismatchError(problem, step, table=self._label) from error
 
     def decode(self, body: bytes) -> Record:
-        """The record in the body of a get's response."""
+        """The record in the body of the response to a get, which must be a JSON object."""
         try:
             record: Any = json.loads(body)
             wrong = None if isinstance(record, dict) else f"a JSON {type(record).__name__}"
@@ -323,10 +330,10 @@ class HttpTable(DeclaredFunction, TableReadFunction[Key, Record], TableWriteFunc
         headers: Mapping[str, str] | None = None,
         expected: Sequence[int] = (),
     ) -> httpx.Response:
-        """Send a request and return its response, successful or with a status in `expected`; else raise a table's
-        error.
+        """Send a request; return its response if it is successful, or if its status is in `expected`.
 
-        `args` are those of the table's call, each an `HttpExtra`.
+        Else it raises an HttpUnavailableError, which is retried, or a TableError. `args` are the extra arguments of the
+        table's call, each an `HttpExtra`.
         """
         import httpx
 
@@ -376,14 +383,14 @@ class HttpTable(DeclaredFunction, TableReadFunction[Key, Record], TableWriteFunc
 
 @cache
 def _load_trust_store() -> ssl.SSLContext:
-    """The trusted certificates, loaded once per process, as that takes longer than some requests."""
+    """Return the trusted certificates. They are loaded once per process: that takes longer than some requests."""
     import httpx
 
     return httpx.create_ssl_context()
 
 
 def _quote_path_part(label: str, part: object) -> str:
-    """A key's value in a path."""
+    """Return a value of a key as text for a path, which is not percent-encoded yet."""
     if isinstance(part, bool):
         return "true" if part else "false"
     if isinstance(part, date | datetime):

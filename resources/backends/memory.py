@@ -32,7 +32,7 @@ from dagster_adjunct.resources.validation import validated
 
 @dataclass(slots=True)
 class _Store:
-    """The records of one name and, for keys with conditions, what was applied to them."""
+    """The records of one name and, for keys written with conditions, what was applied to them."""
 
     records: dict[Any, dict[str, Any]] = field(default_factory=dict)
     applied: dict[Any, Applied] = field(default_factory=dict)
@@ -42,7 +42,7 @@ _STORES: dict[str, _Store] = {}
 
 
 class _Removed:
-    """The value of a removed column; false, as null is."""
+    """Marks a column as removed until the record is stored. It is false, as null is, so `value or …` works."""
 
     def __bool__(self) -> bool:
         return False
@@ -52,7 +52,7 @@ _REMOVED = _Removed()
 
 
 class _AnyRecords(RowCodec):
-    """Records with any columns and values, of which nothing is checked."""
+    """A codec that checks nothing: records may have any columns and values."""
 
     def __init__(self, table: str) -> None:
         self.table = table
@@ -76,8 +76,8 @@ class _AnyRecords(RowCodec):
 class MemoryTable(DeclaredFunction, StoreFunction[Hashable, Record, Record | Changes]):
     """Records as mappings, kept by `name` while the process lives; supports everything a store can.
 
-    Tables of the same name share their records. Use one event loop at a time: nothing here awaits, so no entry is half
-    done.
+    Tables of the same name share their records. Use one event loop at a time: a request is atomic there, because it
+    never awaits.
     """
 
     def __init__(self, name: str) -> None:
@@ -97,7 +97,7 @@ class MemoryTable(DeclaredFunction, StoreFunction[Hashable, Record, Record | Cha
         return {key: dict(record) for key, record in self._store.records.items()}
 
     def fill(self, records: Mapping[Hashable, Record]) -> None:
-        """Put records as they are, replacing those of the same keys."""
+        """Put records directly, without the table's layers and conditions, replacing those of the same keys."""
         self._store.records.update({key: dict(record) for key, record in records.items()})
 
     def content(self) -> tuple[dict[Hashable, Any], ...]:
@@ -105,7 +105,7 @@ class MemoryTable(DeclaredFunction, StoreFunction[Hashable, Record, Record | Cha
         return self._store.records, self._store.applied
 
     def restore(self, content: tuple[dict[Hashable, Any], ...]) -> None:
-        """Replace the content with that of another table."""
+        """Replace the content with what `content` has returned, which is not copied."""
         self._store.records, self._store.applied = content
 
     def clear(self) -> None:
@@ -124,7 +124,7 @@ class MemoryTable(DeclaredFunction, StoreFunction[Hashable, Record, Record | Cha
         return Outcomes(operation.count)
 
     def _write_plainly(self, kind: OperationKind, keys: Sequence[Hashable], values: Sequence[Any]) -> bool:
-        """Write what needs no plan, which most requests don't; return whether it was that."""
+        """Execute a write that needs no plan, as most do not; return False, without a change, if it needs one."""
         records = self._store.records
         if kind is OperationKind.PUT:
             records.update(zip(keys, map(dict, values), strict=True))

@@ -44,23 +44,26 @@ if TYPE_CHECKING:
     from dagster_adjunct.resources.backends.postgres_statements import Statements
 
 _NOTHING: tuple[int, int, list[int]] = (0, 0, [])
-_ROUNDS = 20  # of concurrent changes before the request fails
+_ROUNDS = 20  # how often a write starts over because of concurrent changes, before it fails
 
 
 class ConcurrentChangeError(Exception):
-    """Another transaction created a record that this one was creating, or purged a mark it was updating; start over."""
+    """Another transaction created a record that this one was to create, or purged a mark that it was to update.
+
+    The write must start over.
+    """
 
 
 class _MissingRecordsError(Exception):
-    """Updates of a batch with conditions have no record; their marks must not be stored."""
+    """Some updates of a batch with conditions have no record; it is rolled back, as their marks must not be stored."""
 
 
 class PostgresRequests:
-    """Requests over one connection, exclusively held meanwhile: one transaction per request.
+    """A connection, which one caller holds at a time, with its requests: each is one transaction.
 
     A transaction locks the keys that it changes in key order, so that writers of the same keys wait instead of
-    deadlocking: first their rows in the idempotency table, if there are conditions, then their records. If that is not
-    enough (two create the same record), the server resolves the deadlock and the request can be retried.
+    deadlocking: first their rows in the idempotency table, if there are conditions, then their records. If two
+    transactions deadlock nevertheless, because both create the same record, the server ends one, which is retried.
     """
 
     def __init__(self, connection: AsyncConnection[Any], statements: Statements, table: PostgresTable) -> None:
@@ -82,7 +85,7 @@ class PostgresRequests:
         self.connection.pgconn.finish()
 
     async def get(self, keys: Sequence[Row]) -> list[dict[str, Any] | None]:
-        """The record of each key."""
+        """The record of each key, or None."""
         statements, names = self._statements, self.codec.names
         arrays = statements.arrays(self.codec.key, keys)
         cursor = await self.connection.execute(statements.select, arrays, binary=True)
@@ -92,7 +95,9 @@ class PostgresRequests:
         return records
 
     async def write(self, operation: Operation[Any], valid: ValidEntries) -> WritePlan:
-        """Apply everything or, on an error, nothing; while `committing` that is unknown."""
+        """Write the valid entries in one transaction. After an error nothing was written, unless `committing` is set:
+        then that is unknown.
+        """
         self.committing = False
         for _ in range(_ROUNDS):
             try:
@@ -110,7 +115,11 @@ class PostgresRequests:
         raise TableUnavailableError(problem, step, table=self.codec.table)
 
     async def write_batch(self, operation: Operation[Any], batch: StagedBatch) -> Outcomes | None:
-        """Apply everything or, on an error, nothing; None, without effect, if missing records need rows."""
+        """Write the batch in one transaction, with errors as in `write`; return the outcomes of its entries.
+
+        Returns None, and writes nothing, if records are missing that a batch with conditions updates: which ones is
+        found out row by row.
+        """
         shape, self.committing = batch.shape, False
         if shape.conditions.newest_by is not None:
             self.codec.check_order(shape.conditions.newest_by)
@@ -126,7 +135,7 @@ class PostgresRequests:
                 async with cursor.copy(statements.copy, ()) as copy:
                     await copy.write(batch.csv)
                 if not (shape.inserts or shape.conditions):
-                    # In key order, as every request locks, and to find missing ones.
+                    # To lock the records in key order, as every request does, and to find the missing ones.
                     await cursor.execute(statements.lock, (), binary=True)
                     present = {place for (place,) in await cursor.fetchall()}
                     missing = batch.missing(present) if len(present) < batch.rows else []
@@ -175,7 +184,7 @@ class PostgresRequests:
             newest_by = operation.conditions.newest_by
             for place, *texts in await cursor.fetchall():
                 applied[keys[place - 1]] = write_plan.applied_from_texts(codec, newest_by, tuple(texts))
-            if len(applied) < len(keys):  # purged after it was claimed: storing the mark now would lose it
+            if len(applied) < len(keys):  # a row was purged after `claim`: an update of it would store no mark
                 raise ConcurrentChangeError
         names = write_plan.columns_to_read(operation, valid.entries)
         cursor = await self.connection.execute(statements.lock(names), arrays, binary=True)
@@ -215,9 +224,9 @@ class PostgresRequests:
 
 @validated
 class PostgresTable(SqlTable[PostgresRequests]):
-    """Read and write function for one table, with up to `connections` per event loop.
+    """Read and write function for one table of a PostgreSQL server.
 
-    That many requests run at a time.
+    Each event loop has up to `connections` connections, so that many requests run at a time.
 
     `dsn_env` names an environment variable with the DSN (read when connecting, never stored), `connect` has libpq's
     keywords without secrets (`service`, `host`, …), and the rest comes from libpq's own environment, service and
@@ -247,7 +256,7 @@ class PostgresTable(SqlTable[PostgresRequests]):
         what, whole = f"PostgreSQL table {table!r} has", "a whole number, at least 1"
         check_whole_number(connections, f"{what} connections={connections!r}", whole, argument="connections")
         check_seconds(forget_after, f"{what} forget_after={forget_after!r}", argument="forget_after", none=True)
-        self._open = PerLoop(lambda: Pool(self.connections, self._connected), Pool.finish)
+        self._pools = PerLoop(lambda: Pool(self.connections, self._connected), Pool.finish)
 
     def __repr__(self) -> str:
         source = f"dsn_env={self.dsn_env!r}" if self.dsn_env else f"connect={self.connect}"
@@ -263,15 +272,16 @@ class PostgresTable(SqlTable[PostgresRequests]):
                 later = later or await super()._write_entries(requests, part)
                 unsent = next((problem.unsent for problem in later.problems.values() if is_retryable(problem)), None)
             else:
-                later = Outcomes.all(len(part), unsent)  # it would overtake the retry
+                later = Outcomes.all(len(part), unsent)  # it would overtake the entries that are retried
             outcomes = later if places is None else outcomes.with_retried(places, later)
         return outcomes
 
     async def _write_batch(
         self, requests: PostgresRequests, operation: Operation[Any], batch: StagedBatch
     ) -> Outcomes | None:
-        """Write the batch and return its outcomes; None, without effect, if it must be written by row to find rejected
-        rows.
+        """Write the batch and return its outcomes.
+
+        Returns None, and writes nothing, if it must be written row by row to find rejected or missing rows.
         """
         try:
             outcomes: Outcomes | None = await self._run(requests, requests.write_batch, operation, batch)
@@ -280,7 +290,8 @@ class PostgresTable(SqlTable[PostgresRequests]):
             return Outcomes.all(len(operation), problem) if problem.may_pass else None
         skipped = [] if outcomes is None else outcomes.places(State.SKIPPED)
         if outcomes is not None and skipped and batch.shape.adds and operation.applies_late_changes:
-            # The statement skips late entries entirely. Each is the only one of its key, so they can follow it.
+            # The statement skips late entries entirely. No other entry of the batch has their keys, so they can be
+            # written after it.
             late = operation.with_entries(operation.entries.take(skipped))
             outcomes = outcomes.with_retried(skipped, await super()._write_entries(requests, late))
         return outcomes
@@ -298,7 +309,7 @@ class PostgresTable(SqlTable[PostgresRequests]):
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
-        """Raise the driver's errors as ours."""
+        """Turn errors of the driver in the `with` block into ours."""
         import psycopg
 
         try:
@@ -325,7 +336,7 @@ class PostgresTable(SqlTable[PostgresRequests]):
                     await postgres_statements.create_table(connection, self.schema, self.table, types, self.key)
                     columns, casts = await postgres_statements.read_postgres_columns(*where)
             codec = RowCodec(
-                self._label, self.key, columns, check=postgres_checker, keep=postgres_encoder, decode=postgres_decoder
+                self._label, self.key, columns, check=postgres_checker, encode=postgres_encoder, decode=postgres_decoder
             )
             statements = postgres_statements.Statements(self.schema, self.table, codec, casts)
         except BaseException:

@@ -1,4 +1,4 @@
-"""Connections to PostgreSQL, and the meaning of errors: transient or permanent."""
+"""Connections to PostgreSQL, and the translation of its errors into ours: transient or permanent."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from psycopg import AsyncConnection
 
 _SECRETS = ("password", "sslpassword", "sslkey", "oauth_client_secret")
-_HOLDS_SECRET = re.compile(r"password\s*=|://")  # a database's name may be a whole DSN
+_HOLDS_SECRET = re.compile(r"password\s*=|://")  # libpq takes a whole DSN as dbname
 
 # SQLSTATE classes and codes: https://www.postgresql.org/docs/current/errcodes-appendix.html
 _PASSING = {
@@ -28,12 +28,12 @@ _PASSING = {
     "55P03",  # lock not available
     "57014",  # statement_timeout, or an administrator cancelled the statement
 }
-_PASSING_CLASSES = ("08", "53")  # the connection, and insufficient resources
+_PASSING_CLASSES = ("08", "53")  # connection errors, insufficient resources
 _NO_ACCESS = {"28000", "28P01", "3D000", "3F000", "42P01", "42501"}
 READ_ONLY = "25006"
-"""The SQLSTATE of a write in a transaction that only reads."""
-# libpq gives a rejected login no SQLSTATE, only the server's message. In another language
-# the request is retried in vain, as is one to a wrong address, which looks like a server that is down.
+"""The SQLSTATE of a write in a read-only transaction."""
+# libpq gives a rejected login no SQLSTATE, only the server's message. If that is in another language, the request is
+# retried in vain; so is one to a wrong address, because it looks like a server that is down.
 _FOR_GOOD = (
     "password authentication failed",
     "no password supplied",
@@ -53,7 +53,7 @@ def require_driver(label: str) -> None:
 
 
 def check_keywords(keywords: Mapping[str, object]) -> dict[str, str]:
-    """Return libpq's connection keywords; raise if a secret is among them."""
+    """Return connection keywords of libpq with values as text; raise ConfigurationError if one is or holds a secret."""
     for name in keywords:
         if name in _SECRETS:
             problem = f"a PostgreSQL table was declared with {name!r}, which would end up in pickles and logs."
@@ -70,9 +70,9 @@ def check_keywords(keywords: Mapping[str, object]) -> dict[str, str]:
 
 
 def connection_settings(label: str, dsn_env: str | None, keywords: Mapping[str, str]) -> dict[str, Any]:
-    """Return the connection's settings: the DSN in the environment, then `keywords`, then libpq's defaults.
+    """Return the settings to connect with: those of the DSN in the variable `dsn_env`, changed by `keywords`.
 
-    The result may contain a password: pass it only to the connect functions.
+    libpq adds the rest from its own sources. The result may contain a password: pass it only to the connect functions.
     """
     from psycopg import ProgrammingError
     from psycopg.conninfo import conninfo_to_dict
@@ -91,7 +91,7 @@ def connection_settings(label: str, dsn_env: str | None, keywords: Mapping[str, 
 
 
 def format_address(settings: Mapping[str, Any]) -> str:
-    """host:port/dbname of a connection, without user or password."""
+    """Return host:port/dbname (or "service NAME") of a connection for errors, without the password."""
     if "service" in settings and "host" not in settings:
         return f"service {settings['service']}"
     host = settings.get("host") or settings.get("hostaddr") or os.environ.get("PGHOST", "local socket")
@@ -100,16 +100,16 @@ def format_address(settings: Mapping[str, Any]) -> str:
     return f"{host}:{port}/{settings.get('dbname') or os.environ.get('PGDATABASE') or user}"
 
 
-# A database, a role or the environment may set others: texts are sent and read as UTF-8, stored times as ISO 8601,
-# and numbers with all their digits.
+# Set in each session, because a database, a role or the environment may have other defaults: texts in UTF-8, times as
+# ISO 8601, and floats with all their digits.
 _SESSION = "SET client_encoding = 'UTF8'; SET datestyle = 'ISO'; SET extra_float_digits = 1"
 
 
 async def connect_async(label: str, settings: Mapping[str, Any]) -> psycopg.AsyncConnection[Any]:
-    """Connect in autocommit mode with UTC as the time zone.
+    """Connect in autocommit mode, with UTC as the time zone.
 
-    TableUnavailableError if the server is unreachable, starting, stopping or full, however long that lasts;
-    TableAccessError if something must be changed, such as the login.
+    Raises TableUnavailableError if the server is unreachable, starting, stopping or full, even if it stays so;
+    TableAccessError if it rejects the login or does not have the database.
     """
     import psycopg
 
@@ -126,7 +126,7 @@ async def connect_async(label: str, settings: Mapping[str, Any]) -> psycopg.Asyn
 
 
 def connect_sync(label: str, settings: Mapping[str, Any]) -> psycopg.Connection[Any]:
-    """Connect in autocommit mode with blocking calls. Raises as `connect_async`."""
+    """Connect in autocommit mode, for blocking calls, without setting the time zone. Raises as `connect_async`."""
     import psycopg
 
     try:
@@ -142,7 +142,7 @@ def connect_sync(label: str, settings: Mapping[str, Any]) -> psycopg.Connection[
 
 
 def connect_snapshot(label: str, settings: Mapping[str, Any]) -> psycopg.Connection[Any]:
-    """Connect for transactions that read one snapshot and change nothing. Raises as `connect_async`."""
+    """Connect for blocking read-only transactions, each of which sees one snapshot. Raises as `connect_async`."""
     import psycopg
 
     connection = connect_sync(label, settings)
@@ -167,15 +167,16 @@ def _connection_error(error: psycopg.Error, label: str, settings: Mapping[str, A
 
 
 def translate_error(error: psycopg.Error, label: str, place: str) -> errors.AdjunctError:
-    """Return `error` as one of ours: transient if the same transaction may succeed later."""
+    """Return the error of ours for an error of the driver: transient if the same transaction may succeed later."""
     import psycopg
 
     state = error.sqlstate or ""
-    # In one line, without its details, which quote the whole row, except the names of dependent objects.
+    # The message in one line. Its details quote the whole row, so they are left out, except for the names of objects
+    # that depend on one to be dropped.
     message = error.diag.message_primary or str(error)
     if state == "2BP01":
         message = f"{message}: {error.diag.message_detail}"
-    # The server ends a connection with FATAL: a restart, an administrator, a time limit of idle sessions.
+    # FATAL means that the server ended the connection: it restarts, an administrator did, or the session was idle.
     lost = isinstance(error, psycopg.InterfaceError) or error.diag.severity_nonlocalized in ("FATAL", "PANIC")
     lost = lost or (isinstance(error, psycopg.OperationalError) and not state)
     kind: type[errors.AdjunctError]
@@ -212,9 +213,9 @@ _CANCEL_SECONDS = 1.0  # seconds for the server to end a cancelled request
 
 
 async def run_cancellable(connection: AsyncConnection[Any], request: Awaitable[T]) -> T:
-    """Return the answer of a request over this connection; a cancelled caller is released after a second.
+    """Await a request over this connection; if the caller is cancelled, close the connection within some seconds.
 
-    The driver would wait for the server's reply to the cancellation, which a dead network never delivers.
+    The driver alone would wait for the server's reply to the cancellation, which a dead network never delivers.
     """
     import psycopg
 
@@ -223,7 +224,7 @@ async def run_cancellable(connection: AsyncConnection[Any], request: Awaitable[T
         return await asyncio.shield(under_way)
     except asyncio.CancelledError:
         with suppress(psycopg.Error):
-            await connection.cancel_safe(timeout=_CANCEL_SECONDS)  # so that it holds no locks any longer
+            await connection.cancel_safe(timeout=_CANCEL_SECONDS)  # so that the request holds no locks any more
         with suppress(psycopg.Error, OSError), socket.socket(fileno=os.dup(connection.fileno())) as wire:
             wire.shutdown(socket.SHUT_RDWR)
         await asyncio.wait([under_way], timeout=_CANCEL_SECONDS)

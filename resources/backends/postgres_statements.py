@@ -1,28 +1,30 @@
-"""The SQL of a `PostgresTable`: its table, and one statement for many rows, with an array per column.
+"""The SQL of a `PostgresTable`: to create and check its table, and statements for many rows, with an array per column.
 
-    lock      which of these keys have a record, locking each (in key order), with some of its columns
-    select    the records of these keys, each after its place (from 1) in the list of keys
-    insert    create records, leaving existing ones
+    lock      lock the records of these keys in key order; returns each one's place in the list of keys (from 1), and
+              the values of some columns
+    select    return the records of these keys, each with its place in the list
+    insert    create records; existing ones stay as they are
     upsert    put records
     update    set columns and append to lists, at most one row per key
     delete    remove records
-    claim     create the rows of these keys in the idempotency table, if missing
-    applied   what was applied to these keys, locking each
+    claim     create the missing rows of these keys in the idempotency table
+    applied   lock the rows of these keys in the idempotency table; returns what was applied
     remember  store what was applied
+    forget    purge old rows of the idempotency table
 
-A batch goes into a staging table per shape, followed by one statement that writes from it: without conditions an upsert
-or an update, with conditions
+A staged batch (`postgres_values.py`) is copied into a staging table, of which there is one per shape. Then one
+statement writes from it: without conditions an upsert or an update, with conditions a sequence of steps:
 
     staged    the rows of the batch, with the values that all of them share
-    known     the keys with a row in the idempotency table: those whose entries pass, their marks stored
-    fresh     the same for the other keys, whose rows are created
-    passed    the rows of both
-    changed   of those, the existing records, changed
-    begun     of those, the missing records, created
+    known     of the keys with a row in the idempotency table, those whose conditions hold: stores their marks
+    fresh     of the other keys, those whose conditions hold: creates the rows with their marks
+    passed    the rows of the batch with the keys of both
+    changed   changes those of their records that exist
+    begun     creates those that are missing
 
 Most keys exist already, so existing rows are updated first, with one lookup and one write; ON CONFLICT, which looks up,
 locks and then writes, handles only the rest. Every check of what others may change is repeated under the lock: `fresh`
-and `begun` take everything that `known` and `changed` did not change, whatever they saw.
+and `begun` try all rows that `known` and `changed` did not change, whatever these have seen.
 """
 
 from __future__ import annotations
@@ -53,25 +55,29 @@ if TYPE_CHECKING:
 
 
 def quote_names(names: Iterable[str], table: str = "") -> str:
-    """The names as SQL, with commas; columns of `table`, an alias."""
+    """Quote names as SQL identifiers, separated by commas; with `table`, each as a column of this alias."""
     return ", ".join(f"{table}.{quote_name(name)}" if table else quote_name(name) for name in names)
 
 
 def quote_name(*names: str) -> str:
-    """The name, below the others, as SQL. In statements with parameters, a single % starts one."""
+    """Quote a name as an SQL identifier, qualified by those before it, such as its schema.
+
+    % is doubled, because in a statement with parameters a single % begins one.
+    """
     return sql.Identifier(*names).as_string(None).replace("%", "%%")
 
 
-# Settings of a connection that writes batches. A hash join would lock rows in no order, so that writers of the same
-# keys could deadlock; a merge join keeps the order, but reads or even sorts the whole table. JIT compilation takes
+# Settings of a connection that writes staged batches. A hash join would lock rows in no order, so that writers of the
+# same keys could deadlock; a merge join keeps the order, but reads or even sorts the whole table. JIT compilation takes
 # longer than running the statement, up to some tenths of a second.
 _SETTINGS = "SET enable_hashjoin = off; SET enable_mergejoin = off; SET jit = off"
 
 
 class StagingStatements(NamedTuple):
-    """The staging table for batches of one shape, and the statements that fill it and write from it.
+    """The name of the staging table for batches of one shape, and the statements that create, fill and use it.
 
-    `write` takes the values that all rows share (`StagedBatch.constants`). `settings` are the connection's.
+    `write` has the values that all rows share as parameters (`StagedBatch.constants`). `settings` must be executed once
+    per connection.
     """
 
     name: str
@@ -83,7 +89,7 @@ class StagingStatements(NamedTuple):
 
 
 class Statements:
-    """Statements for one table, composed once after reading its shape."""
+    """The SQL statements for one table, composed once after reading its columns."""
 
     def __init__(self, schema: str, table: str, codec: RowCodec, casts: Mapping[str, str]) -> None:
         self.schema, self.table, self.codec, self.casts = schema, table, codec, casts
@@ -160,12 +166,12 @@ class Statements:
         )
 
     def arrays(self, names: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[Any]:
-        """The rows as one array per column."""
+        """Return rows of checked values of the columns `names` as parameters: one array per column."""
         columns = self.codec.columns
-        kept = zip(names, self.codec.kept(names, rows), strict=True)
+        encoded = zip(names, self.codec.encoded(names, rows), strict=True)
         return [
             values if columns[name].kind is Kind.OTHER else postgres_values.format_array(values)
-            for name, values in kept
+            for name, values in encoded
         ]
 
     def _stage(self, shape: StagingShape) -> StagingStatements:
@@ -232,7 +238,7 @@ class Statements:
         return f"WITH {', '.join(steps)} SELECT {' + '.join(done)}, {begun}, {skipped}"
 
     def _marked(self, shape: StagingShape) -> tuple[str, str, str]:
-        """`known`, `fresh` and `passed`: which entries pass, as in `Applied.was_applied`, `is_late` and `remember`."""
+        """The steps `known`, `fresh` and `passed`, which do in SQL what `Applied` does in Python (`write_plan.py`)."""
         newest_by, idempotent = shape.conditions.newest_by, shape.conditions.idempotent
         values = {"newest_of": "NULL", "newest": "NULL", "tie": "NULL", "applied": "'{{}}'::jsonb"}
         marks, excluded, holds, fails, holds_excluded, unmarked = ["at = now()"], ["at = now()"], [], [], [], ""
@@ -251,7 +257,7 @@ class Statements:
             values |= {"newest_of": "{newest_of}", "newest": "s.{time}::text", "tie": "s.__tie"}
             marks += [f"{name} = {values[name]}" for name in ("newest_of", "newest", "tie")]
             excluded += [f"{name} = excluded.{name}" for name in ("newest_of", "newest", "tie")]
-            # The text of another column's time may be invalid for this column.
+            # If the time was stored for another column, its text may be invalid for this column's type.
             kept = """CASE WHEN b.newest_of = {newest_of} THEN (b.newest::{cast}, b.tie COLLATE "C") """
             holds.append(kept + "<= (s.{time}, s.__tie) ELSE false END")
             fails.append(kept + "> (s.{time}, s.__tie) ELSE false END")
@@ -259,7 +265,8 @@ class Statements:
                 "(b.newest IS NULL OR b.newest_of <> {newest_of} OR "
                 """(b.newest::{cast}, b.tie COLLATE "C") <= (excluded.newest::{cast}, excluded.tie))"""
             )
-            # One index lookup per key, two for those without a mark; joins would read both tables entirely.
+            # Subqueries take one index lookup per key, two for a key without a mark; joins would read both tables
+            # entirely.
             unmarked = (
                 " AND coalesce("
                 "(SELECT true FROM {idempotency} AS b WHERE {same_mark} AND b.newest_of = {newest_of}), "
@@ -270,7 +277,8 @@ class Statements:
             "FROM (SELECT * FROM staged ORDER BY {keys}) "
             f"AS s WHERE {{same_mark}} AND {' AND '.join(holds)} RETURNING s.*)"
         )
-        # A failed condition stays failed; locking it would not be in order with `known`.
+        # Rows whose condition has failed are left out: it can't hold later, and ON CONFLICT would lock them after
+        # those of `known`, so not in key order.
         fresh = (
             f"fresh AS (INSERT INTO {{idempotency}} AS b ({{keys}}, {', '.join(values)}, at) "
             f"SELECT {{of_s}}, {', '.join(values.values())}, now() FROM staged AS s "
@@ -286,7 +294,7 @@ class Statements:
         return known, fresh, passed
 
     def _changes_of(self, shape: StagingShape) -> dict[str, str]:
-        """The parts of the statements that depend on what a batch changes, and under which conditions."""
+        """The texts to insert into the statements that depend on the shape's changes and conditions, by name."""
         sets, newest_by = self._sets(shape, "s"), shape.conditions.newest_by or ""
         collate = ' COLLATE "C"' if newest_by and self.codec.column(newest_by).kind is Kind.STRING else ""
         return {
@@ -303,7 +311,7 @@ class Statements:
         return [name for name in self._names if name not in self._key] if shape.puts else list(shape.sets)
 
     def _sets(self, shape: StagingShape, source: str) -> str:
-        """The assignments to the columns of an existing record."""
+        """The SET clause that changes an existing record `t` to the values of the row `source`."""
         given = {*shape.columns, *shape.constants}
         changes = []
         for column in self._changed(shape):
@@ -321,7 +329,7 @@ class Statements:
         return sql.SQL(text.format(**self._parts, **parts))
 
     def _given(self, names: Sequence[str]) -> str:
-        # The casts come from the server's catalog, quoted as needed.
+        # The casts come from the server's catalog, which quotes them where necessary.
         return ", ".join(f"%s::{'text' if name in self._texts else self.casts[name]}[]" for name in names)
 
     def _typed(self, name: str) -> str:
@@ -337,14 +345,14 @@ _TYPES = {
     Kind.BINARY: "bytea",
     Kind.JSON: "jsonb",
 }
-# By Spark's type; PostgreSQL has no 8-bit integers.
+# By Spark's type. A tinyint becomes a smallint, because PostgreSQL has no 8-bit integers.
 _NUMBERS = {"tinyint": "smallint", "int": "integer", "float": "real", "double": "double precision"}
 
 
 async def create_table(
     connection: AsyncConnection[Any], schema: str, table: str, types: Mapping[str, Any], key: Sequence[str]
 ) -> None:
-    """Create schema and table, whose columns have these types, with `key` as its primary key, unless they exist."""
+    """Create the schema and the table if they do not exist; `types` has the columns, `key` is the primary key."""
     name = sql.Identifier(schema, table)
     parts = [sql.SQL("{} {}").format(sql.Identifier(column), sql.SQL(type_)) for column, type_ in types.items()]
     parts.append(sql.SQL("PRIMARY KEY ({})").format(sql.SQL(", ").join(map(sql.Identifier, key))))
@@ -358,7 +366,7 @@ async def create_table(
         exists = await connection.execute("SELECT FROM pg_namespace WHERE nspname = %s", (schema,))
         if not exists.rowcount:
             await connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(schema)))
-        # Rows that are updated often stay in their page if it has space.
+        # With space left in each page, rows that are updated often can stay in their page.
         made = sql.SQL("CREATE TABLE {} ({}) WITH (fillfactor = 80)").format(name, sql.SQL(", ").join(parts))
         await connection.execute(made)
 
@@ -380,9 +388,10 @@ async def read_postgres_columns(
     key: Sequence[str],
     declared: Sequence[Column],
 ) -> tuple[list[Column], dict[str, str]]:
-    """Return the columns, and each one's type for casts, after checking that declared ones exist and `key` is unique.
+    """Return the table's columns (only the declared ones, if any are), and for each name the type to cast values to.
 
-    TableNotFoundError if the table does not exist; SchemaMismatchError if it does not fit.
+    Raises TableNotFoundError if the table does not exist, and SchemaMismatchError if a declared column is missing, or
+    if `key` is not unique or may equate different values.
     """
     cursor = await connection.execute(
         """SELECT a.attname, format_type(a.atttypid, a.atttypmod), format_type(a.atttypid, -1),
@@ -422,7 +431,7 @@ async def read_postgres_columns(
 
 
 def column_type(column: Column) -> str:
-    """The type of a declared column in a new table."""
+    """The SQL type of a declared column when its table is created."""
     if column.kind is Kind.LIST:
         assert column.element is not None
         return column_type(column.element) + "[]"

@@ -1,9 +1,9 @@
 """How values are sent to PostgreSQL and read back: unchanged, except JSON and lists, which are sent as text.
 
-In an array of lists, a list would be taken for a second dimension, so it is written the way the server prints it. Arrow
-batches go as CSV into a staging table, followed by one statement for all rows, without Python values; if single values
-must be inspected (other types than the columns', conditions, lists, JSON, mixed defaults), they go row by row
-(`write_plan.py`).
+A statement gets one array per column. In it a list would be taken for a second dimension, so lists are written as text,
+in the way the server prints arrays. An Arrow batch is copied as CSV into a staging table, from which one statement
+writes all rows, without Python values (`stage_batch`). If single values must be inspected, because of other types than
+the columns', lists, JSON, or defaults of only some messages, it is written row by row (`write_plan.py`).
 """
 
 from __future__ import annotations
@@ -21,18 +21,21 @@ from dagster_adjunct.resources.lazy_modules import np, pa, pc
 from dagster_adjunct.resources.tables.arrow import ArrowEntries
 from dagster_adjunct.resources.tables.operation import Conditions, Operation, OperationKind
 
-LEAST = 200  # with fewer entries, arrays are as fast as a staging table
+LEAST = 200  # the fewest entries that are worth a staging table; below, arrays are as fast
 _PLACE = "__place"
 SOURCE, POSITION, TIE, TIME = "__source", "__position", "__tie", "__time"
 
 
 @dataclass(frozen=True, slots=True)
 class StagingShape:
-    """What a batch's statements depend on.
+    """What the SQL of a staged batch depends on: batches of the same shape use the same table and statements.
 
-    `sets` and `adds` are what updates do; `begins` says that rows are whole records if there is none. A put sets all
-    columns but the key's, null if they aren't in `columns`. `constants` are columns with one value for all rows; `TIME`
-    is among the columns if the time isn't that of the record.
+    - `columns`: those of the staging table; `constants`: those with one value for all rows, which is not staged.
+    - `puts`: rows are put as whole records. Columns of the table that are not in the shape become null.
+    - `sets`, `adds`: the columns that updates set, and those to which they add.
+    - `begins`: updates have defaults, so a row is the whole record to create if there is none.
+
+    `TIME` is among the columns if the time for `newest_by` is not that in the record.
     """
 
     columns: tuple[str, ...]
@@ -50,10 +53,10 @@ class StagingShape:
 
 @dataclass(frozen=True, slots=True)
 class StagedBatch:
-    """One row per key, as CSV of `columns`, the first of which is the place of the key's last entry.
+    """An operation with `count` entries as CSV with one row per key, whose columns are those of the shape.
 
-    `constants` are the values of the shape's constants. `same_key` are, per row, the places of the entries with its
-    key; None if that is one each.
+    The first column is the index of the key's last entry. `constants` are the values of the shape's constants.
+    `same_key` maps that index to the indices of all entries of the key; None if no key has several.
     """
 
     shape: StagingShape
@@ -64,14 +67,14 @@ class StagedBatch:
     same_key: Mapping[int, Sequence[int]] | None
 
     def missing(self, present: set[int]) -> list[int]:
-        """The places of all entries whose key's row is not among `present`."""
+        """The indices of all entries whose row is not in `present`, which has the first column of rows."""
         if self.same_key is None:
             return [place for place in range(self.count) if place not in present]
         return [place for last, places in self.same_key.items() if last not in present for place in places]
 
 
 def stage_batch(codec: RowCodec, operation: Operation[Any]) -> StagedBatch | None:
-    """Return the operation as a batch, or None if it must go row by row."""
+    """Return the operation as a batch to copy into a staging table; None if it must be written row by row."""
     entries = operation.entries
     puts = operation.kind is OperationKind.PUT
     if (
@@ -112,7 +115,7 @@ def stage_batch(codec: RowCodec, operation: Operation[Any]) -> StagedBatch | Non
         return None
     table, same_key = rows
     if same_key is not None and operation.conditions:
-        return None  # which of a key's entries pass depends on the earlier ones
+        return None  # which of a key's entries are applied depends on the earlier ones
     begins = not puts and entries.default_records is not None
     names = (*table.column_names,)
     shape = StagingShape(names, (*constants,), puts, tuple(sets), tuple(adds), begins, operation.conditions)
@@ -122,7 +125,10 @@ def stage_batch(codec: RowCodec, operation: Operation[Any]) -> StagedBatch | Non
 def _marks(
     codec: RowCodec, entries: ArrowEntries, conditions: Conditions, written: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The columns needed by conditions."""
+    """The columns that conditions need, by name; a value of None means that the batch can't be staged.
+
+    `written` are the columns of the batch, of which one may be the time.
+    """
     marks: dict[str, Any] = {}
     sources, positions = entries.sources, entries.positions
     if not conditions:
@@ -143,15 +149,15 @@ def _marks(
 
 
 def _ties(sources: Any, positions: Any) -> Any:
-    """`Mark.tie` of each."""
-    known = sources.dictionary_encode()  # few distinct ones
+    """`Mark.tie` of the mark with each source and position."""
+    known = sources.dictionary_encode()  # few sources are distinct
     plain = pc.replace_substring_regex(known.dictionary.cast(pa.string()), r"~\d+$", "")
     places = pc.replace_substring_regex(positions.cast(pa.string()), "^[^:]*(:|$)", "", max_replacements=1)
     return pc.binary_join_element_wise(plain.take(known.indices), places, " ")
 
 
 def _parts(entries: ArrowEntries) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
-    """The columns that are set and those that are added to; None if there is more."""
+    """The columns that records set and those to which they add, by name; (None, None) if they change anything else."""
     records = entries.records
     assert records is not None
     if not entries.typed:
@@ -169,7 +175,10 @@ def _parts(entries: ArrowEntries) -> tuple[dict[str, Any] | None, dict[str, Any]
 def _defaults(
     codec: RowCodec, entries: ArrowEntries, keys: dict[str, Any], sets: dict[str, Any], adds: dict[str, Any]
 ) -> dict[str, Any] | None:
-    """The columns that come from defaults and not from updates; None if rows are needed to decide."""
+    """The columns of a new record that come from defaults only, by name; None if the batch can't be staged.
+
+    Left out are columns that the updates set, and columns to which they add, in which a default must be 0 or null.
+    """
     if entries.default_records is None:
         return {}
     if entries.default_records.null_count:
@@ -179,7 +188,7 @@ def _defaults(
         if name in defaults and not defaults.pop(name).equals(keys[name]):
             return None
     for name, added in adds.items():
-        # A new record then holds the added values, which the same statement can add to an existing one.
+        # With a default of 0 or null, a new record has the number that is added: the column is the same for both.
         default = defaults.pop(name, None)
         if default is None or default.null_count == len(default):
             continue
@@ -194,7 +203,10 @@ def _columns(records: Any) -> dict[str, Any]:
 
 
 def _cast_exactly(column: Column | None, array: Any, *, adding: bool) -> Any:
-    """The array in the column's type, or None if single values must be inspected."""
+    """The array in a form that CSV gives the column exactly; None if single values must be inspected.
+
+    `adding`: its values are added to the column.
+    """
     if column is None:
         return None
     kind, type_ = column.kind, array.type
@@ -212,7 +224,7 @@ def _cast_exactly(column: Column | None, array: Any, *, adding: bool) -> Any:
     if adding:
         return array if kind is Kind.DECIMAL and _holds_decimals(column, type_) else None
     if pa.types.is_string(type_) or pa.types.is_large_string(type_):
-        # A line with only \. would end the data.
+        # In CSV a line with only \. would end the data.
         fine = kind is Kind.STRING and not pc.any(pc.match_substring(array, "\\.")).as_py()
         most = _text_limit(column)
         if most is not None and pc.any(pc.greater(pc.utf8_length(array), most)).as_py():
@@ -240,17 +252,20 @@ def _holds_decimals(column: Column, type_: Any) -> bool:
 def _merge_by_key(
     columns: dict[str, Any], key: Sequence[str], sets: dict[str, Any], adds: dict[str, Any], defaults: Sequence[str]
 ) -> tuple[pa.Table, Mapping[int, Sequence[int]] | None] | None:
-    """One row per key with the result of its entries in order: last sets, sums, the first default."""
+    """Merge the entries of each key into one row: the last value set, the sum added, the first default.
+
+    Return the rows, with `_PLACE` as first column, and `StagedBatch.same_key`; or None if the batch can't be staged.
+    """
     count = len(next(iter(columns.values())))
     table = pa.table({_PLACE: pa.array(np.arange(count, dtype=np.int32)), **columns})
     keyed = table.select([_PLACE, *key, *adds])
     wanted: list[Any] = [(_PLACE, "min"), (_PLACE, "max"), *((name, "sum") for name in adds)]
     if any(pa.types.is_floating(columns[name].type) for name in key):
-        return None  # -0.0 and 0.0 are one key
+        return None  # Arrow would tell -0.0 from 0.0, which are one key
     groups = keyed.group_by(list(key), use_threads=False).aggregate(wanted)
     if groups.num_rows == count:
         return table, None
-    for name in adds:  # a sum of so many values must be exact in any order
+    for name in adds:  # sums must be exact, in whatever order they are computed
         if not pa.types.is_integer(columns[name].type):
             return None
         extremes = pc.min_max(columns[name]).as_py()
@@ -279,7 +294,10 @@ AS_TEXT = (Kind.JSON, Kind.LIST)
 
 
 def postgres_checker(column: Column) -> Callable[[Any], Any]:
-    """`make_checker`, which also rejects texts that are too long: the server would cut off blanks at the end."""
+    """Return the checker of `make_checker`, which also rejects texts longer than the column.
+
+    The server would reject most of them, but cut off blanks at the end.
+    """
     check, most = make_checker(column), _text_limit(column)
     if most is None:
         return check
@@ -294,20 +312,20 @@ def postgres_checker(column: Column) -> Callable[[Any], Any]:
 
 
 def _text_limit(column: Column) -> int | None:
-    """The greatest number of characters in a column of texts; None if it declares none."""
+    """The greatest number of characters in a column, as in varchar(10); None if it has no limit or other values."""
     digits = declared_digits(column) if column.kind is Kind.STRING else None
     return None if digits is None else digits[0]
 
 
 def postgres_encoder(column: Column) -> Callable[[Any], Any] | None:
-    """The function that brings a checked value into the form that is sent; None if it is sent unchanged."""
+    """Return the function that turns a checked value into the form that is sent; None if it is sent unchanged."""
     if column.kind is Kind.LIST:
         return format_array
     return json.dumps if column.kind is Kind.JSON else None
 
 
 def postgres_decoder(column: Column) -> Callable[[Any], Any] | None:
-    """The function that normalizes a read value; None if it is normal already."""
+    """Return the function that normalizes a value as the driver returns it; None if it needs no change."""
     if column.kind is Kind.LIST:
         assert column.element is not None
         item = postgres_decoder(column.element)
@@ -316,7 +334,7 @@ def postgres_decoder(column: Column) -> Callable[[Any], Any] | None:
 
 
 def format_array(values: Iterable[Any]) -> str:
-    """Format a list as the server writes arrays: {1,NULL,"a"}; several times faster than the driver."""
+    """Format a list as the server prints arrays: {1,NULL,"a"}; several times faster than the driver does."""
     return "{" + ",".join(["NULL" if value is None else _TEXTS[type(value)](value) for value in values]) + "}"
 
 
@@ -325,7 +343,7 @@ def _quoted(text: str) -> str:
 
 
 class _Texts(dict[type, Callable[[Any], str]]):
-    """How values of a type are written; subclasses (of str, of datetime) as their base type."""
+    """How to write values of each type in an array; a subclass, such as of str or datetime, is written as its base."""
 
     def __missing__(self, kind: type) -> Callable[[Any], str]:
         writer = next((self[known] for known in kind.__mro__ if known in self), str)
@@ -352,10 +370,12 @@ def _utc(moment: Any) -> Any:
 
 
 def split_repeated_keys(operation: Operation[Any]) -> Iterator[tuple[list[int] | None, Operation[Any]]]:
-    """Return the consecutive parts of an operation with conditions, each with its places; None: all of them.
+    """Split an operation with conditions, so that a part has one entry per key and can be staged.
 
-    Which of a key's entries pass depends on the earlier ones, so a statement for many rows can hold one entry per key:
-    first the first of every key, then the second, and so on. The rest of very frequent keys goes row by row.
+    Yield the parts in the order in which to send them, each with the indices of its entries (None: all). The first has
+    the first entry of every key, the next one the second, and so on: a staged statement can't decide whether an entry
+    is applied after an earlier one of its key. If fewer than `LEAST` keys have a further entry, the last part has all
+    that are left, and is written row by row. Other operations are one part.
     """
     entries = operation.entries
     if not operation.conditions or not isinstance(entries, ArrowEntries) or len(entries) < LEAST:
@@ -377,7 +397,7 @@ def split_repeated_keys(operation: Operation[Any]) -> Iterator[tuple[list[int] |
 
 
 def _count_earlier(entries: ArrowEntries) -> np.ndarray[Any, Any]:
-    """For each entry, the number of earlier ones with its key."""
+    """For each entry, the number of earlier entries of its key."""
     keys = np.zeros(len(entries), dtype=np.int64)
     for column in entries.key.flatten():
         known = column.dictionary_encode()

@@ -38,17 +38,18 @@ if TYPE_CHECKING:
     from redis.asyncio import BlockingConnectionPool
 
 _SCHEMES = ("redis", "rediss", "unix")
-# Answers of transient errors without effect; redis-py has classes for some of them.
+# Errors after which a request can be retried, and which had no effect: the classes that redis-py has for some, and the
+# codes of the others.
 _FOR_NOW = {
     *("BusyLoadingError", "OutOfMemoryError", "ReadOnlyError"),
     *("MasterDownError", "ClusterDownError", "TryAgainError"),
 }
 _CODES_FOR_NOW = ("BUSY", "OOM", "MISCONF", "READONLY", "NOREPLICAS")
-NO_SCRIPT = Problem(State.FAILED)  # the server does not know the script, nothing was done
+NO_SCRIPT = Problem(State.FAILED)  # the server does not know the script and did nothing
 
 
 def check_url(label: str, url: str | None, url_env: str | None) -> None:
-    """Raise for a declaration with no or two addresses of the server, or with a password."""
+    """Raise ConfigurationError unless exactly one of `url` and `url_env` is given, or if `url` contains a password."""
     if (url is None) == (url_env is None):
         problem = f"{label} has {'neither url nor' if url is None else 'both url and'} url_env; expected one of them."
         step = "Pass url='redis://host:6379/0', or url_env with the name of an environment variable that holds it."
@@ -78,9 +79,9 @@ def _parts(label: str, what: str, url: str) -> Any:
 
 
 class RedisServer:
-    """One event loop's connections to one server; at most `connections` at a time, others wait.
+    """One event loop's connections to one server: at most `connections`, for which further requests wait.
 
-    The client itself never retries: a request without an answer may have had its effect.
+    It never retries: a request without an answer may have had its effect.
     """
 
     def __init__(
@@ -103,11 +104,11 @@ class RedisServer:
                 protocol=2,
                 retry=Retry(NoBackoff(), 0),
                 socket_connect_timeout=timeout,
-                socket_timeout=None,  # the limit applies to whole requests, here
+                socket_timeout=None,  # `ask` limits the time of a whole request
                 redis_connect_func=self._log_in,
                 **settings,
             )
-        except (ValueError, TypeError):  # its message may quote the password
+        except (ValueError, TypeError):  # the message may quote the password
             problem = f"{label}: {source} is not a valid URL of a Redis server."
             step = "Use redis://host:6379/0, with options that redis-py supports."
             raise errors.ConfigurationError(problem, step, setting=source) from None
@@ -115,7 +116,7 @@ class RedisServer:
         self._idle.set()
 
     async def _log_in(self, connection: Any) -> None:
-        """Begin a connection within the time limit: a server that hangs accepts it, and then answers nothing."""
+        """Log in within the time limit: a server that hangs may accept the connection and never answer."""
         from redis.exceptions import TimeoutError as LateReply
 
         try:
@@ -125,9 +126,9 @@ class RedisServer:
             raise LateReply(f"no reply to the login within {self._timeout} s") from None
 
     async def ask(self, commands: Sequence[bytes], *, reads: bool = False) -> list[Any]:
-        """Send packed commands together, in order, and return their answers: values, or the `Problem` of one.
+        """Send packed commands together, in order; return the answer of each, or its `Problem`.
 
-        An unanswered command that only `reads` had no effect, so it is never UNKNOWN.
+        `reads` says that the commands change nothing, so that none is UNKNOWN without an answer.
         """
         from redis.exceptions import BusyLoadingError, ReadOnlyError, RedisError, ResponseError
 
@@ -139,7 +140,7 @@ class RedisServer:
             except (RedisError, OSError, TimeoutError) as error:
                 return [self.problem(error, lost=State.FAILED)] * len(commands)
             answers: list[Any] = []
-            reusable = True  # not to a server that is no master any more
+            reusable = True  # set to False also if the server has become a replica
             try:
                 async with asyncio.timeout(self._timeout):
                     await connection.send_packed_command(b"".join(commands), check_health=False)
@@ -160,7 +161,7 @@ class RedisServer:
                 raise
             finally:
                 if not reusable:
-                    await connection.disconnect(nowait=True)  # its late answers would be taken for others
+                    await connection.disconnect(nowait=True)  # or others would get its late answers
                 await self.pool.release(connection)
             return answers
         finally:
@@ -169,7 +170,7 @@ class RedisServer:
                 self._idle.set()
 
     def problem(self, error: BaseException, *, lost: State) -> Problem:
-        """The problem that an error means for its entries; `lost`: their state if the connection ended."""
+        """The problem of a command that raised `error`; `lost` is its state if no answer was received."""
         from redis import exceptions
 
         text = " ".join(f"{getattr(error, 'status_code', None) or ''} {error}".split())[:300]
@@ -181,7 +182,7 @@ class RedisServer:
         state, kind, step = State.REFUSED, errors.TableError, "Correct the data or the server."
         what = f"rejected the request ({text})"
         denied = isinstance(error, exceptions.AuthenticationError | exceptions.NoPermissionError)
-        if denied or "unauthenticated" in text:  # a login with many arguments would have failed with this
+        if denied or "unauthenticated" in text:  # Redis' answer to long commands before a login
             kind, what = errors.TableAccessError, f"rejected the login or the command ({text})"
             step = "Check user, password and rights: HMGET, EVALSHA, SCRIPT LOAD and the script's commands are needed."
         elif type(error).__name__ in _FOR_NOW or text.startswith(_CODES_FOR_NOW):
@@ -211,8 +212,11 @@ def pack_argument(text: bytes) -> bytes:
     return b"$%d\r\n%b\r\n" % (len(text), text)
 
 
-class RedisRequests(RowCodec):
-    """Converts between entries and what is sent and received; a checked value is the text that Redis stores."""
+class RedisCodec(RowCodec):
+    """Encodes entries as arguments of commands, and decodes records.
+
+    A checked value, as `RowCodec` calls it, is the text (bytes) that Redis stores.
+    """
 
     def __init__(
         self, label: str, prefix: str, key: Sequence[str], declared: Sequence[Column], largest_value: int, horizon: int
@@ -250,7 +254,7 @@ class RedisRequests(RowCodec):
             return text
 
         def encoded_text(value: Any) -> bytes:
-            """Do the same for plain text, in one call: most values are that."""
+            """Return the same as `encoded`, faster for ASCII text, which most values are."""
             if value.__class__ is str and value.isascii() and value[:1] != "\0":
                 text: bytes = value.encode()
                 if len(text) <= largest:
@@ -266,11 +270,12 @@ class RedisRequests(RowCodec):
     # -- gets
 
     def get(self, key: Row) -> bytes:
+        """The packed command that reads a record; `record` decodes its answer."""
         head, tail = self._get
         return head + pack_argument(self.name(key)) + tail
 
     def record(self, key: Row, answer: Sequence[bytes | None]) -> dict[str, Any] | None:
-        """The record read for a key, with the key's columns and the stored ones."""
+        """The record in the answer to `get`: the key's columns and the stored ones; None if there is no record."""
         if answer[0] is not None or answer.count(None) == len(answer):
             return None
         keyed = zip(self._key_decoders, key, strict=True)
@@ -291,15 +296,15 @@ class RedisRequests(RowCodec):
     # -- writes
 
     def compares(self, newest_by: str | None) -> str:
-        """How the script compares times of this column; "-" for none."""
+        """How the script compares times, which are in the column `newest_by` (`RedisColumn.compares`); "-" for None."""
         return "-" if newest_by is None else self._stored[newest_by].compares
 
     def settings(self, newest_by: str | None) -> bytes:
-        """The arguments that all calls of an operation share."""
+        """The packed arguments that are the same in all script calls of an operation."""
         return b"".join(map(pack_argument, ((newest_by or "").encode(), b"%d" % self._horizon, self.key[0].encode())))
 
     def entry(self, operation: Operation[Any], entry: Entry, used: set[str]) -> Packed:
-        """The arguments of one entry; adds the parts of the script that it needs to `used`."""
+        """The packed arguments of one entry; adds the kinds of changes that the script must support to `used`."""
         kind = operation.kind
         count, own = 0, b""
         if kind is OperationKind.UPDATE:
@@ -328,7 +333,7 @@ class RedisRequests(RowCodec):
         return texts
 
     def _pack_fields(self, checked: Mapping[str, Any]) -> Packed:
-        """Checked values as fields and values; a null column that is not declared is none."""
+        """Pack checked values as pairs of field and value; columns that are not declared are left out."""
         names, parts = self._packed_names, []
         for name, value in checked.items():
             if name in names:
@@ -345,7 +350,7 @@ class RedisRequests(RowCodec):
             begins, begin = self._pack_fields(self.whole(entry.key, default))
         sets, others, more = entry.value.set, 0, b""
         if isinstance(update, Changes):
-            if update.remove:  # a hash that others wrote may have only the key's columns left
+            if update.remove:  # the key's fields must exist, or removing all others would delete the hash
                 kept = {name: value for name, value in sets.items() if name not in update.remove}
                 sets = dict(zip(self.key, entry.key, strict=True)) | kept
             others, more = self._change_arguments(entry.value, update.remove, used)
@@ -354,7 +359,7 @@ class RedisRequests(RowCodec):
         return 2 + begins + fields + others, b"%b%b%b" % (head, packed, more)
 
     def _change_arguments(self, changes: CheckedChanges, remove: Sequence[str], used: set[str]) -> Packed:
-        """The arguments of changes other than sets."""
+        """The packed arguments that add, merge, append and remove."""
         count, more = 0, []
         for name, value in changes.add.items():
             column = self._stored[name]
@@ -382,7 +387,7 @@ class RedisRequests(RowCodec):
 
 
 def pack_script_call(digest: bytes, settings: bytes, name: bytes, entries: Sequence[Packed]) -> bytes:
-    """Encode the call of a script for one key."""
+    """Pack the command that calls a script for one key: `name` is the hash, `entries` are the packed arguments."""
     if len(entries) == 1:
         count, packed = entries[0]
     else:
@@ -399,12 +404,12 @@ def pack_script_call(digest: bytes, settings: bytes, name: bytes, entries: Seque
     )
 
 
-_LARGEST = 512 * 1024 * 1024  # bytes of a value, by Redis' own limit
+_LARGEST = 512 * 1024 * 1024  # bytes that a value can have in Redis
 
 
 @validated
 class RedisTable(StoreTable):
-    """Read and write function for the hashes below one prefix.
+    """Read and write function for the hashes of a Redis server whose names begin with `prefix:`.
 
     The server is `url` ("redis://user@host:6379/0", "rediss://…" for TLS, "unix:///path"), with the password in the
     environment variable `password_env`; or the whole URL is in the variable `url_env`. Both are read when connecting,
@@ -455,7 +460,7 @@ class RedisTable(StoreTable):
             problem = f"{self._label} has largest_value={largest_value!r}; expected at most 512 MB."
             raise errors.ConfigurationError(problem, argument="largest_value")
         horizon = forget_deleted_after or 0
-        self._requests = RedisRequests(self._label, prefix, self.key, self._declared, largest_value, horizon)
+        self._codec = RedisCodec(self._label, prefix, self.key, self._declared, largest_value, horizon)
         self._servers: PerLoop[RedisServer] = PerLoop(self._server)
 
     def __repr__(self) -> str:
@@ -478,35 +483,35 @@ class RedisTable(StoreTable):
         return await (self._get(operation) if operation.kind is OperationKind.GET else self._write(operation))
 
     async def _get(self, operation: Operation[Any]) -> Outcomes:
-        valid, requests = validate_entries(self._requests, operation), self._requests
+        valid, codec = validate_entries(self._codec, operation), self._codec
         records: list[Any] = [None] * len(operation)
         problems = dict(valid.problems)
-        commands = [requests.get(entry.key) for entry in valid.entries]
+        commands = [codec.get(entry.key) for entry in valid.entries]
         answers = await self._servers.here().ask(commands, reads=True) if commands else []
         for entry, answer in zip(valid.entries, answers, strict=True):
             if isinstance(answer, Problem):
                 problems[entry.place] = answer
                 continue
             try:
-                records[entry.place] = requests.record(entry.key, answer)
+                records[entry.place] = codec.record(entry.key, answer)
             except errors.AdjunctError as error:
                 problems[entry.place] = Problem(State.REFUSED, error)
         return Outcomes(len(operation), records, problems)
 
     async def _write(self, operation: Operation[Any]) -> Outcomes:
-        requests, conditions = self._requests, operation.conditions
-        valid = validate_entries(requests, operation)
-        compares, problems = requests.compares(conditions.newest_by), dict(valid.problems)
+        codec, conditions = self._codec, operation.conditions
+        valid = validate_entries(codec, operation)
+        compares, problems = codec.compares(conditions.newest_by), dict(valid.problems)
         by_name: dict[bytes, list[tuple[int, Packed]]] = {}
         used: set[str] = set()
         for entry in valid.entries:
             try:
-                packed = requests.entry(operation, entry, used)
-                by_name.setdefault(requests.name(entry.key), []).append((entry.place, packed))
+                packed = codec.entry(operation, entry, used)
+                by_name.setdefault(codec.name(entry.key), []).append((entry.place, packed))
             except errors.AdjunctError as error:
                 problems[entry.place] = Problem(State.REFUSED, error)
         digest, text = redis_records.build_script(operation.kind, compares, conditions.idempotent, frozenset(used))
-        settings = requests.settings(conditions.newest_by)
+        settings = codec.settings(conditions.newest_by)
         commands = [pack_script_call(digest, settings, name, [p for _, p in own]) for name, own in by_name.items()]
         begun = 0
         for own, answer in zip(by_name.values(), await self._call_script(commands, text), strict=True):
@@ -521,7 +526,7 @@ class RedisTable(StoreTable):
         return Outcomes(len(operation), problems=problems, defaults_put=begun)
 
     def _problem(self, answer: Any, key: Key) -> Problem | None:
-        """The problem in the script's answer for an entry; None if it is done."""
+        """The problem that the script's answer for an entry means; None if the entry was applied."""
         if isinstance(answer, Problem):
             return answer
         if isinstance(answer, bytes):
@@ -535,7 +540,9 @@ class RedisTable(StoreTable):
         return Problem(State.SKIPPED) if answer == SKIPPED else missing
 
     async def _call_script(self, commands: Sequence[bytes], script: bytes) -> list[Any]:
-        """Call a script and return the answers, loading it if the server does not know it, such as after a restart."""
+        """Send calls of a script; return the answers. If the server does not know the script, as after a restart, load
+        it and send the calls again.
+        """
         server = self._servers.here()
         answers = await server.ask(commands) if commands else []
         again = [place for place, answer in enumerate(answers) if answer is NO_SCRIPT]

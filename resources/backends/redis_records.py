@@ -9,22 +9,31 @@ Null, a missing column and an empty text have different texts:
     boolean     true, false                         binary      its bytes
     json        JSON                                array<type> JSON; times and decimals in it as texts
 
-Values are read back unchanged. Equal values have equal texts, so a key has one name. The texts of timestamps, dates and
-strings sort like the values.
+Values are read back unchanged. Equal values have equal texts, so the hash of a key has one name. The texts of
+timestamps, dates and strings sort like the values.
 
-A script applies a key's entries in order, each entirely or not at all, with one answer each.
+One call of a script applies entries of one key, in order, each entirely or not at all, and returns an answer for each.
 
 Besides columns a hash may have fields for conditions: `adjunct_time` and `adjunct_tie` of the newest entry applied
 (`adjunct_newest_by` names the column of that time), `adjunct_marks` (the greatest position applied of each source, as
 lines "\nsource\tposition") and `adjunct_deleted`, which makes the hash a tombstone of a delete. All changes keep them,
 also those without conditions.
 
-Arguments: the number of entries, the column of the time, seconds that tombstones stay (0: for ever), a column of the
-key. Then for each entry, in this order and if applicable: time, tie; source, position; the number of its own arguments
-that follow. Of puts these are fields and values. Of updates: the number of the default's, and it (fields and values);
-the number to set, and they; then "add", field, how ("n" or "f"), number, least, most; "append", field, most bytes,
-items of a JSON list; "merge", field, most bytes, the number of arguments that follow, names and values of a JSON
-object; "remove", field.
+A script's arguments are the number of entries, the column of the time, for how many seconds tombstones stay (0:
+forever), and a column of the key. Then there are for each entry
+
+    time, tie              with `newest_by`
+    source, position       with `idempotent`
+    count                  the number of the entry's arguments that follow: none for a delete
+    field, value, …        for a put
+    count, field, value, … for an update: the default
+    count, field, value, … for an update: what to set
+    "add", field, how to add ("n": by digits, "f": as doubles), number, least sum, greatest sum
+    "append", field, greatest number of bytes, the items of a JSON list
+    "merge", field, greatest number of bytes, count, name, value, … of a JSON object
+    "remove", field
+
+where the last four, for an update, can occur several times. Counts are of single arguments.
 
 Lua's numbers are doubles and its `<` on texts follows the server's locale. So numbers are compared and added by their
 digits, except floats, which are added as doubles, and texts are compared by bytes. JSON is not decoded, because it
@@ -49,16 +58,16 @@ from dagster_adjunct.resources.backends.columns import Column, Kind, decimal_wri
 from dagster_adjunct.resources.tables.operation import OperationKind
 
 NULL = b"\0"
-_LONGEST_DECIMAL = 1000  # digits on either side of the point, if none are declared
+_LONGEST_DECIMAL = 1000  # digits before or after the point in a column that declares none
 
 
 @dataclass(frozen=True, slots=True)
 class RedisColumn:
-    """How a checked value of a column is stored and read back, and what the script needs to know of it.
+    """How values of a column are stored and read back, and how scripts compare and add them.
 
-    `encode` raises ValueError, naming the limit, for a decimal of too many digits. `compares`: how two stored texts are
-    compared, "n" as numbers by their digits, "f" as doubles, "b" by bytes, "-" not at all. `least` and `most` bound
-    sums.
+    `encode` turns a checked value into a text; it raises ValueError, naming the limit, for a decimal with too many
+    digits. `compares` is how two texts are compared: "n" as numbers by their digits, "f" as doubles, "b" by bytes, "-"
+    not at all. `least` and `most` are the bounds of sums.
     """
 
     encode: Callable[[Any], bytes]
@@ -69,7 +78,7 @@ class RedisColumn:
 
 
 def to_redis_column(column: Column) -> RedisColumn:
-    """Return how a declared column is stored."""
+    """Return how values of a declared column are stored."""
     if column.kind is Kind.INTEGER:
         most = 2 ** (integer_bits(column) - 1) - 1
         return RedisColumn(b"%d".__mod__, int, "n", b"%d" % (-most - 1), b"%d" % most)
@@ -87,7 +96,7 @@ def to_redis_column(column: Column) -> RedisColumn:
 
 
 def _items(element: Column) -> tuple[Callable[[Any], Any] | None, Callable[[Any], Any]]:
-    """Convert between list values and their JSON form."""
+    """Return the functions that convert a list's values into what JSON can hold (None: unchanged), and back."""
     if element.kind in (Kind.STRING, Kind.INTEGER, Kind.BOOLEAN):
         return None, lambda given: given
     if element.kind is Kind.FLOAT:
@@ -124,9 +133,9 @@ def _unescaped(text: bytes) -> bytes:
     return text[1:] if text[:1] == NULL else text
 
 
-@lru_cache(maxsize=16)  # a time is stored in its record and, for newest_by, next to it
+@lru_cache(maxsize=16)  # with `newest_by` a time is encoded twice: for its column and for `adjunct_time`
 def _moment(moment: datetime) -> bytes:
-    return moment.isoformat("T", "microseconds")[:-6].encode() + b"Z"  # it is in UTC, and ends in +00:00
+    return moment.isoformat("T", "microseconds")[:-6].encode() + b"Z"  # without the +00:00 of UTC
 
 
 def _dump_json(value: Any) -> bytes:
@@ -199,10 +208,10 @@ _PUTS = (OperationKind.PUT, OperationKind.PUT_IF_ABSENT)
 
 @cache
 def build_script(kind: OperationKind, compares: str, marked: bool, changes: frozenset[str]) -> tuple[bytes, bytes]:
-    """Return the digest and the text of the script for entries with these properties.
+    """Return the SHA-1 digest and the text of the script for an operation of this kind.
 
-    `compares`: how times are compared ("n" digits, "f" doubles, "b" bytes, "-": no times); `marked`: entries have
-    positions; `changes`: which of "default", "add", "append", "merge" and "remove" the updates contain.
+    `compares` is how times are compared (`RedisColumn.compares`; "-" without `newest_by`). `marked` says that the
+    entries have positions. `changes` are those of "default", "add", "append", "merge" and "remove" that updates need.
     """
     timed, update, delete = compares != "-", kind is OperationKind.UPDATE, kind is OperationKind.DELETE
     changing = bool(changes - {"default"})
@@ -265,7 +274,7 @@ _REFUSE = r"""
 local function refuse(why) error(REFUSED .. why, 0) end
 """
 
-# Bisects for the first difference: extracting one byte costs as much as extracting many.
+# Finds the first different byte in steps that get smaller, because extracting one byte costs as much as many.
 _BYTES = r"""
 local function bytes_below(a, b)
   if a == b then return false end

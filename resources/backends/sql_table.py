@@ -1,4 +1,4 @@
-"""`SqlTable`: what SQLite's and PostgreSQL's tables share, which is how requests use connections, and what fails."""
+"""`SqlTable`: what SQLite's and PostgreSQL's tables share: connection pools, and outcomes of failed requests."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from dagster_adjunct.resources.tables.operation import Operation, OperationKind,
 
 
 class SqlRequests(Protocol):
-    """Requests over one connection, for one caller at a time. Its methods are called by `SqlTable._run`.
+    """A connection, for one caller at a time, with the requests that can be sent over it (through `SqlTable._run`).
 
-    While `committing`, the outcome of a failed write is unknown. An `outdated` connection is replaced before a request.
+    If a write fails while `committing`, its outcome is unknown. An `outdated` connection is replaced before a request.
     """
 
     codec: RowCodec
@@ -36,11 +36,12 @@ class SqlRequests(Protocol):
         """The record of each key, None for missing ones."""
 
     def write(self, operation: Operation[Any], valid: ValidEntries) -> Any:
-        """Apply everything or, on an error, nothing; return the `WritePlan`."""
+        """Write the valid entries in one transaction; return the `WritePlan`. After an error nothing was written."""
 
     def forget(self, older_than: float, most: int = ...) -> Any:
-        """Purge what was applied to keys more than `older_than` seconds ago, of at most so many keys; return their
-        number.
+        """Purge what was last applied to keys more than `older_than` seconds ago, for at most `most` keys.
+
+        Returns the number of keys.
         """
 
     def open_idempotency_table(self) -> Any:
@@ -52,17 +53,17 @@ class SqlRequests(Protocol):
     async def close(self) -> None: ...
 
     def finish(self) -> Any:
-        """Close the connection of an event loop that has ended, without waiting."""
+        """Close the connection without waiting, after its event loop was closed."""
 
 
 R = TypeVar("R", bound=SqlRequests)
 
 
 class Pool(Generic[R]):
-    """At most `size` connections, created by `connect` when none is idle, which may create the table.
+    """A pool of at most `size` connections. `connect` makes one if none is idle; its argument: create the table.
 
-    Unlike a library's pool, which only reports a timeout to waiting callers, it passes the error of a login, a missing
-    table or a server that is down to the request that met it, at once.
+    If `connect` fails, because the login is rejected, the table is missing or the server is down, the request that
+    needs the connection gets the error at once. A library's pool would report only a timeout.
     """
 
     def __init__(self, size: int, connect: Callable[[bool], Awaitable[R]]) -> None:
@@ -73,8 +74,11 @@ class Pool(Generic[R]):
         self.is_connected = False  # whether a connection was made since the last one was lost
 
     @asynccontextmanager
-    async def one(self, *, create: bool = False) -> AsyncIterator[R]:
-        """A context manager for a connection of the caller's own, left outside of any transaction, or closed."""
+    async def connection(self, *, create: bool = False) -> AsyncIterator[R]:
+        """Lend a connection for a `with` block. The block must end all its transactions, or close the connection.
+
+        `create`: if the pool has to connect, a missing table is created.
+        """
         async with self._places:
             requests = self._idle.pop() if self._idle else await self._connect(create)
             if requests.outdated:
@@ -92,7 +96,7 @@ class Pool(Generic[R]):
 
     async def close(self) -> None:
         """Close all connections after their requests."""
-        async with self._closing:  # two concurrent calls would each hold places that the other waits for
+        async with self._closing:  # two concurrent calls could each hold places that the other needs
             for _ in range(self._size):
                 await self._places.acquire()
             try:
@@ -102,7 +106,7 @@ class Pool(Generic[R]):
                     self._places.release()
 
     def finish(self) -> None:
-        """Close the connections of an event loop that has ended, without waiting."""
+        """Close the idle connections without waiting, after the event loop was closed."""
         while self._idle:
             self._idle.pop().finish()
 
@@ -114,27 +118,27 @@ class Pool(Generic[R]):
 class SqlTable(StoreTable, Generic[R]):
     """A table of a database, with a pool of connections per event loop.
 
-    Threads may share it, each with a `BlockingTable` of its own. State for `newest_by` and `idempotent` is in the table
-    `<table>__adjunct`; `forget` purges old entries. With `forget_after` (seconds) each process does so once an hour,
-    before a write with conditions.
+    Threads may share it, each with a `BlockingTable` of its own. What `newest_by` and `idempotent` need is stored in
+    the table `<table>__adjunct`; `forget` purges old rows of it. With `forget_after` (seconds) each process does so
+    once an hour, before a write with conditions.
     """
 
     table: str
     forget_after: float | None
-    place: str = ""  # of the server, once connected
-    _open: PerLoop[Pool[R]]
+    place: str = ""  # the server's address, once connected
+    _pools: PerLoop[Pool[R]]
 
     @abstractmethod
     async def _run(self, requests: R, request: Callable[..., Any], *arguments: Any) -> Any:
-        """Return the result of a method of `requests`; the driver's errors are raised as ours."""
+        """Call `request`, a method of `requests`, and return its result; the driver's errors become ours."""
 
     @abstractmethod
     def _is_data_error(self, error: BaseException | None) -> bool:
-        """Whether the driver's error rejects a request for its values, so that other entries of it may be fine."""
+        """Whether the driver's error rejects values of a request, so that its other entries may be valid."""
 
     async def stored_types(self) -> dict[str, str] | None:
         try:
-            async with self._open.here().one() as requests:
+            async with self._pools.here().connection() as requests:
                 return requests.codec.types
         except TableNotFoundError:
             if not self.create:
@@ -142,23 +146,23 @@ class SqlTable(StoreTable, Generic[R]):
             return self.column_types()
 
     async def open(self) -> None:
-        """Connect; a table to be created is created by the first write."""
-        if not self._open.here().is_connected:
+        """Connect. A missing table with `create` is no error: the first write creates it."""
+        if not self._pools.here().is_connected:
             await self.stored_types()
 
     async def close(self) -> None:
         """Close the running event loop's connections after its requests."""
-        await self._open.here().close()
+        await self._pools.here().close()
 
     async def send(self, operation: Operation[Any]) -> Outcomes:
         reads, count = operation.kind is OperationKind.GET, len(operation)
         connected = False
         try:
-            async with self._open.here().one(create=self.create and not reads) as requests:
+            async with self._pools.here().connection(create=self.create and not reads) as requests:
                 connected = True
                 outcomes = await (self._get if reads else self._write)(requests, operation)
                 if any(problem.of_request and not problem.may_pass for problem in outcomes.problems.values()):
-                    await requests.close()  # it may know the table as it was before a change
+                    await requests.close()  # the table may have changed since this connection read its columns
                 return outcomes
         except AdjunctError as error:
             if connected:
@@ -168,13 +172,12 @@ class SqlTable(StoreTable, Generic[R]):
             return self._failed(count, error)
 
     async def forget(self, older_than: float) -> int:
-        """Purge what was applied to keys, including deleted ones, more than `older_than` seconds ago; return the number
-        of keys.
+        """Purge what was last applied to keys, including deleted ones, more than `older_than` seconds ago.
 
-        A message that old is applied if it arrives again.
+        Returns the number of keys. A message that old is applied again if it arrives again.
         """
         try:
-            async with self._open.here().one() as requests:
+            async with self._pools.here().connection() as requests:
                 await self._run(requests, requests.open_idempotency_table)
                 purged: int = await self._run(requests, requests.forget, older_than)
                 return purged
@@ -184,7 +187,7 @@ class SqlTable(StoreTable, Generic[R]):
             return 0
 
     def _failed(self, count: int, error: AdjunctError) -> Outcomes:
-        """The outcomes of entries whose request had no effect, for a reason that says nothing about them."""
+        """The outcomes of a request that had no effect, for a reason that does not concern single entries."""
         return Outcomes.all(count, replace(self.problem_of(error, sent=False), of_request=True))
 
     async def _get(self, requests: R, operation: Operation[Any]) -> Outcomes:
@@ -204,7 +207,7 @@ class SqlTable(StoreTable, Generic[R]):
         return await self._write_entries(requests, operation)
 
     async def _prepare_conditions(self, requests: R) -> None:
-        """Open the idempotency table, and purge it if that is due."""
+        """Check or create the idempotency table if this connection has not, and purge it if that is due."""
         if not requests.has_idempotency_table:
             await self._run(requests, requests.open_idempotency_table)
         place = f"{self._label} {self.place}"

@@ -68,9 +68,7 @@ def create_sqlite_table(
 def read_sqlite_columns(
     connection: sqlite3.Connection, label: str, table: str, key: Sequence[str], declared: Sequence[Column]
 ) -> tuple[Column, ...]:
-    """Return the table's columns after checking that declared ones exist and `key` is unique; SchemaMismatchError if it
-    does not fit.
-    """
+    """Return the table's columns. Raises SchemaMismatchError if a declared one is missing or `key` is not unique."""
     info = connection.execute("SELECT name, type, pk FROM pragma_table_info(?)", (table,)).fetchall()
     names, types = [name for name, _, _ in info], {name: type_ for name, type_, _ in info}
     check_columns_and_key(label, names, declared, key, _unique_column_sets(connection, table, info))
@@ -88,7 +86,10 @@ def read_sqlite_columns(
 def _unique_column_sets(
     connection: sqlite3.Connection, table: str, info: Sequence[tuple[str, str, int]]
 ) -> list[set[str]]:
-    """The sets of columns that are unique by their bytes, or as the row id."""
+    """The sets of columns of which no two rows have the same values, compared by their bytes.
+
+    They are those of unique indexes without a collation, and a primary key of type INTEGER.
+    """
     unique_sets = []
     primary = [(name, type_) for name, type_, place in info if place]
     if len(primary) == 1 and primary[0][1].upper() == "INTEGER":
@@ -104,8 +105,8 @@ def _unique_column_sets(
 
 
 def _compares_loosely(connection: sqlite3.Connection, table: str, name: str) -> bool:
-    """Whether the column ignores case or trailing blanks when comparing, which no pragma tells."""
-    # A union has its first part's collation.
+    """Whether comparisons of the column ignore case or trailing blanks; no pragma tells a column's collation."""
+    # A UNION compares by the collation of its first SELECT.
     of_column = f"SELECT {quote_sqlite_name(name)} AS k FROM {quote_sqlite_name(table)} WHERE 0 UNION ALL SELECT 'a'"
     (loosely,) = connection.execute(f"SELECT EXISTS (SELECT 1 FROM ({of_column}) WHERE k = 'A' OR k = 'a ')").fetchone()
     return bool(loosely)
@@ -120,12 +121,12 @@ def _is_number(declared: str) -> bool:
 
 
 def quote_sqlite_name(name: str) -> str:
-    """`name` as an SQL identifier. In double quotes, SQLite would take what is no column (any more) for a text."""
+    """Quote `name` as an SQL identifier, in backticks: in double quotes, SQLite takes an unknown column for a text."""
     return "`" + name.replace("`", "``") + "`"
 
 
 def quote_sqlite_names(names: Iterable[str]) -> str:
-    """Names as SQL identifiers, with commas."""
+    """Quote names as SQL identifiers, separated by commas."""
     return ", ".join(map(quote_sqlite_name, names))
 
 
@@ -137,7 +138,7 @@ def _type_of(column: Column) -> str:
 
 
 class SqliteRequests:
-    """Requests over one connection to a declared table, which run in `thread`."""
+    """A connection to the file of a declared table, with the requests that run over it in `thread`."""
 
     def __init__(
         self, connection: sqlite3.Connection, thread: ThreadPoolExecutor, codec: RowCodec, declared: SqliteTable
@@ -151,7 +152,7 @@ class SqliteRequests:
 
     @property
     def outdated(self) -> bool:
-        """Whether the file was removed or replaced: what is written would be lost with this connection."""
+        """Whether the file was removed or replaced since connecting: writes over this connection would be lost."""
         return self._file != file_identity(self._declared.path)
 
     async def close(self) -> None:
@@ -164,14 +165,14 @@ class SqliteRequests:
         return closed
 
     def get(self, keys: Sequence[Row]) -> list[dict[str, Any] | None]:
-        """The record of each key."""
+        """The record of each key, or None."""
         with self._transaction("DEFERRED"):
-            return [self._record(self.codec.names, key) for key in self._kept_keys(keys)]
+            return [self._record(self.codec.names, key) for key in self._encoded_keys(keys)]
 
     def write(self, operation: Operation[Any], valid: ValidEntries) -> WritePlan:
-        """Apply everything or, on an error, nothing."""
+        """Write the valid entries in one transaction; after an error nothing was written."""
         with self._transaction("IMMEDIATE"):
-            # The write lock is held from here on, so what is read stays true until the commit.
+            # From here on the write lock is held, so nobody changes before the commit what is read now.
             stored = self._read_state(operation, valid) if write_plan.needs_read(operation) else StoredState()
             plan = write_plan.plan_writes(self.codec, operation, valid, stored)
             self._write(plan, operation.conditions.newest_by)
@@ -196,13 +197,13 @@ class SqliteRequests:
         keys = valid.keys
         records: dict[Row, dict[str, Any]] = {}
         applied: dict[Row, Applied] = {}
-        for key, kept in zip(keys, self._kept_keys(keys), strict=True):
-            record = self._record(names, kept)
+        for key, encoded in zip(keys, self._encoded_keys(keys), strict=True):
+            record = self._record(names, encoded)
             if record is not None:
                 records[key] = record
             if operation.conditions:
                 query = f"SELECT {quote_sqlite_names(write_plan.COLUMNS)} FROM {self._idempotency} WHERE {self._is_key}"
-                texts = self.connection.execute(query, kept).fetchone()
+                texts = self.connection.execute(query, encoded).fetchone()
                 if texts is not None:
                     applied[key] = write_plan.applied_from_texts(self.codec, newest_by, texts)
         return StoredState(records, applied)
@@ -214,7 +215,7 @@ class SqliteRequests:
                 rows = [tuple(map(record.get, codec.names)) for record in records.values()]
                 run(self._upsert(self._table, codec.names), self._rows(codec.names, rows))
         if plan.deletes:
-            run(f"DELETE FROM {self._table} WHERE {self._is_key}", self._kept_keys(list(plan.deletes)))
+            run(f"DELETE FROM {self._table} WHERE {self._is_key}", self._encoded_keys(list(plan.deletes)))
         for sets, append, changed in plan.groups():
             changes = [f"{quote_sqlite_name(name)} = ?" for name in sets]
             changes += [
@@ -223,7 +224,7 @@ class SqliteRequests:
             names = (*sets, *append, *codec.key)
             run(f"UPDATE {self._table} SET {', '.join(changes)} WHERE {self._is_key}", self._rows(names, changed))
         if plan.applied:
-            keys = self._kept_keys(list(plan.applied))
+            keys = self._encoded_keys(list(plan.applied))
             texts = [write_plan.applied_to_texts(codec, newest_by, applied) for applied in plan.applied.values()]
             marks = [(*key, *text, time.time()) for key, text in zip(keys, texts, strict=True)]
             run(self._upsert(self._idempotency, (*codec.key, *write_plan.COLUMNS, "at")), marks)
@@ -237,9 +238,9 @@ class SqliteRequests:
         )
 
     def _rows(self, names: Sequence[str], rows: Sequence[Row]) -> list[Row]:
-        return list(zip(*self.codec.kept(names, rows), strict=True))
+        return list(zip(*self.codec.encoded(names, rows), strict=True))
 
-    def _kept_keys(self, keys: Sequence[Row]) -> list[Row]:
+    def _encoded_keys(self, keys: Sequence[Row]) -> list[Row]:
         return self._rows(self.codec.key, keys) if keys else []
 
     def open_idempotency_table(self) -> None:
@@ -257,7 +258,10 @@ class SqliteRequests:
 
     @contextmanager
     def _transaction(self, kind: str) -> Iterator[None]:
-        """BEGIN and COMMIT, or ROLLBACK after an error; `committing` if it is unknown whether the commit was done."""
+        """Run the `with` block in a transaction, which an error rolls back.
+
+        Afterwards `committing` says whether the commit failed in a way that leaves its outcome unknown.
+        """
         self.committing = False
         self.connection.execute(f"BEGIN {kind}")
         try:
@@ -274,16 +278,16 @@ class SqliteRequests:
 
 
 def sqlite_encoder(column: Column) -> Callable[[Any], Any] | None:
-    """The function that brings a checked value into SQLite's form; None if it is stored unchanged."""
+    """Return the function that turns a checked value into SQLite's form; None if it is stored unchanged."""
     if column.kind is Kind.LIST:
         assert column.element is not None
         item = sqlite_encoder(column.element)
         return json.dumps if item is None else lambda values: json.dumps([v if v is None else item(v) for v in values])
-    return decimal_writer(column) if column.kind is Kind.DECIMAL else _KEEP.get(column.kind)
+    return decimal_writer(column) if column.kind is Kind.DECIMAL else _ENCODE.get(column.kind)
 
 
 def sqlite_decoder(column: Column) -> Callable[[Any], Any] | None:
-    """The function that converts SQLite's form back; None if it is unchanged."""
+    """Return the function that turns SQLite's form back into a value; None if it is unchanged."""
     if column.kind is Kind.LIST:
         assert column.element is not None
         item = sqlite_decoder(column.element)
@@ -294,7 +298,7 @@ def sqlite_decoder(column: Column) -> Callable[[Any], Any] | None:
 
 
 def append_json_lists(old: str | None, new: str) -> str:
-    """Concatenate two JSON lists; called by SQLite."""
+    """Concatenate two JSON lists, the first of which may be null; SQL statements call it as `adjunct_appended`."""
     return new if old is None else json.dumps([*json.loads(old), *json.loads(new)])
 
 
@@ -303,7 +307,7 @@ def _moment(text: str) -> datetime:
     return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
 
 
-_KEEP: dict[Kind, Callable[[Any], Any]] = {
+_ENCODE: dict[Kind, Callable[[Any], Any]] = {
     Kind.TIMESTAMP: lambda moment: moment.isoformat().replace("+00:00", "Z"),
     Kind.BOOLEAN: int,
     Kind.DATE: date.isoformat,
@@ -319,9 +323,9 @@ _DECODE: dict[Kind, Callable[[Any], Any]] = {
 }
 
 
-_LONGEST_WAIT = 2e6  # seconds; SQLite counts milliseconds in 32 bits
+_LONGEST_WAIT = 2e6  # seconds, because SQLite counts milliseconds in 32 bits
 
-# Errors of the file or its disk, for any request.
+# Errors that concern the file or its disk, not the request.
 _UNUSABLE = (
     sqlite3.SQLITE_CANTOPEN,
     sqlite3.SQLITE_NOTADB,
@@ -341,8 +345,8 @@ class SqliteTable(SqlTable[SqliteRequests]):
     keys are tuples); it must be the primary key or unique. `columns` gives the columns' types (see `columns.py`);
     without it they are read from the table. With `create` the first write creates a missing file and table, and
     `columns` is required; a read creates neither, and finds no records. The file is in write-ahead mode, which needs a
-    local disk. A writer waits up to `busy_timeout` seconds for others, then raises TableUnavailableError, which is
-    retried. `forget_after` is as in `SqlTable`.
+    local disk. A writer waits up to `busy_timeout` seconds for other writers, then fails with TableUnavailableError,
+    which is retried. `forget_after` is as in `SqlTable`.
     """
 
     def __init__(
@@ -370,13 +374,13 @@ class SqliteTable(SqlTable[SqliteRequests]):
         check_seconds(busy_timeout, f"{what} busy_timeout={busy_timeout!r}", argument="busy_timeout", zero=True)
         check_seconds(forget_after, f"{what} forget_after={forget_after!r}", argument="forget_after", none=True)
 
-        self._open = PerLoop(lambda: Pool(1, self._connected), Pool.finish)
+        self._pools = PerLoop(lambda: Pool(1, self._connected), Pool.finish)
 
     def __repr__(self) -> str:
         return f"SqliteTable({self.path!r}, {self.table!r}, key={self.key})"
 
     def exists(self) -> bool:
-        """Whether the file has the table; creates neither."""
+        """Whether the file exists and has the table; creates neither."""
         if not self._has_file():
             return False
         with self._translated(), closing(self._connect_file("rw")) as connection:
@@ -400,7 +404,7 @@ class SqliteTable(SqlTable[SqliteRequests]):
             raise
 
     def _connect_file(self, mode: str) -> sqlite3.Connection:
-        """Connect to the file; the mode "rwc" creates it."""
+        """Connect to the file, which must exist for the mode "rw"; the mode "rwc" creates a missing one."""
         return sqlite3.connect(
             f"{Path(self.path).as_uri()}?mode={mode}",
             uri=True,
@@ -434,9 +438,9 @@ class SqliteTable(SqlTable[SqliteRequests]):
                 if connection.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
                     connection.execute("PRAGMA journal_mode = WAL")
             except sqlite3.OperationalError as error:
-                if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_READONLY:  # it may still be read
+                if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_READONLY:  # it can still be read
                     raise
-            # A batch is committed after its writes, so they must be on disk.
+            # An application's batch is committed after its writes, so these must be on disk by then.
             connection.execute("PRAGMA synchronous = FULL")
             if make:
                 nulls = dict.fromkeys(self.key, " NOT NULL")
@@ -445,9 +449,9 @@ class SqliteTable(SqlTable[SqliteRequests]):
             connection.create_function("adjunct_appended", 2, append_json_lists, deterministic=True)
             stored = read_sqlite_columns(connection, self._label, self.table, self.key, self._declared)
             columns: Sequence[Column] = self._declared or stored
-            bits = None if self._declared else 64  # "INTEGER", as a file says it, is any
+            bits = None if self._declared else 64  # SQLite's INTEGER holds any 64-bit integer
             check = partial(make_checker, bits=bits)
-            codec = RowCodec(self._label, self.key, columns, check=check, keep=sqlite_encoder, decode=sqlite_decoder)
+            codec = RowCodec(self._label, self.key, columns, check=check, encode=sqlite_encoder, decode=sqlite_decoder)
         except BaseException:
             connection.close()
             raise
@@ -455,7 +459,7 @@ class SqliteTable(SqlTable[SqliteRequests]):
 
     @contextmanager
     def _translated(self, requests: SqliteRequests | None = None) -> Iterator[None]:
-        """Raise SQLite's errors as ours."""
+        """Turn errors of SQLite in the `with` block into ours."""
         try:
             yield
         except sqlite3.Error as error:
@@ -478,9 +482,9 @@ class SqliteTable(SqlTable[SqliteRequests]):
 
 
 def file_identity(path: str) -> tuple[int, int] | None:
-    """The identity of the file at the path; None if there is none."""
+    """The device and inode of the file at the path, which tell whether it was replaced; None if there is no file."""
     try:
-        status = os.stat(path)  # noqa: PTH116 - it is asked for each request, and a Path takes thrice as long
+        status = os.stat(path)  # noqa: PTH116 - called for each request, and a Path takes three times as long
     except OSError:
         return None
     return status.st_dev, status.st_ino

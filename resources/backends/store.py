@@ -17,15 +17,15 @@ from dagster_adjunct.resources.tables.operation import STORE_CAPABILITIES, Capab
 
 
 class StoreTable(DeclaredFunction, StoreFunction[Key, Record, Record | Changes]):
-    """A read and write function for one table of a store; `_label` names it in errors."""
+    """The base of read and write functions for one table of a store; `_label` names it in errors."""
 
-    appends_to_json: ClassVar[bool] = False  # only to lists
+    appends_to_json: ClassVar[bool] = False  # an update can append to columns of lists only
     _label: str
 
     def _declare(
         self, name: str, key: str | Sequence[str], columns: Mapping[str, str] | None, *, create: bool = False
     ) -> None:
-        """Set the key and the columns, whose types have to be known to create the table."""
+        """Set `key`, `columns` and `create`. Raises ConfigurationError for `create` without columns."""
         self.key = key_columns(name, key)
         self.columns = None if columns is None else dict(columns)
         self.create = create
@@ -64,16 +64,15 @@ def read_variable(label: str, name: str, what: str) -> str:
 
 
 _PURGE_SECONDS = 3600.0
-PURGED_AT_ONCE = 200_000  # by one write, within its time
-_last_purges: dict[str, float] = {}  # by table: this process's last purge
+PURGED_AT_ONCE = 200_000  # rows that one write purges at most, to stay within its time limit
+_last_purges: dict[str, float] = {}  # when this process last purged, by table
 _purge_lock = threading.Lock()
 
 
 def is_purge_due(table: str, forget_after: float | None) -> bool:
-    """Whether a new connection to `table` should purge what was applied to its keys.
+    """Whether a write to `table` should first purge what was applied to its keys. If so, that counts as done.
 
-    True once an hour in each process, or every `forget_after` seconds if that is less, since tasks connect all the
-    time.
+    True at the first write of a process, then once an hour, or every `forget_after` seconds if that is less.
     """
     if forget_after is None:
         return False
@@ -87,7 +86,7 @@ def is_purge_due(table: str, forget_after: float | None) -> bool:
 
 
 def continue_purge(table: str, purged: int) -> None:
-    """Have the next write purge more if this one has purged as many keys as one may."""
+    """Make the next write purge again if this one has `purged` as many rows as it may: more may be left."""
     if purged >= PURGED_AT_ONCE:
         with _purge_lock:
             _last_purges.pop(table, None)

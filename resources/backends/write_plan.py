@@ -1,15 +1,15 @@
-"""Plans one request of writes for SQL stores: which entries pass, and the one change of each key that results.
+"""Plans the writes of one request: which entries are applied, and the one change of each key that results.
 
-All of it is pure, and shared so that backends agree on what a request means. A store locks the request's keys, reads
-their state (`StoredState`), calls `plan_writes`, and writes the plan, all in one transaction. Entries of one key take
-effect in order, each seeing the earlier ones.
+All of it is pure, and backends share it so that they agree on what a request means. In one transaction, an SQL store
+locks the request's keys, reads their state (`StoredState`), calls `plan_writes`, and writes the plan. Entries of one
+key take effect in order, each seeing the earlier ones.
 
 - A record is a mapping of columns. It may omit the key's columns; if present, they must equal the key. Columns that a
   whole record omits become null; an update leaves them alone.
 - Keys of several columns are tuples, in the order of the names that the request gives, else in the store's.
-- With conditions, `Applied` is stored in a table of its own, `<table>__adjunct`, one row per key, which is locked
-  before a conditional write and changed in the same transaction. It outlives the record, so that older messages don't
-  restore it.
+- With conditions, SQL stores keep `Applied` in a table of its own, the idempotency table `<table>__adjunct`, one row
+  per key, which is locked before a conditional write and changed in the same transaction. The row outlives the record,
+  so that older messages don't restore it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _NUMBERS = (Kind.INTEGER, Kind.FLOAT, Kind.DECIMAL)
 
 
 class CheckedChanges(NamedTuple):
-    """`Changes` whose columns and values fit the table; `remove` is part of `set`, as None."""
+    """`Changes` after `RowCodec.changes` has checked them; removed columns are in `set`, as None."""
 
     set: dict[str, Any]
     add: dict[str, Any]
@@ -57,8 +57,8 @@ class CheckedChanges(NamedTuple):
 class RowCodec:
     """Checks, encodes and decodes the records of one table; errors name the table, the column and the value.
 
-    `check` makes the functions that check and normalize values, which raise TypeError. `keep` encodes a checked value
-    for the store, `decode` decodes it, if they differ.
+    Three functions give, for a column, the function that does this with a value: `check` checks and normalizes it, or
+    raises TypeError; `encode` turns a checked value into the store's form, `decode` turns that back (None: unchanged).
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class RowCodec:
         columns: Sequence[Column],
         *,
         check: Callable[[Column], Callable[[Any], Any]] = make_checker,
-        keep: Callable[[Column], Callable[[Any], Any] | None] = lambda _: None,
+        encode: Callable[[Column], Callable[[Any], Any] | None] = lambda _: None,
         decode: Callable[[Column], Callable[[Any], Any] | None] = lambda _: None,
     ) -> None:
         self.table = table
@@ -83,17 +83,18 @@ class RowCodec:
                 problem = f"{table}: column {name!r} is {self.columns[name].type}, which can't be a key."
                 raise SchemaMismatchError(problem, "Use columns of single values as the key.", column=name)
         self._check = {c.name: check(c) for c in columns}
-        self._keep = {c.name: keep(c) for c in columns}
+        self._encode = {c.name: encode(c) for c in columns}
         self._decode = {c.name: decode(c) for c in columns}
 
     @property
     def types(self) -> dict[str, str]:
-        """The columns' types by name."""
+        """The types of the columns, by the columns' names."""
         return {name: f"{column.type}{column.size}" for name, column in self.columns.items()}
 
     def keys_by(self, names: Sequence[str]) -> Callable[[Key], Row]:
-        """Return the function that checks keys whose parts have these names, in this order; empty: the store's own
-        order.
+        """Return the function that checks a key whose columns are in the order of `names` (`key_row`).
+
+        Empty `names` stand for the store's order.
         """
         ordered = key_reorderer(self.table, self.key, names)
         return self.key_row if ordered is None else lambda key: self.key_row(ordered(key))
@@ -112,13 +113,13 @@ class RowCodec:
         return row
 
     def whole(self, key: Row, record: Record) -> dict[str, Any]:
-        """The whole record, checked, with the key's columns."""
+        """The checked values of a whole record, including the key's columns. The record may omit those."""
         fields = self._drop_key(key, self._fields(record), record)
         fields.update(zip(self.key, key, strict=True))
         return fields
 
     def changes(self, key: Row, update: Record | Changes) -> CheckedChanges:
-        """The update's changes, checked; the key's columns may be set to their own values."""
+        """The checked changes of an update, which may set the key's columns only to the key's own values."""
         given = update.set if isinstance(update, Changes) else update
         sets = self._drop_key(key, self._fields(given), given)
         for name in sets.keys() - self.columns.keys():
@@ -142,7 +143,10 @@ class RowCodec:
         return CheckedChanges({**sets, **removed} if removed else sets, add, appended)
 
     def sum(self, name: str, old: Any, number: Any) -> Any:
-        """The value of column `name` after adding `number` to `old`; for JSON, the members of both."""
+        """The value of column `name` after adding `number` to `old`.
+
+        For JSON both are objects: the result has the members of both, of equal names those of `number`.
+        """
         if self.columns[name].kind is Kind.JSON:
             if old is not None and not isinstance(old, dict):
                 raise self.misfit_error(name, number, f"members can't be added to what the column holds, {old!r}")
@@ -153,7 +157,7 @@ class RowCodec:
         return self.checked(name, _EXACT.add(old, number) if exact else old + number)
 
     def column(self, name: str) -> Column:
-        """The column of that name; SchemaMismatchError where there is none."""
+        """The column of that name; SchemaMismatchError if the table has none."""
         column = self.columns.get(name)
         if column is None:
             problem = f"{self.table} has no column {name!r}; it has {', '.join(self.names)}."
@@ -161,8 +165,9 @@ class RowCodec:
         return column
 
     def checked(self, name: str, value: Any) -> Any:
-        """The normalized value; SchemaMismatchError if it does not fit the column, caused by OutOfRangeError if it is
-        of the column's type.
+        """The normalized value for column `name`. Raises SchemaMismatchError if it does not fit.
+
+        If it has the column's type, but is out of its range, OutOfRangeError is the cause.
         """
         self.column(name)
         try:
@@ -173,13 +178,13 @@ class RowCodec:
             raise self.misfit_error(name, value, str(error)) from None
 
     def check_order(self, newest_by: str) -> None:
-        """Raise SchemaMismatchError for a column whose values have no order."""
+        """Raise SchemaMismatchError if `newest_by` is a column whose values have no order, such as JSON."""
         if self.column(newest_by).kind not in _READ:
             problem = f"{self.table}: newest_by needs a column of times, numbers or text, and {newest_by!r} is none."
             raise SchemaMismatchError(problem, "Name another column as newest_by.", column=newest_by)
 
     def time(self, newest_by: str, operation: Operation[Any], place: int) -> Any:
-        """The time of an entry of an operation with this condition."""
+        """The checked time of the entry at index `place`, for the column `newest_by`; an entry must have one."""
         newest = operation.entries.newest
         time = None if newest is None else self.checked(newest_by, newest[place])
         if time is None:
@@ -191,17 +196,17 @@ class RowCodec:
             )
         return time
 
-    def kept(self, names: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[list[Any]]:
-        """The values of these columns in the store's form, one list per column."""
+    def encoded(self, names: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[list[Any]]:
+        """Return rows of checked values of the columns `names` in the store's form, as one list per column."""
         columns: list[list[Any]] = []
         for place, name in enumerate(names):
-            keep = self._keep[name]
+            encode = self._encode[name]
             values = [row[place] for row in rows]
-            columns.append(values if keep is None else [None if value is None else keep(value) for value in values])
+            columns.append(values if encode is None else [None if value is None else encode(value) for value in values])
         return columns
 
     def read(self, names: Sequence[str], row: Sequence[Any]) -> dict[str, Any]:
-        """The values of a stored row of these columns."""
+        """Return a row in the store's form, which has the columns `names`, as values by column."""
         decode = self._decode
         return {
             name: value if value is None or (to := decode[name]) is None else to(value)
@@ -209,7 +214,7 @@ class RowCodec:
         }
 
     def are_equal(self, value: Any, part: Any) -> bool:
-        """Whether a checked value is that part of the key."""
+        """Whether a checked value equals a checked part of a key."""
         return bool(value == part)
 
     def _drop_key(self, key: Row, fields: dict[str, Any], given: Record) -> dict[str, Any]:
@@ -228,7 +233,7 @@ class RowCodec:
         try:
             return {name: None if value is None else check[name](value) for name, value in record.items()}
         except (KeyError, TypeError, ValueError, ArithmeticError):
-            return {name: self.checked(name, value) for name, value in record.items()}  # raises for the unknown one
+            return {name: self.checked(name, value) for name, value in record.items()}  # raises with a helpful message
 
     def check_added(self, name: str, value: Any) -> Any:
         """The checked value to add to a column."""
@@ -256,7 +261,10 @@ class RowCodec:
 
 
 COLUMNS = ("newest_of", "newest", "tie", "applied")
-"""The texts that stand for it, in this order, after the key's columns; then `at`, when they were last written."""
+"""The columns of the idempotency table that store an `Applied` as texts, in this order.
+
+Before them are the key's columns, after them is `at`, the time at which the row was last written.
+"""
 
 _READ: dict[Kind, Any] = {
     Kind.STRING: str,
@@ -270,7 +278,10 @@ _WRITTEN: dict[Kind, Any] = {Kind.STRING: str, Kind.INTEGER: str, Kind.DECIMAL: 
 
 
 def idempotency_table_name(table: str, key: Sequence[str]) -> str:
-    """The name of the table that stores `Applied`, for a table with the columns `key`."""
+    """The name of the idempotency table of `table`. Raises ConfigurationError if `table` can't have one.
+
+    That is so if the name is too long, or if a column of the key has the name of one of the table's own columns.
+    """
     name = f"{table}__adjunct"
     if len(name.encode()) > 63:
         problem = (
@@ -288,7 +299,10 @@ def idempotency_table_name(table: str, key: Sequence[str]) -> str:
 
 
 def check_idempotency_columns(label: str, idempotency: str, key: Sequence[str], names: Sequence[str]) -> None:
-    """Raise TableAccessError if that table has other columns, or none because it is missing."""
+    """Raise TableAccessError unless the idempotency table has the columns that it must have.
+
+    `names` are its columns; there are none if the table is missing.
+    """
     if set(names) != {*key, *COLUMNS, "at"}:
         raise TableAccessError(
             f"{label}: newest_by and idempotent need a table {idempotency!r} with the columns {', '.join(key)}, "
@@ -300,24 +314,24 @@ def check_idempotency_columns(label: str, idempotency: str, key: Sequence[str], 
 
 @dataclass(slots=True)
 class Applied:
-    """The time and tie of the newest applied message, and the greatest applied position of each source."""
+    """What was applied to a key: the newest message's time and `Mark.tie`, and each source's greatest position."""
 
     newest: tuple[Any, str] | None = None
     positions: dict[str, str] = field(default_factory=dict)
-    stored_texts: tuple[str | None, ...] = (None, None, None)  # the first three texts as they were read
-    of_record: tuple[Any, str] | None = None  # of a record written without conditions; not stored
+    stored_texts: tuple[str | None, ...] = (None, None, None)  # the first three of `COLUMNS` as read
+    of_record: tuple[Any, str] | None = None  # stands for `newest` if there is none; not stored
 
     def was_applied(self, conditions: Conditions, mark: Mark) -> bool:
         """Whether the message, or a later one of its source, was applied before."""
         return conditions.idempotent and mark.position <= self.positions.get(mark.source, "")
 
     def is_late(self, conditions: Conditions, mark: Mark, time: Any) -> bool:
-        """Whether the record is newer than the message."""
+        """Whether the newest message applied to the key is newer than this one, by time and tie."""
         newest = self.newest or self.of_record
         return conditions.newest_by is not None and newest is not None and (time, mark.tie) < newest
 
     def remember(self, conditions: Conditions, mark: Mark, time: Any, *, late: bool) -> None:
-        """Record that the message was applied; a late one does not become the newest."""
+        """Note that a message was applied; one that is `late` does not become the newest."""
         if conditions.idempotent:
             self.positions[mark.source] = mark.position
         if conditions.newest_by is not None and not late:
@@ -325,7 +339,10 @@ class Applied:
 
 
 def applied_to_texts(codec: RowCodec, newest_by: str | None, applied: Applied) -> tuple[str | None, ...]:
-    """The values of `COLUMNS` for what was applied."""
+    """Return the texts to store in `COLUMNS`.
+
+    Without `newest_by`, the time and tie stay as they were read.
+    """
     if applied.newest is None or newest_by is None:
         return (*applied.stored_texts, json.dumps(applied.positions))
     time, tie = applied.newest
@@ -334,7 +351,7 @@ def applied_to_texts(codec: RowCodec, newest_by: str | None, applied: Applied) -
 
 
 def applied_from_texts(codec: RowCodec, newest_by: str | None, texts: tuple[Any, ...]) -> Applied:
-    """What the values of `COLUMNS` mean; times of another column than `newest_by` are ignored."""
+    """Return what the texts in `COLUMNS` say; a time of another column than `newest_by` is ignored."""
     newest_of, newest, tie, applied = texts
     positions = json.loads(applied) if applied else {}
     if newest_by is None or newest_of != newest_by or newest is None:
@@ -343,7 +360,10 @@ def applied_from_texts(codec: RowCodec, newest_by: str | None, texts: tuple[Any,
 
 
 class Entry(NamedTuple):
-    """A valid entry. `value`: a whole record, or changes; None for a delete."""
+    """A valid entry with checked values: its index in the operation, its key, and its time for `newest_by`.
+
+    `value` is the whole record of a put or the `CheckedChanges` of an update, else None.
+    """
 
     place: int
     key: Row
@@ -353,7 +373,7 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ValidEntries:
-    """The valid entries of a request, and the problems of the others."""
+    """The valid entries of an operation, and the problems of the others by their index."""
 
     entries: Sequence[Entry]
     problems: dict[int, Problem]
@@ -364,7 +384,7 @@ class ValidEntries:
         return list(dict.fromkeys(entry.key for entry in self.entries))
 
     def outcomes(self, count: int, stored: Sequence[Any]) -> Outcomes:
-        """The outcomes of a get of `count` entries, with a record or None for each valid one."""
+        """Return the outcomes of a get of `count` entries; `stored` has the record, or None, of each valid entry."""
         records: list[Any] = [None] * count
         for entry, record in zip(self.entries, stored, strict=True):
             records[entry.place] = record
@@ -373,7 +393,7 @@ class ValidEntries:
 
 @dataclass(frozen=True, slots=True)
 class StoredState:
-    """What the store has: the requested columns of each key with a record, and what was applied to keys."""
+    """What the store has: for each key with a record the columns that were read, and what was applied to keys."""
 
     records: Mapping[Row, Mapping[str, Any]] = field(default_factory=dict)
     applied: Mapping[Row, Applied] = field(default_factory=dict)
@@ -381,11 +401,11 @@ class StoredState:
 
 @dataclass(slots=True)
 class WritePlan:
-    """What to write; each key is in at most one of the first four.
+    """What to write for one operation. Each key is in at most one of `puts`, `begins`, `deletes` and `changes`.
 
-    `puts` are whole records for keys with or without one. `begins` are whole records for keys without one: if another
-    writer creates one meanwhile, the plan is void. `changes` are for existing records. `applied` is stored in the
-    idempotency table.
+    `puts` are whole records for keys with or without a record. `begins` are whole records for keys without one: if
+    another writer creates one meanwhile, nothing of the plan may be written. `changes` are for existing records.
+    `applied` is stored in the idempotency table. `problems` are by the entries' indices.
     """
 
     puts: dict[Row, dict[str, Any]] = field(default_factory=dict)
@@ -397,8 +417,9 @@ class WritePlan:
     defaults_put: int = 0
 
     def groups(self) -> Iterator[tuple[tuple[str, ...], tuple[str, ...], list[Row]]]:
-        """Yield the changes grouped by their columns: names of what is set and of what is appended, and rows of both
-        and of the key.
+        """Yield groups of changes of the same columns: the columns to set, the columns to append to, and rows.
+
+        A row has the values of both, then the key. Additions are not in it: planning has made them values to set.
         """
         groups: dict[tuple[tuple[str, ...], tuple[str, ...]], list[Row]] = {}
         for key, (sets, _, append) in self.changes.items():
@@ -437,7 +458,7 @@ def validate_entries(codec: RowCodec, operation: Operation[Any]) -> ValidEntries
 
 
 def columns_to_read(operation: Operation[Any], entries: Sequence[Entry]) -> tuple[str, ...]:
-    """The columns of records that the plan depends on."""
+    """The columns that must be read of existing records to plan the operation."""
     newest_by = operation.conditions.newest_by
     names: dict[str, None] = {} if newest_by is None else {newest_by: None}
     for entry in entries if operation.kind is OperationKind.UPDATE else ():
@@ -446,12 +467,12 @@ def columns_to_read(operation: Operation[Any], entries: Sequence[Entry]) -> tupl
 
 
 def needs_read(operation: Operation[Any]) -> bool:
-    """Whether the plan depends on the stored state."""
+    """Whether an operation can only be planned with the stored state."""
     return bool(operation.conditions) or operation.kind in (OperationKind.UPDATE, OperationKind.PUT_IF_ABSENT)
 
 
 def plan_writes(codec: RowCodec, operation: Operation[Any], valid: ValidEntries, stored: StoredState) -> WritePlan:
-    """Plan the writes, entry by entry in order."""
+    """Return what to write for the valid entries of an operation, given the state of their keys in the store."""
     planner = _Planner(codec, operation, stored, WritePlan(problems=dict(valid.problems)))
     plan_entry = planner.write_conditionally if operation.conditions else planner.write
     for entry in valid.entries:
@@ -462,13 +483,15 @@ def plan_writes(codec: RowCodec, operation: Operation[Any], valid: ValidEntries,
 
 @dataclass(slots=True)
 class _Planner:
+    """Adds one entry after the other to `plan`."""
+
     codec: RowCodec
     operation: Operation[Any]
     stored: StoredState
     plan: WritePlan
 
     def write_conditionally(self, entry: Entry) -> Problem | None:
-        """Plan an entry if its conditions hold, and remember it; return its problem."""
+        """Plan an entry if its conditions hold, and note that it was applied; return its problem, if any."""
         operation, plan, marks = self.operation, self.plan, self.operation.entries.marks
         assert marks is not None  # conditions require marks
         conditions, mark = operation.conditions, marks[entry.place]
@@ -478,7 +501,7 @@ class _Planner:
             return Problem(State.SKIPPED)
         to_do = self.late_part(entry) if late else entry
         problem = self.add_late(to_do) if late else self.write(entry)
-        # Without a record its additions are skipped, also in a replay.
+        # A late entry without a record is noted too, so that a replay skips its additions as well.
         passed_over = late and any(to_do.value) and problem is not None and problem.state is State.SKIPPED
         if problem is None or passed_over:
             applied.remember(conditions, mark, entry.time, late=late)
@@ -486,7 +509,9 @@ class _Planner:
         return problem
 
     def applied(self, key: Row) -> Applied:
-        """What was applied to the key; a record written without conditions is older than messages of its time."""
+        """What was applied to the key. If that is unknown, a record's own time counts, as older than any message of the
+        same time.
+        """
         applied, newest_by = self.stored.applied.get(key) or Applied(), self.operation.conditions.newest_by
         if newest_by is not None and applied.newest is None:
             time = self.stored.records.get(key, {}).get(newest_by)
@@ -494,7 +519,7 @@ class _Planner:
         return applied
 
     def write(self, entry: Entry) -> Problem | None:
-        """Plan an entry; return its problem."""
+        """Plan an entry without regard to conditions; return its problem, if any."""
         kind, plan = self.operation.kind, self.plan
         if kind is OperationKind.UPDATE:
             return self._update(entry)
@@ -509,7 +534,7 @@ class _Planner:
         return None
 
     def _update(self, entry: Entry) -> Problem | None:
-        """Change the existing or planned record; start from the default if there is none."""
+        """Plan an update of the existing or planned record, or of the default if there is none."""
         codec, plan, place, defaults = self.codec, self.plan, entry.place, self.operation.entries.defaults
         try:
             if entry.key in self.stored.records:
@@ -534,12 +559,12 @@ class _Planner:
         return None
 
     def late_part(self, entry: Entry) -> Entry:
-        """The part of an update that applies to a newer record (`Operation.applies_late_changes`)."""
+        """The part of a late update that still applies to a newer record (`Operation.applies_late_changes`)."""
         numbers = {name: n for name, n in entry.value.add.items() if not isinstance(n, Mapping)}
         return entry._replace(value=CheckedChanges({}, numbers, entry.value.append))
 
     def add_late(self, entry: Entry) -> Problem | None:
-        """Apply late changes to an existing record."""
+        """Plan the late part of an update, if there is a record; SKIPPED if there is none or nothing to change."""
         exists = entry.key in self.stored.records or entry.key in self.plan.begins
         return self._update(entry) if exists and any(entry.value) else Problem(State.SKIPPED)
 
@@ -551,7 +576,11 @@ def _apply(
     old: Mapping[str, Any],
     appended: dict[str, list[Any]] | None = None,
 ) -> None:
-    """Merge the changes into `new`, all or none. `appended`: what the store itself appends to lists."""
+    """Merge all changes into the values `new`, or raise and merge none. `old` has the values before `new`.
+
+    Values to append go into `appended` if that is given, because the store appends them itself; but not for a column
+    that is in `new`.
+    """
     if changes.add:
         sums = {
             name: codec.sum(name, new[name] if name in new else old.get(name), number)
@@ -573,8 +602,8 @@ def _apply(
 class BisectRejected:
     """Finds the entries that a store rejects, if it only says that the request as a whole was rejected.
 
-    A rejected part is sent again as two halves, in order. After a retryable failure nothing more is sent: it would
-    overtake the retry.
+    A rejected part is sent again as two halves, in order. After a failure for another reason nothing more is sent: it
+    would overtake the retry.
     """
 
     def __init__(self, valid: ValidEntries) -> None:
@@ -583,17 +612,17 @@ class BisectRejected:
         self._parts = [valid.entries] if valid.entries else []
 
     def next(self) -> ValidEntries | None:
-        """The next part to send; None when done."""
+        """The next part to send, or None; report its result with `done` or `failed`."""
         return ValidEntries(self._parts[0], {}) if self._parts else None
 
     def done(self, plan: WritePlan) -> None:
-        """Mark the part as done."""
+        """Report that the part was written according to `plan`."""
         self._parts.pop(0)
         self.problems |= plan.problems
         self.defaults_put += plan.defaults_put
 
     def failed(self, problem: Problem, *, by_data: bool) -> None:
-        """Mark the part as failed, without effect or with an unknown one. `by_data`: some entries were rejected."""
+        """Report that the part has failed as a whole. `by_data`: because of values in it, so its halves are tried."""
         part = self._parts.pop(0)
         if by_data and len(part) > 1:
             middle = len(part) // 2
@@ -605,5 +634,5 @@ class BisectRejected:
             self._parts = []
 
     def outcomes(self, count: int) -> Outcomes:
-        """The outcomes of an operation of `count` entries, when done."""
+        """The outcomes of the operation, which has `count` entries; call it when `next` returns None."""
         return Outcomes(count, problems=self.problems, defaults_put=self.defaults_put)

@@ -1,7 +1,7 @@
 """Entries and marks as Arrow columns.
 
-`ArrowEntries` holds a batch's columns and makes Python values of one only on demand. `Marks` numbers the records of
-each message, and `split_batch` turns a batch of a stream's records into operations.
+`ArrowEntries` holds the columns of an Arrow batch, and converts one to Python values only when it is asked for. `Marks`
+computes the marks of a stream's records, and `split_batch` turns a batch of them into operations.
 """
 
 from __future__ import annotations
@@ -31,17 +31,16 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def to_struct_array(columns: dict[str, Any], rows: int) -> Any:
-    """Return the columns as one struct array with this many rows."""
+    """Return the columns as one struct array; `rows` is its length if there are no columns."""
     if not columns:
         return pa.StructArray.from_buffers(pa.struct([]), rows, [None])
     return pa.StructArray.from_arrays(list(columns.values()), list(columns))
 
 
 def to_python(column: Any) -> list[Any]:
-    """Return Python values, with dictionaries for structs.
+    """Return an array's values as a list of Python values, with dictionaries for structs.
 
-    Columns are converted one by one, several times faster than rows. Timestamps are computed here, faster than by
-    Arrow.
+    Faster than `to_pylist`: structs are converted field by field, and timestamps with a time zone are computed here.
     """
     if pa.types.is_struct(column.type):
         names = [column.type.field(index).name for index in range(column.type.num_fields)]
@@ -63,9 +62,10 @@ def to_python(column: Any) -> list[Any]:
 class ArrowEntries:
     """Entries whose columns are Arrow arrays of equal length.
 
-    `key` is a struct array of the key's columns. `records` is a struct array: the records of puts, or what updates set;
-    if `typed`, its fields are those of `Changes`, each a struct (except `remove`, which all updates of a batch share).
-    `to_python` turns an array into a list of Python values.
+    `key` is a struct array of the key's columns. `records` is a struct array: the records of puts, or what updates set.
+    If `typed`, its fields are `set`, `add` and `append` of `Changes`, each a struct; `remove` is the same for all
+    entries. `sources` and `positions` are the parts of the marks, `times` what `newest_by` compares. `to_python` turns
+    an array into a list of Python values.
     """
 
     key: pa.StructArray
@@ -80,9 +80,9 @@ class ArrowEntries:
 
     @staticmethod
     def of(batch: ArrowFrame, key: str | Sequence[str], *, updates: bool = False) -> ArrowEntries:
-        """Return the rows of a batch, table or data frame as entries.
+        """Return the rows of an Arrow batch or table, or of a data frame, as entries.
 
-        The columns `key` make the keys. Records have all columns, updates all but the key's.
+        The columns `key` make the keys. A record has all columns, an update (`updates`) all but the key's.
         """
         if not isinstance(batch, ArrowFrame):
             problem = f"ArrowEntries.of() got {batch!r:.60}; expected an Arrow table or batch, or a data frame."
@@ -103,7 +103,7 @@ class ArrowEntries:
             raise SchemaMismatchError(problem, "Use a column of single values as the key.", column=nested)
         if (found := first_unreadable(pa.table(columns))) is not None:
             raise found.error("an Arrow batch", f"row {found.row}", row=found.row)
-        for name, column in columns.items():  # stores have microsecond precision
+        for name, column in columns.items():  # stores take microseconds
             if pa.types.is_timestamp(column.type) and column.type.tz is not None and column.type.unit == "ns":
                 columns[name] = cast_column(column, name, "timestamp", "an Arrow batch")
         held = {name: column for name, column in columns.items() if not (updates and name in key)}
@@ -191,7 +191,7 @@ def _first_null(*columns: pa.Array) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class MarkedSource:
-    """How marks refer to one source partition: its `name` and the `epoch` in which it is read."""
+    """The name in marks of one source partition (`Mark.source`), and the epoch in which it is read."""
 
     name: str
     epoch: int = 0
@@ -199,15 +199,18 @@ class MarkedSource:
 
 @dataclass(frozen=True, slots=True)
 class Marking:
-    """How records are marked with their place in a source.
+    """How to compute the marks of records.
 
-    Rows of one message and key get an ordinal: their number in the order of arrival. They must arrive sorted by source
-    and offset, then by key, then by everything else that distinguishes them, so that a retried batch gives the same
-    ordinals. If an expression is not deterministic (`rand()`), ties are rejected.
+    Several records of one message and key are numbered from 0, in the order of arrival (the ordinal). They must arrive
+    sorted by source and offset, then by key, then by all other columns, so that a repeated batch gives the same
+    ordinals.
 
-    `columns`, joined with dots, name the record's partition: all of "lake.flights.3", or its end if `stream` holds the
-    rest. `offset` is the column with the offset. `sources` maps that name to partitions; marks of others consist of
-    `prefix` and the name. `exact` says that a retried batch yields the same rows.
+    - `columns`: their values, joined with dots, name the record's source partition ("lake.flights.3"), or its end ("3")
+      if `stream` is the rest.
+    - `offset`: the column with the record's offset.
+    - `sources`: for names of partitions, what marks contain instead; for any other they contain `prefix` and the name.
+    - `exact`: a repeated batch yields the same records. If not, because an expression is not deterministic (`rand()`),
+      several records of one message and key are an error.
     """
 
     columns: tuple[str, ...]
@@ -219,12 +222,12 @@ class Marking:
 
     @property
     def order(self) -> tuple[str, ...]:
-        """The columns to sort records by, before the key's."""
+        """The columns to sort records by, before those of the key."""
         return (*reversed(self.columns), self.offset)
 
 
 class Marks:
-    """Marks the batches of one task, which arrive in order."""
+    """Computes the marks of a task's batches, which must be passed in order: a message may continue in the next one."""
 
     def __init__(self, marking: Marking, key: Sequence[str], what: str) -> None:
         self._marking, self._key, self._what = marking, tuple(key), what
@@ -257,7 +260,7 @@ class Marks:
         return self._marking.sources.get(text) or MarkedSource(self._marking.prefix + text)
 
     def _number_rows(self, batch: Any, places: Any) -> Any:
-        """Number the rows of one message and key; nearly all messages have one row."""
+        """Return each row's ordinal (see `Marking`), which is nearly always 0. `places` number the rows' partitions."""
         count = batch.num_rows
         offsets = batch.column(self._marking.offset).to_numpy(zero_copy_only=False)
         where = places.to_numpy(zero_copy_only=False)
@@ -304,10 +307,11 @@ TOMBSTONE, TIMESTAMP = "__tombstone", "__timestamp"
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How records become requests: whole records without a contract, updates with one.
+    """How a batch of records becomes operations: puts of whole records without a contract, updates with one.
 
-    Updates are in the struct `update`, defaults in `default`; a boolean replaces a struct without fields. If `typed`,
-    an update has structs for what is set, added and appended, and `remove` lists what all updates remove.
+    For updates the batch has the key's columns, the struct `update` and optionally the struct `default`; a boolean
+    column stands for a struct without fields. If `typed`, `update` has the structs `set`, `add` and `append`, and
+    `remove` names the columns that all updates remove.
     """
 
     key: tuple[str, ...]
@@ -320,7 +324,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One operation and the rows of the batch that its entries come from."""
+    """One operation, the batch that its entries come from, and the index of each entry's row in it."""
 
     operation: Operation[Any]
     batch: Any
@@ -328,10 +332,10 @@ class Part:
 
 
 def split_batch(batch: Any, shape: Shape, marks: Marks | None, what: str) -> list[Part]:
-    """Return the operations to send for a batch, in order.
+    """Return the operations to send for a batch, in order; `what` names the operator in errors.
 
-    All records of a kind go into one operation, up to where a key switches between put and delete. So there are few
-    operations however often puts and deletes alternate.
+    Records of different keys share operations, so puts and deletes make few operations however often they alternate: a
+    further one only where one key changes between them (`group_preserving_key_order`).
     """
     whole = _entries_from_batch(batch, shape, marks, what)
     kind = OperationKind.PUT if shape.contract is None else OperationKind.UPDATE
@@ -369,7 +373,10 @@ def _column_as_struct(column: Any) -> Any:
 
 
 def _read_times(batch: Any, records: Any, shape: Shape, what: str) -> Any:
-    """Return each record's time from its column; for a tombstone without one, the time it was sent."""
+    """Return each record's time, which is in the column `newest_by`.
+
+    For a tombstone with null there, it is the time at which the tombstone was sent.
+    """
     name = shape.conditions.newest_by
     values = records.field("set") if shape.typed else records
     if values.type.get_field_index(name) < 0:

@@ -37,12 +37,12 @@ from dagster_adjunct.resources.validation import validated
 @validated
 @dataclass(frozen=True, slots=True)
 class BatchProvider:
-    """How large a table's requests are, and how long an operation waits for others.
+    """How large a table's requests may be, and how long an operation waits for others to share its request.
 
-    - `size`: the greatest number of entries.
-    - `bytes`: roughly the greatest number of bytes (`estimate_bytes`); a larger entry is sent alone.
-    - `delay`: how many seconds operations wait for others, unless the batch is full earlier. With 0, operations made in
-      one turn of the event loop are batched, which costs an operation only that turn.
+    - `size`: the greatest number of entries in a request.
+    - `bytes`: roughly the greatest number of bytes in a request (`estimate_bytes`); a larger entry is sent alone.
+    - `delay`: how many seconds operations wait for others, unless the request is full earlier. With 0, only operations
+      made in the same turn of the event loop share a request.
     """
 
     size: int = 1000
@@ -57,13 +57,13 @@ class BatchProvider:
         check_seconds(self.delay, f"BatchProvider(delay={self.delay!r})", argument="delay", zero=True)
 
     def can_gather(self, operation: Operation[Any], size: int) -> bool:
-        """Whether the operation can be sent with others: its entries are Python values and leave room."""
+        """Whether the operation, of `size` bytes, can share a request: it has Python values and leaves room."""
         if type(operation.entries) is not RowEntries or operation.count >= self.size:
             return False
         return self.bytes is None or size < self.bytes
 
     def is_one_request(self, operation: Operation[Any]) -> bool:
-        """Whether the operation can be sent as it is; most can."""
+        """Whether the operation can be sent as one request: within the limits, and no put that deletes (None)."""
         count = operation.count
         if count > self.size:
             return False
@@ -72,7 +72,7 @@ class BatchProvider:
         return not _has_deletes(operation)
 
     def bounds(self, entries: Entries[Any]) -> Iterator[tuple[int, int]]:
-        """Yield the start and end of each request."""
+        """Split entries into requests; yield each one's first index, and the index after its last."""
         count, size, most = len(entries), self.size, self.bytes
         if most is not None and entries.nbytes > most:
             if isinstance(entries, RowEntries):
@@ -90,14 +90,14 @@ class BatchProvider:
 
 
 class _Call:
-    """A caller's operation, and its outcomes known so far."""
+    """An operation that a caller sent, and what is known so far of its outcomes."""
 
     __slots__ = ("_answer", "defaults_put", "error", "left", "operation", "problems", "records")
 
     def __init__(self, operation: Operation[Any]) -> None:
         self.operation = operation
         self._answer: asyncio.Future[Outcomes] | None = None
-        self.left = 0  # unanswered requests that contain its entries
+        self.left = 0  # the number of unanswered requests that contain its entries
         self.problems: dict[int, Problem] = {}
         self.records: list[Any] | None = None
         self.defaults_put = 0
@@ -105,13 +105,13 @@ class _Call:
 
     @property
     def answer(self) -> asyncio.Future[Outcomes]:
-        """Its outcomes; not needed for a call that is sent alone, which most are."""
+        """The future of its outcomes, made on first use: most calls are one request of their own and need none."""
         if self._answer is None:
             self._answer = asyncio.get_running_loop().create_future()
         return self._answer
 
     def record(self, places: Sequence[int], outcomes: Outcomes, start: int) -> None:
-        """Record the outcomes from `start` on as those of the entries at `places`."""
+        """Record a request's outcomes, from index `start` on, as those of this call's entries at `places`."""
         if outcomes.problems:
             for place, member in enumerate(places, start):
                 if problem := outcomes.problems.get(place):
@@ -126,7 +126,7 @@ class _Call:
         self.error = self.error or error
 
     def count_answer(self) -> None:
-        """Count one of its requests as answered."""
+        """Count one of its requests as answered; after the last one, complete `answer`."""
         self.left -= 1
         if self.left or self.answer.done():
             return
@@ -137,7 +137,7 @@ class _Call:
 
 
 class _Span(NamedTuple):
-    """Entries of a request, from `start` on: those of the call at `places`."""
+    """Consecutive entries of a request, from index `start` on, which are the entries of `call` at `places`."""
 
     call: _Call
     start: int
@@ -146,19 +146,19 @@ class _Span(NamedTuple):
 
 @dataclass(slots=True)
 class _Request:
-    """One operation for the layer below."""
+    """One operation for the layer below, and the calls that its entries come from."""
 
     operation: Operation[Any]
     spans: list[_Span]
 
     @property
     def members(self) -> list[_Call]:
-        """The calls whose entries it has, each once."""
+        """The calls that its entries come from, each once."""
         return list(dict.fromkeys(span.call for span in self.spans))
 
 
 def _split_into_requests(provider: BatchProvider, calls: Sequence[_Call]) -> Iterator[_Request]:
-    """Yield the requests; those that share a key are in the order in which they take effect."""
+    """Yield the requests for these calls, in an order in which each key's entries keep theirs."""
     operations = [call.operation for call in calls]
     first = operations[0]
     entries = first.entries if len(calls) == 1 else _concatenate_entries([each.entries for each in operations])
@@ -166,11 +166,11 @@ def _split_into_requests(provider: BatchProvider, calls: Sequence[_Call]) -> Ite
         for start, end in provider.bounds(entries):
             yield _Request(first.with_entries(entries.part(start, end)), list(_spans_between(calls, start, end)))
         return
-    lanes: list[Operation[Any]] = []  # operations of different lanes can't share a request
+    lanes: list[Operation[Any]] = []  # one operation of each lane; those of different lanes can't share a request
     origins: list[tuple[_Call, int]] = []
     lane_of: list[int] = []
 
-    def number(operation: Operation[Any]) -> int:
+    def lane_number(operation: Operation[Any]) -> int:
         for lane, known in enumerate(lanes):
             if can_share_request(known, operation):
                 return lane
@@ -179,10 +179,10 @@ def _split_into_requests(provider: BatchProvider, calls: Sequence[_Call]) -> Ite
 
     for call in calls:
         operation = call.operation
-        lane = number(operation)
+        lane = lane_number(operation)
         origins.extend((call, place) for place in range(len(operation)))
         if _has_deletes(operation):
-            deletes = number(replace(operation, kind=OperationKind.DELETE))
+            deletes = lane_number(replace(operation, kind=OperationKind.DELETE))
             lane_of.extend(deletes if value is None else lane for value in operation.entries.values or ())
         else:
             lane_of.extend([lane] * len(operation))
@@ -199,7 +199,7 @@ def _split_into_requests(provider: BatchProvider, calls: Sequence[_Call]) -> Ite
 
 
 def _spans_between(calls: Sequence[_Call], start: int, end: int) -> Iterator[_Span]:
-    """Yield the spans of a request that has the entries of all calls, in their order, from `start` to before `end`."""
+    """Yield the spans of a request with the entries `start` to before `end`, numbered through all calls in order."""
     begin = 0
     for call in calls:
         over = begin + len(call.operation)
@@ -224,7 +224,7 @@ def _has_deletes(operation: Operation[Any]) -> bool:
     return operation.kind is OperationKind.PUT and operation.entries.null_value() is not None
 
 
-_OPTIONAL = ("values", "defaults", "marks", "newest")  # columns of entries
+_OPTIONAL = ("values", "defaults", "marks", "newest")  # the columns of entries that may be None
 
 
 def _concatenate_entries(parts: Sequence[Entries[Any]]) -> RowEntries[Any]:
@@ -239,9 +239,9 @@ def _concatenate_entries(parts: Sequence[Entries[Any]]) -> RowEntries[Any]:
 
 
 def _pick_entries(entries: Entries[Any], members: Sequence[int], kind: OperationKind) -> Entries[Any]:
-    """Return these entries, for an operation of one kind; those of deletes have no values."""
+    """Return the entries at `members` for an operation of this kind; those of a delete have no values."""
     picked = entries.take(members)
-    if isinstance(picked, RowEntries):  # operations of other kinds may have columns that these lack
+    if isinstance(picked, RowEntries):  # a column may have values only of entries that were not picked
         columns = (getattr(picked, name) for name in _OPTIONAL)
         picked = RowEntries(picked.keys, *(c if c and any(value is not None for value in c) else None for c in columns))
     if kind is OperationKind.DELETE:
@@ -250,14 +250,14 @@ def _pick_entries(entries: Entries[Any], members: Sequence[int], kind: Operation
 
 
 class _Gathering:
-    """Calls that are sent together, in the order in which they were added."""
+    """Calls that wait to be sent together, in the order in which they were made."""
 
     __slots__ = ("calls", "count", "size", "tasks", "timer", "withdrawn")
 
     def __init__(self) -> None:
         self.calls: list[_Call] = []
-        self.count = 0  # entries
-        self.size = 0  # bytes, where the provider has a limit
+        self.count = 0  # of entries
+        self.size = 0  # in bytes, if the provider limits them
         self.timer: asyncio.TimerHandle | None = None
         self.withdrawn: set[_Call] = set()
         self.tasks: list[asyncio.Task[None]] = []
@@ -277,30 +277,34 @@ class _Gathering:
         return provider.bytes is None or self.size + size <= provider.bytes
 
     def withdraw(self, call: _Call) -> None:
-        """Remove a cancelled caller: its unsent operations are dropped; without callers, the requests are cancelled."""
+        """Note that the caller of `call` was cancelled: if not sent yet, its operation is dropped.
+
+        Once all callers were cancelled, the requests under way are cancelled too.
+        """
         self.withdrawn.add(call)
         if len(self.withdrawn) == len(self.calls):
             for task in self.tasks:
                 task.cancel()
 
 
-_Line = tuple[Hashable, str]  # a key and the source of its messages
+_KeyAndSource = tuple[Hashable, str]
 
 
 class KeyLock:
-    """Issues tickets: a request waits for all earlier requests that share one of its keys.
+    """Issues a ticket to each request, with which it waits for all earlier requests that share one of its keys.
 
     Tickets are issued without awaiting, so two can never wait for each other. For one event loop; not thread-safe.
 
-    A single open ticket is asked for its keys only when the next one is taken, so that sequential requests pay nothing
-    for their order.
+    While only one ticket is open, its keys are not recorded, so that requests made one after the other cost nothing
+    extra.
     """
 
     def __init__(self) -> None:
         self._last: dict[Hashable, Ticket] = {}  # the last open ticket of each key
         self._alone: Ticket | None = None  # the only open ticket, if its keys are not in `_last`
         self._open: set[Ticket] = set()
-        self.blocked: dict[_Line, Problem] = {}  # until their batch is sent again; see `send_unblocked`
+        # Given up in batches that are sent again as a whole, by another process or event loop; see `send_unblocked`.
+        self.blocked: dict[_KeyAndSource, Problem] = {}
 
     def take(self, entries: Entries[Any]) -> Ticket:
         """Return a ticket for a request on these keys."""
@@ -347,7 +351,7 @@ class KeyLock:
 
 
 class Ticket:
-    """A request's place in the order of its keys; always `release` it, repeatedly if need be."""
+    """A request's place in the order of its keys. Always `release` it; doing so again has no effect."""
 
     __slots__ = ("_entries", "ahead", "behind", "blocked", "order", "released", "waiting")
 
@@ -358,14 +362,14 @@ class Ticket:
         self.behind: list[Ticket] = []
         self.released = False
         self.waiting: asyncio.Future[None] | None = None
-        self.blocked: dict[_Line, Problem] = {}
+        self.blocked: dict[_KeyAndSource, Problem] = {}
 
     @property
     def keys(self) -> Sequence[Hashable]:
         return self._entries.keys
 
     def wait_for(self, others: set[Ticket]) -> None:
-        """Let this request begin only after these others are over."""
+        """Make `acquire` wait until these other tickets are released."""
         self.ahead = len(others)
         for other in others:
             other.behind.append(self)
@@ -385,13 +389,13 @@ class Ticket:
 
 
 async def send_unblocked(ticket: Ticket, operation: Operation[Any], below: Layer) -> Outcomes:
-    """Send the entries of an operation that are not blocked; the others are FAILED without being sent.
+    """Send the entries of an operation that are not blocked; the others get `Problem.unsent` without being sent.
 
-    After a marked entry is given up, later entries of its key that already wait are blocked. The store skips messages
-    older than the last applied one: if a later message of the key were applied, the one given up would be skipped when
-    the batch is retried, and lost. Requests made after the caller got the error are sent, except those of a batch that
-    is retried as a whole (`Operation.rerun`), whose sender makes more requests before all are answered. Entries
-    rejected for their content block nothing.
+    After a marked entry is given up, requests that already wait must not apply later entries of its key and source:
+    the store skips messages older than the last applied one, so the entry would be skipped, and lost, when its batch is
+    sent again. Requests made after the caller got the error are sent, unless the batch is repeated as a whole
+    (`Operation.rerun`), since its sender makes more requests before all are answered. Entries rejected for their
+    content block nothing.
 
     The ticket must have been acquired.
     """
@@ -400,7 +404,8 @@ async def send_unblocked(ticket: Ticket, operation: Operation[Any], below: Layer
     blocked = {**ticket.order.blocked, **ticket.blocked} if operation.rerun else ticket.blocked
     held: dict[int, Problem] = {}
     if blocked:
-        held = {place: blocked[line].unsent for place, line in enumerate(_lines(operation)) if line in blocked}
+        places = enumerate(_keys_and_sources(operation))
+        held = {place: blocked[each].unsent for place, each in places if each in blocked}
     outcomes = await send_without_problems(operation, held, below.send)
     if outcomes.problems and (ticket.behind or operation.rerun):
         _block_followers(ticket, operation, outcomes)
@@ -408,8 +413,8 @@ async def send_unblocked(ticket: Ticket, operation: Operation[Any], below: Layer
 
 
 def _block_followers(ticket: Ticket, operation: Operation[Any], outcomes: Outcomes) -> None:
-    lines = _lines(operation)
-    given_up = {lines[place]: problem for place, problem in outcomes.problems.items() if is_retryable(problem)}
+    of_entries = _keys_and_sources(operation)
+    given_up = {of_entries[place]: problem for place, problem in outcomes.problems.items() if is_retryable(problem)}
     if operation.rerun:
         ticket.order.blocked.update(given_up)
     waiting, seen = list(ticket.behind) if given_up else [], set[Ticket]()
@@ -421,14 +426,13 @@ def _block_followers(ticket: Ticket, operation: Operation[Any], outcomes: Outcom
             behind.blocked.update(given_up)
 
 
-def _lines(operation: Operation[Any]) -> Sequence[_Line]:
-    """Each entry's line: its key and source."""
+def _keys_and_sources(operation: Operation[Any]) -> Sequence[_KeyAndSource]:
     entries = operation.entries
     return [(key, mark.source) for key, mark in zip(entries.keys, entries.marks or (), strict=True)]
 
 
 class _Batches:
-    """The batches of one event loop."""
+    """What a `BatchLayer` does in one event loop: gathers calls, and sends requests in each key's order."""
 
     def __init__(self, below: Layer, provider: BatchProvider, in_flight: int) -> None:
         self._below = below
@@ -459,7 +463,7 @@ class _Batches:
         if not is_first and not gathering.has_room(provider, 1, 1):  # a first call leaves room (`can_gather`)
             self._end_gathering()
         elif is_first and not provider.delay:
-            # The operations of this turn of the event loop; one that stays alone needs no task.
+            # Gather the operations of this turn of the event loop; if there is only this one, it needs no task.
             try:
                 await asyncio.sleep(0)
             except asyncio.CancelledError:
@@ -482,7 +486,10 @@ class _Batches:
         await self._order.wait_for_open()
 
     def _end_gathering(self, only: _Gathering | None = None) -> None:
-        """Send each request of the batch in a task of its own, so that no caller's cancellation cancels the others."""
+        """Send the gathered calls (`only`: if they are still these), each request in a task of its own.
+
+        So the cancellation of one caller does not cancel a request that others share.
+        """
         gathering = self._gathering
         if gathering is None or (only is not None and gathering is not only):
             return
@@ -492,7 +499,7 @@ class _Batches:
         calls = [call for call in gathering.calls if call not in gathering.withdrawn]
         try:
             gathering.tasks = self._start(calls) if calls else []
-        except Exception as error:  # noqa: BLE001 - whoever waits receives it; nothing was sent
+        except Exception as error:  # noqa: BLE001 - the callers receive it; nothing was sent
             for call in calls:
                 call.answer.set_exception(error)
 
@@ -505,7 +512,7 @@ class _Batches:
         tasks = []
         for request, ticket in zip(requests, tickets, strict=True):
             task = asyncio.create_task(self._answer_calls(request, ticket))
-            # A task that is cancelled before its first step runs none of its own code.
+            # In a callback, because a task that is cancelled before its first step runs none of its own code.
             task.add_done_callback(partial(self._finish_request, request, ticket))
             tasks.append(task)
         return tasks
@@ -516,7 +523,7 @@ class _Batches:
         async with self._slots:
             try:
                 outcomes = await send_unblocked(ticket, operation, self._below)
-            except Exception as error:  # noqa: BLE001 - it is the callers'
+            except Exception as error:  # noqa: BLE001 - the callers receive it
                 if len(members) == 1 or len(request.spans) == 1 or may_have_effect(operation, error):
                     for call in members:
                         call.fail(error)
@@ -528,7 +535,7 @@ class _Batches:
                 return
         for call, start, places in request.spans:
             call.record(places, outcomes, start)
-        members[0].defaults_put += outcomes.defaults_put  # of an unknown entry
+        members[0].defaults_put += outcomes.defaults_put  # the outcomes do not say of which entries
 
     async def _send_per_call(self, request: _Request) -> None:
         """Resend a rejected request caller by caller, so that one caller's bad entry does not affect the others."""
@@ -537,7 +544,7 @@ class _Batches:
             part = request.operation.with_entries(entries)
             try:
                 outcomes = await self._below.send(part)
-            except Exception as error:  # noqa: BLE001 - it is the caller's
+            except Exception as error:  # noqa: BLE001 - the caller receives it
                 call.fail(error)
             else:
                 call.record(places, outcomes, 0)
@@ -579,9 +586,9 @@ class _Batches:
 class BatchLayer:
     """Combines small operations into few large requests, and splits operations that exceed a request's limits.
 
-    - Operations on one key take effect in the order of the calls; requests that share no key overtake each other.
+    - Operations on one key take effect in the order of the calls; requests that share no key may overtake each other.
     - At most `in_flight` requests are under way at a time in each event loop (a Spark task has one).
-    - A cancelled caller's unsent operations are withdrawn; what was sent with others goes on for them.
+    - A cancelled caller's operation is withdrawn if it was not sent; a request that others share continues.
     - An entry's problem concerns only its caller.
 
     Each event loop has its own batches, since calls of different threads have no order.
@@ -597,7 +604,7 @@ class BatchLayer:
 
     async def flush(self) -> None:
         """Send waiting operations, and return when everything requested so far is answered."""
-        await asyncio.sleep(0)  # tasks that were created but have not started count too
+        await asyncio.sleep(0)  # so that tasks which were created, but have not run yet, make their calls first
         await self._batches.here().flush()
 
     async def close(self) -> None:

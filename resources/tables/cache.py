@@ -1,4 +1,4 @@
-"""`Cache` declares which records of a table a process keeps, and for how long; `CacheLayer` keeps them."""
+"""The cache of a table in one process: `Cache` declares what to keep and for how long, `CacheLayer` keeps it."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ from dagster_adjunct.resources.validation import validated
 @validated
 @dataclass(frozen=True, slots=True)
 class Cache:
-    """Keeps up to `size` records that were read; evicts the least recently used one.
+    """Keeps up to `size` records in the process; if there are more, evicts the least recently used one.
 
     Writes of other processes become visible once a record expires: `seconds_after_write` after it was read from or
-    written to the store, or `seconds_after_read` after its last use, whichever is first. None never expires.
+    written to the store, or `seconds_after_read` after its last use, whichever is first. With None it never expires.
 
-    `on_write="through"` keeps what is put, `"around"` evicts it, so that the next get reads it. Updates, failed writes
-    and unanswered ones always evict. `absent=True` also keeps that a key has no record.
+    With `on_write="through"` a put or delete also changes the cache. With `"around"` it evicts the record, so that the
+    next get reads the store. Updates, failed writes and unanswered ones always evict. `absent=True` also keeps the fact
+    that a key has no record.
     """
 
     size: int = 10_000
@@ -44,7 +45,7 @@ class Cache:
             check_seconds(seconds, f"{name}={seconds!r} of a cache", argument=name, none=True)
 
 
-# Immutable types; a record of only these needs no deep copy.
+# Immutable types; a dictionary of only these is copied without a deep copy.
 _FIXED = frozenset({type(None), bool, int, float, str, bytes, Decimal, datetime, date, time, timedelta, UUID})
 
 
@@ -54,14 +55,17 @@ _copy_of_dict = dict.copy
 
 @dataclass(frozen=True, slots=True)
 class _Variant:
-    """A key read with arguments; arguments of different types differ, as 1, True and 1.0 would be equal."""
+    """The cache key of a record that was read with arguments: `args` are the arguments and their types.
+
+    Without the types, 1, True and 1.0 would be equal.
+    """
 
     key: Hashable
     args: tuple[object, ...]
 
 
-def _places(keys: Sequence[Hashable], args: tuple[object, ...]) -> Sequence[Hashable]:
-    """The cache keys of these records: the key itself for requests without arguments, which most are."""
+def _cache_keys(keys: Sequence[Hashable], args: tuple[object, ...]) -> Sequence[Hashable]:
+    """The keys by which the cache keeps these records: the records' own if a request, as most, has no arguments."""
     if not args:
         return keys
     typed = (*args, *map(type, args))
@@ -69,10 +73,10 @@ def _places(keys: Sequence[Hashable], args: tuple[object, ...]) -> Sequence[Hash
 
 
 class CachedRecords:
-    """The kept records by key and arguments of the request. Not thread-safe.
+    """The records that a cache keeps, by key and arguments of the request. Not thread-safe.
 
-    An ordered dict rather than a cachetools container, whose single accesses take ten times as long: 1 us each, and 5
-    us with expiry.
+    It uses an ordered dict because single accesses to a cachetools container take ten times as long: 1 us, or 5 us
+    with expiry.
     """
 
     def __init__(self, cache: Cache) -> None:
@@ -81,21 +85,24 @@ class CachedRecords:
         self._after_read = inf if cache.seconds_after_read is None else cache.seconds_after_read
         self._absent = cache.absent
         self._kept: OrderedDict[Hashable, tuple[Any, float, float, Callable[[Any], Any] | None]] = OrderedDict()
-        self._variants: dict[Hashable, set[_Variant]] = {}  # for keys that were read with arguments
+        self._variants: dict[Hashable, set[_Variant]] = {}  # by key; of those read with arguments
 
-        self.kept_so_far = 0  # grows with every kept record
+        self.keep_calls = 0  # the number of calls of `keep`
 
     def __len__(self) -> int:
         return len(self._kept)
 
     def find(self, keys: Sequence[Hashable], args: tuple[object, ...], now: float) -> tuple[list[Any], list[int]]:
-        """Return the records of these keys, None for unknown ones, and the places of the unknown ones."""
+        """Return the kept records of these keys, and the indices of the keys of which nothing is kept.
+
+        A record is None if nothing is kept, or if it is known that the key has no record.
+        """
         kept, idle = self._kept, self._after_read
         records: list[Any] = []
         unknown: list[int] = []
         if not kept:
             return [None] * len(keys), list(range(len(keys)))
-        for place, at in enumerate(_places(keys, args)):
+        for place, at in enumerate(_cache_keys(keys, args)):
             known = kept.get(at)
             if known is not None:
                 record, written_until, read_until, copy = known
@@ -111,11 +118,12 @@ class CachedRecords:
         return records, unknown
 
     def keep(self, keys: Sequence[Hashable], records: Sequence[Any], args: tuple[object, ...], now: float) -> int:
-        """Keep these keys' records; None means that there is none, if the cache keeps that. Return how many others
-        were evicted for lack of space.
+        """Keep these keys' records; return how many were evicted for lack of space.
+
+        A record of None says that the key has none, which is kept only with `Cache.absent`.
         """
         kept, written_until, read_until = self._kept, now + self._after_write, now + self._after_read
-        places, absent = _places(keys, args), self._absent
+        places, absent = _cache_keys(keys, args), self._absent
         if not kept.keys().isdisjoint(places):
             for at in places:
                 if at in kept:
@@ -126,15 +134,15 @@ class CachedRecords:
             if type(record) is dict and _is_fixed(map(type, record.values())):  # the usual case, without a call
                 kept[at] = (record.copy(), written_until, read_until, _copy_of_dict)
                 continue
-            copy = None if type(record) in _FIXED else deepcopy  # callers may change their own
+            copy = None if type(record) in _FIXED else deepcopy  # because callers may change what they passed or got
             try:
                 kept[at] = (record if copy is None else copy(record), written_until, read_until, copy)
-            except Exception:  # noqa: BLE001 - what can't be copied is not kept: its owner may change it
+            except Exception:  # noqa: BLE001 - what can't be copied is not kept, because its owner may change it
                 kept.pop(at, None)
         for at in places if args else ():
             if type(at) is _Variant and at in kept:
                 self._variants.setdefault(at.key, set()).add(at)
-        self.kept_so_far += 1
+        self.keep_calls += 1
         evicted = max(0, len(kept) - self._size)
         for _ in range(evicted):
             self._drop(next(iter(kept)))
@@ -164,11 +172,11 @@ class CachedRecords:
 
 @validated
 class CacheLayer:
-    """Reads through the cache; writes through or around it. Thread-safe.
+    """Answers gets from the cache where it can, and keeps it up to date with writes. Thread-safe.
 
     A record is evicted when a write of its key begins, so a later get asks the layer below, where it waits for the
-    write. A get's result is kept only if no write of its key began or ended since the get began: a slow read never
-    replaces a newer write. Of several concurrent writes of a key, the one called last is kept.
+    write. What a get finds is kept only if no write of its key began or ended meanwhile: a slow read never replaces a
+    newer write. Of several concurrent writes of a key, the one called last is kept.
     """
 
     def __init__(
@@ -180,12 +188,13 @@ class CacheLayer:
         self._clock = clock or SystemClock()
         self._lock = threading.Lock()
         self._kept = CachedRecords(self._cache)
-        # Counts the begins and ends of writes. A key's last number matters only to gets under way.
+        # The number of begins and ends of writes so far; and for each key the number at its last one, which is recorded
+        # only while gets are under way.
         self._number = 0
         self._numbers: dict[Hashable, int] = {}
         self._reads = 0
-        self._writes = 0  # under way
-        self._writing: dict[Hashable, object] = {}  # by key, the write called last
+        self._writes = 0  # the number of writes under way
+        self._writing: dict[Hashable, object] = {}  # by key: the write under way that was called last
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -245,7 +254,7 @@ class CacheLayer:
             self._forget(keys)
             self._writing.update(dict.fromkeys(keys, token))
             self._writes += 1
-            before = self._kept.kept_so_far
+            before = self._kept.keep_calls
         outcomes: Outcomes | None = None
         try:
             outcomes = await self._inner.send(operation)
@@ -257,12 +266,12 @@ class CacheLayer:
         keys, args, values = operation.entries.keys, operation.args, operation.entries.values
         puts = operation.kind in (OperationKind.PUT, OperationKind.DELETE) and not operation.conditions
         with self._lock:
-            if self._reads or before != self._kept.kept_so_far:
+            if self._reads or before != self._kept.keep_calls:
                 self._forget(keys)
             self._writes -= 1
             keeps = outcomes is not None and puts and self._cache.on_write == "through" and _hashable(args)
             last: set[Hashable] = set()
-            if self._writes or keeps:  # those of the keys without a later write
+            if self._writes or keeps:  # the keys that no later write has
                 last = {key for key in keys if self._writing.get(key) is token}
             if self._writes:
                 for key in last:
@@ -271,7 +280,7 @@ class CacheLayer:
                 self._writing.clear()
             if outcomes is not None and keeps:
                 last -= {keys[place] for place in outcomes.problems}
-                # A key's last entry counts.
+                # The last entry of a key is its record.
                 written = {
                     key: value for key, value in zip(keys, values or [None] * len(keys), strict=True) if key in last
                 }

@@ -42,10 +42,11 @@ from dagster_adjunct.resources.validation import validated
 def outcomes_from_missing(
     operation: Operation[Any], error: BaseException, problem_of: Callable[[BaseException], Problem]
 ) -> Outcomes | None:
-    """Return the outcomes of updates that raised this error; None if no RecordNotFoundError is among its causes.
+    """Return the outcomes of updates that raised `error`; None if it neither is nor contains a RecordNotFoundError.
 
-    The entries of the keys that these name are missing. The others are done; but if the error is a group with other
-    errors, the first of those is their problem.
+    Entries whose keys a RecordNotFoundError names are MISSING. The others are done; but if the error is a group with
+    errors of other kinds, `problem_of` the first of those is their problem. If the named keys are invalid (none, not
+    requested, not hashable), all entries are REFUSED.
     """
     not_found = [cause for cause in causes(error) if isinstance(cause, errors.RecordNotFoundError)]
     if operation.kind is not OperationKind.UPDATE or not not_found:
@@ -103,11 +104,11 @@ K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 U = TypeVar("U")
 
-_MAX_IN_FLIGHT = 32  # of a *_all form that sends single requests
+_MAX_IN_FLIGHT = 32  # requests at a time, if entries are sent one by one
 
 
 class TableFunction:
-    """The common part of read and write functions: life cycle, operations, and which errors can be retried."""
+    """The base of read and write functions: it connects, sends operations, and says which errors can be retried."""
 
     @property
     def capabilities(self) -> Capabilities:
@@ -119,13 +120,14 @@ class TableFunction:
         return None
 
     async def stored_types(self) -> dict[str, str] | None:
-        """The columns and types as the store has them, which may take a connection; None if records have no common
-        columns.
+        """The columns and their types as the store has them, for which this may connect.
+
+        None if the store does not define columns, so that each record may have others.
         """
         return self.column_types()
 
     def exists(self) -> bool | None:
-        """Whether the table exists, if that is known without a server; never creates it."""
+        """Whether the table exists; None if only a server could tell. Never creates it."""
         return None
 
     async def open(self) -> None:
@@ -145,11 +147,11 @@ class TableFunction:
         return isinstance(error, (errors.TransientError, OSError))
 
     def problem_of(self, error: BaseException, *, sent: bool = True) -> Problem:
-        """Return the problem that an error means for the request's entries. `sent`: the store may have received the
-        request.
+        """Return the problem of the entries whose request raised `error`.
 
-        RecordNotFoundError anywhere among the causes means a missing record. A retryable error is known to have had no
-        effect only if nothing was sent. An OSError wrapped in a PermanentError is not retryable.
+        Its state is MISSING if a RecordNotFoundError is anywhere among the causes. For a retriable error it is UNKNOWN
+        if the store may have received the request (`sent`), else FAILED. For any other error it is REFUSED; so it is
+        for an OSError that caused a PermanentError.
         """
         if first_cause(error, errors.RecordNotFoundError) is not None:
             return Problem(State.MISSING, error)
@@ -164,8 +166,8 @@ class TableFunction:
     async def send(self, operation: Operation[Any]) -> Outcomes:
         """Execute the operation in the order of each key's entries, and return each entry's outcome.
 
-        By default it calls the `_all` method of the operation once, if that is overridden, else the method for one
-        entry for each of them.
+        By default it calls the operation's `_all` method (such as `put_all`) once, if a subclass overrides it, else the
+        method for one entry (`put`) for each entry.
         """
         entries, args, kind = operation.entries, operation.args, operation.kind
         several = _METHODS[kind][1]
@@ -185,16 +187,19 @@ class TableFunction:
             return outcomes_from_error(self, operation, error)
 
     async def _send_entries(self, operation: Operation[Any]) -> Outcomes:
-        """Send the operation with one request per entry, also if the `_all` form that asks for it is overridden."""
+        """Send the operation with one request per entry, even if its `_all` form is overridden.
+
+        The default `_all` forms end here, and an overriding one may call its default with `super()`.
+        """
         one, args = getattr(self, _METHODS[operation.kind][0]), operation.args
         if operation.kind in (OperationKind.GET, OperationKind.DELETE):
             return await _send_one_by_one(self, operation, lambda key, _: one(key, *args))
         return await _send_one_by_one(self, operation, lambda key, value: one(key, value, *args))
 
     async def _request(self, operation: Operation[Any]) -> Outcomes:
-        """Send an operation of the function's own and return the outcomes; raise the error of a failed entry.
+        """Send an operation for a method of this function, such as `put_all`; return the outcomes, or raise.
 
-        That is first an error other than missing records, else missing records as one error.
+        Raises the error of the first entry that failed; if records are only missing, one RecordNotFoundError for all.
         """
         outcomes = await self._send_entries(operation)
         for problem in outcomes.problems.values():
@@ -214,7 +219,7 @@ class TableReadFunction(TableFunction, ABC, Generic[K, V]):
         """The record of `key`, or None if there is none."""
 
     async def get_all(self, keys: Sequence[K], *args: object) -> dict[K, V]:
-        """The records of those `keys` that have one. Uses `get` unless overridden."""
+        """The records by key, for those `keys` that have one. Uses `get` unless overridden."""
         asked = list(keys)
         records = (await self._request(Operation(OperationKind.GET, RowEntries(asked), args))).records or ()
         return {key: record for key, record in zip(asked, records, strict=True) if record is not None}
@@ -227,8 +232,9 @@ class TableWriteFunction(TableFunction, ABC, Generic[K, V, U]):
     The `_all` forms keep the order of each key's entries and promise nothing about the order between keys. By default
     they send single requests, and a failed one does not stop the others.
 
-    An overridden `_all` form answers for all of its entries at once: what it raises applies to all, except that
-    RecordNotFoundError of `update_all` names the keys without a record, and all other entries are applied.
+    An overridden `_all` form has one outcome for all its entries: an error that it raises is that of each entry. The
+    exception is a RecordNotFoundError of `update_all`, which names the keys without a record: it says that all other
+    entries were applied.
     """
 
     @property
@@ -288,9 +294,9 @@ def check_args(function: TableFunction, operation: Operation[Any], table: str | 
 
 
 def problem_from_error(function: TableFunction, error: BaseException, *, sent: bool = True) -> Problem:
-    """Return the function's judgement of an error.
+    """Return `function.problem_of(error)`; if that raises, a problem that rejects the entries.
 
-    If it raises instead, after a request, the entries are rejected: another error must not pass for "nothing was sent".
+    A layer must not raise after a request, because a raised error means that nothing was sent.
     """
     try:
         return function.problem_of(error, sent=sent)
@@ -306,7 +312,10 @@ def problem_from_error(function: TableFunction, error: BaseException, *, sent: b
 
 
 def _retry_after(error: BaseException, cause: BaseException) -> float | None:
-    """The seconds that a store asks to wait; adds a note to the error if `retry_after` is not a number."""
+    """The seconds to wait that the store asks for in `cause.retry_after`; None if it asks for none.
+
+    If they are not a valid number of seconds, a note on `error` says so.
+    """
     asked = getattr(cause, "retry_after", None)
     try:
         pause = None if asked is None or isinstance(asked, bool) else float(asked)
@@ -322,7 +331,7 @@ def _retry_after(error: BaseException, cause: BaseException) -> float | None:
 
 @validated
 class StoreFunction(TableReadFunction[K, V], TableWriteFunction[K, V, U]):
-    """A read and write function whose store takes whole operations; the single requests go through `send`."""
+    """A read and write function whose `send` executes whole operations; `get`, `put` and the other methods use it."""
 
     @property
     @abstractmethod
@@ -356,7 +365,11 @@ class StoreFunction(TableReadFunction[K, V], TableWriteFunction[K, V, U]):
 def outcomes_from_error(
     function: TableFunction, operation: Operation[Any], error: BaseException, *, of_request: bool = False
 ) -> Outcomes:
-    """Return the outcomes of an operation that raised an error, after which some of it may be done."""
+    """Return the outcomes of an operation that raised `error`.
+
+    If the error names missing records, other entries may have been applied (`outcomes_from_missing`). If not, all have
+    the same problem, with `of_request` as given.
+    """
     to_problem = partial(problem_from_error, function)
     missing = outcomes_from_missing(operation, error, to_problem)
     return missing or Outcomes.all(len(operation), replace(to_problem(error), of_request=of_request))
@@ -367,10 +380,10 @@ def _rows(entries: Sequence[tuple[Any, Any]]) -> RowEntries[Any]:
 
 
 def self_cancelled_error(error: asyncio.CancelledError) -> errors.TableUnavailableError:
-    """Return the error of a request that cancelled itself; raise `error` if its task is being cancelled.
+    """Return an error for a function that raised CancelledError although nobody cancelled its task.
 
-    Passing the cancellation on would end the caller's task as if it had been cancelled. A task group takes that for an
-    end without an error, so the missing answer would go unnoticed.
+    Raises `error` itself if the task is being cancelled. If any other CancelledError left the function, the caller's
+    task would end as if cancelled, which a task group does not report as an error: the lost request would go unnoticed.
     """
     task = asyncio.current_task()
     if task is None or task.cancelling():
@@ -384,7 +397,10 @@ def self_cancelled_error(error: asyncio.CancelledError) -> errors.TableUnavailab
 
 
 class TimedAttempt(NamedTuple):
-    """The attempt under way in a task. `late`: returns the problem of a key whose request timed out."""
+    """The attempt that runs in the current task: its time limit, and the seconds that it allows.
+
+    `late` returns the problem of an entry, given its key, whose own request timed out.
+    """
 
     limit: asyncio.Timeout
     seconds: float
@@ -395,13 +411,14 @@ ATTEMPT: ContextVar[TimedAttempt | None] = ContextVar("ATTEMPT", default=None)
 
 
 def limit_each_request() -> TimedAttempt | None:
-    """Lift the attempt's time limit and return the attempt, to limit each of its requests instead; None if unlimited.
+    """Remove the time limit of the current attempt and return the attempt, so that each request gets the limit instead.
 
-    Under one limit for all, many healthy requests could time out together, or because one of them hangs.
+    None if attempts are not limited. Under one limit for all, many requests that are each fast enough could time out
+    together, or all because one hangs.
     """
     attempt = ATTEMPT.get()
     if attempt is not None:
-        with suppress(RuntimeError):  # it is over, in a task that outlives the attempt
+        with suppress(RuntimeError):  # the limit has ended: this task has outlived the attempt
             attempt.limit.reschedule(None)
     return attempt
 
@@ -409,9 +426,10 @@ def limit_each_request() -> TimedAttempt | None:
 async def _send_one_by_one(
     function: TableFunction, operation: Operation[Any], request: Callable[[Any, Any], Awaitable[Any]]
 ) -> Outcomes:
-    """Send one request per entry: in sequence for one key, several keys at a time.
+    """Send one request per entry: one after the other for each key, several keys at a time.
 
-    After a failed entry, later ones of its key are FAILED without being sent; after a missing one they are missing.
+    Later entries of a key are not sent after one that failed. They get `Problem.unsent`, or are MISSING too if the
+    first was.
     """
     keys = operation.entries.keys
     values: Sequence[Any] = operation.entries.values or [None] * len(keys)
@@ -436,7 +454,8 @@ async def _send_one_by_one(
                     late = attempt is not None and limit.expired() and isinstance(error, TimeoutError)
                     problem = attempt.late(keys[place]) if late and attempt else problem_from_error(function, error)
                     problems[place] = problem
-                    # Later entries of the key are not sent: another writer's new record would miss this entry.
+                    # Not even after a missing record: if another writer creates it meanwhile, the later entries would
+                    # be applied without this one.
                     left = problem if problem.state is State.MISSING else problem.unsent
                     problems.update(dict.fromkeys(places[done + 1 :], left))
                     return
@@ -450,7 +469,7 @@ async def _send_one_by_one(
 
 
 def check_conditions(table: str, function: str, capabilities: Capabilities, operation: Operation[Any]) -> None:
-    """Raise for conditions that the function can't check, or whose marks or times are missing."""
+    """Raise for conditions that the function can't check, and for entries without the marks or times that they need."""
     conditions, entries = operation.conditions, operation.entries
     what = f"table {table}: a {operation.kind.value}"
     for name, wanted in (("newest_by", conditions.newest_by is not None), ("idempotent", conditions.idempotent)):
@@ -531,7 +550,7 @@ class FunctionLayer:
 
 
 def _fits(outcomes: object, operation: Operation[Any]) -> bool:
-    """Whether there is one outcome per entry: entries without one must not count as done."""
+    """Whether `outcomes` are valid outcomes with one for each entry: an entry without a problem would count as done."""
     count = len(operation)
     if not isinstance(outcomes, Outcomes) or outcomes.count != count or not isinstance(outcomes.problems, Mapping):
         return False
@@ -552,8 +571,8 @@ def _fits(outcomes: object, operation: Operation[Any]) -> bool:
 class LayerAsFunction(StoreFunction[Any, Any, Any]):
     """A function that passes each operation to `layer`; `capabilities` are those of the function below it.
 
-    It gives a single layer the methods of a table, and can be placed below all layers of another one. A layer's state
-    belongs to its process: for use in tasks, create it there.
+    It gives a single layer the methods of a table, and a `RemoteTable` can use it in place of a store's function. A
+    layer's state belongs to its process: for use in tasks, create it there.
     """
 
     def __init__(self, layer: Layer, capabilities: Capabilities) -> None:
@@ -579,7 +598,7 @@ class DeclaredFunction:
 
     @classmethod
     def _declaring_class(cls) -> type[DeclaredFunction]:
-        """The backend's own class, of which users may derive theirs."""
+        """The class whose `__init__` defines the declaration: the backend's, also for a user's subclass of it."""
         own = (known for known in reversed(cls.__mro__) if issubclass(known, DeclaredFunction))
         return next(known for known in own if "__init__" in vars(known))
 
@@ -597,9 +616,10 @@ F = TypeVar("F")
 
 
 def reduce_function(function: F, base: type[F], settings: dict[str, Any]) -> tuple[Any, ...]:
-    """Return what `__reduce__` of `base` returns, keeping a subclass and its own attributes.
+    """Return what `__reduce__` must return for a function declared by `settings`, the arguments of `base.__init__`.
 
-    A subclass may take other arguments than `base`, so its `__init__` is not called again.
+    Unpickling keeps its class, which may be a subclass of `base`, and the attributes that the subclass adds. It does
+    not call the subclass's `__init__`, which may take other arguments.
     """
     known = vars(rebuild_function(base, base, settings))
     own = {name: value for name, value in vars(function).items() if name not in known}
@@ -613,10 +633,10 @@ def rebuild_function(kind: type[F], base: type[F], settings: dict[str, Any]) -> 
 
 
 def is_record_rejected(problem: Problem) -> bool:
-    """Whether an entry was rejected for its content, as far as the error says: then it can become a dead letter.
+    """Whether an entry was rejected for its content, as far as the error tells: then it can become a dead letter.
 
-    Other errors may concern the next record too: an unreachable store, a refused login, a bug in a function. They fail
-    the batch, which is retried once that is fixed.
+    Other errors may affect the next record too: an unreachable store, a rejected login, a bug in a function. They fail
+    the batch, which can be run again once the cause is fixed.
     """
     if problem.state is State.MISSING:
         return True
@@ -624,7 +644,7 @@ def is_record_rejected(problem: Problem) -> bool:
 
 
 def is_retryable(problem: Problem) -> bool:
-    """Whether an entry can be sent again, now or when its batch is retried: its content has not been rejected."""
+    """Whether the entry can be sent again, now or with its batch: it was not skipped or rejected for its content."""
     return problem.state is not State.SKIPPED and not is_record_rejected(problem)
 
 

@@ -25,8 +25,10 @@ _PER_DOUBLING = 8
 
 
 def bucket_end(bucket: int) -> float:
-    """The upper bound of the bucket, exclusive. Each doubling has eight buckets of equal width, so a bucket spans at
-    most an eighth of its values.
+    """The upper bound, exclusive, of a histogram's bucket, given its number.
+
+    Between a power of two and the next there are eight buckets of equal width, so a bucket's bounds differ by at most
+    an eighth.
     """
     exponent, part = divmod(bucket, _PER_DOUBLING)
     return float((_PER_DOUBLING + part + 1) / (2 * _PER_DOUBLING) * 2.0**exponent)
@@ -34,7 +36,10 @@ def bucket_end(bucket: int) -> float:
 
 @dataclass(slots=True)
 class Histogram:
-    """Counts by bucket, and the exact sum and maximum. Values of 0 and less count as the smallest."""
+    """The number of values in each bucket (`bucket_end`), and their exact sum and maximum.
+
+    Values of 0 and less are counted in the lowest bucket.
+    """
 
     buckets: dict[int, int] = field(default_factory=dict)
     total: float = 0.0
@@ -61,12 +66,12 @@ class Histogram:
         return Histogram(buckets, self.total + other.total, max(self.greatest, other.greatest))
 
     def __sub__(self, other: Histogram) -> Histogram:
-        """What was added since `other`, an earlier state; the maximum is that of both."""
+        """The values added since `other`, an earlier state of this histogram; the maximum stays that of all values."""
         buckets = dict(Counter(self.buckets) - Counter(other.buckets))
         return Histogram(buckets, self.total - other.total, self.greatest)
 
     def percentile(self, percent: float) -> float:
-        """The value that this percentage of values does not exceed, at most an eighth too great; 0 without values."""
+        """The value that `percent` % of the values do not exceed, at most an eighth too great; 0 without values."""
         left = self.count * percent / 100
         for bucket in sorted(self.buckets):
             left -= self.buckets[bucket]
@@ -80,10 +85,9 @@ _PERCENTILES = (50, 95, 99)
 
 @dataclass(frozen=True, slots=True)
 class TableMetrics:
-    """Counts since the table was created, of records unless stated otherwise.
+    """What was done with a table since this object of it was created; counts are of records unless stated otherwise.
 
-    A request whose reply is lost is sent again, so `defaults_put` may miss defaults whose first insertion was never
-    confirmed; it never counts one twice.
+    `defaults_put` never counts a default twice, but may miss one that the store inserted without the reply arriving.
     """
 
     reads: int = 0  # keys requested
@@ -97,10 +101,10 @@ class TableMetrics:
     cache_misses: int = 0
     cache_evictions: int = 0  # records evicted for lack of space
     requests: int = 0  # requests to the store, without retries
-    successes: int = 0  # of these, without a failed entry at the end; a missing record is no failure
+    successes: int = 0  # of these, those after which no entry was given up; a missing record is no failure
     retries: int = 0  # retried requests
-    failures: int = 0  # requests with entries given up
-    given_up: int = 0  # entries that failed for good, or whose outcome is unknown
+    failures: int = 0  # of `requests`, those of which an entry was given up
+    given_up: int = 0  # entries that had failed, or had an unknown outcome, when retries ended
     timeouts: int = 0  # attempts that timed out
     throttled: int = 0  # attempts after which the store asked to wait
     rate_waits: float = 0.0  # seconds that requests waited for credits, summed
@@ -117,11 +121,11 @@ class TableMetrics:
         return TableMetrics(*(getattr(self, f.name) - getattr(other, f.name) for f in fields(self)))
 
     def counts(self) -> dict[str, int]:
-        """The integer counts by name, which add up over batches."""
+        """The counts, which are whole numbers, by name; neither seconds nor histograms."""
         return {name: value for name, value in self._by_name().items() if type(value) is int}
 
     def to_dict(self) -> dict[str, int | float]:
-        """Numbers by name, for metadata and tables; histograms as mean, percentiles and maximum."""
+        """All counts and seconds by name, with mean, percentiles and maximum of each histogram that has values."""
         numbers: dict[str, int | float] = {}
         for name, value in self._by_name().items():
             if not isinstance(value, Histogram):
@@ -139,7 +143,7 @@ class TableMetrics:
 
 
 class Meter:
-    """Counts what one table does in one process. Thread-safe; counting takes well under a microsecond."""
+    """Counts what one `RemoteTable` does in one process. Thread-safe; counting takes well under a microsecond."""
 
     __slots__ = ("_counting", "_counts", "_reads", "_sizes", "_writes")
 
@@ -156,14 +160,14 @@ class Meter:
                 self._counts["found"] += present
 
     def request(self, *, ended: bool) -> None:
-        """Count a request to the store; `ended`: also as a success."""
+        """Count a request to the store; if it has `ended`, without a problem, also as a success."""
         with self._counting:
             self._counts["requests"] += 1
             if ended:
                 self._counts["successes"] += 1
 
     def attempt(self, writes: bool, entries: int, seconds: float) -> None:
-        """Count one attempt of a request."""
+        """Count one attempt of a request: `seconds` is how long it took."""
         with self._counting:
             (self._writes if writes else self._reads).add(seconds)
             self._sizes.add(entries)
@@ -182,8 +186,8 @@ logger = logging.getLogger(__name__)
 class MetricsHook(Protocol):
     """Receives what tables have done.
 
-    A table in this process reports when it is flushed or closed. What a run's tasks did with a table is reported in the
-    run's process when its sink is done.
+    A table in this process reports when it is flushed or closed. What a run's Spark tasks did with a table is reported
+    in the run's process, at the end of the operator that uses the table.
     """
 
     def report(self, table: str, metrics: TableMetrics) -> None:
@@ -212,7 +216,7 @@ def has_metrics_hooks() -> bool:
 
 
 def report_metrics(table: str, metrics: TableMetrics) -> None:
-    """Report to all hooks. A hook's error is logged and not raised, since the table's work is done."""
+    """Call `report` of all hooks. A hook's error is logged and not raised, since the table's work is done."""
     for hook in tuple(_HOOKS):
         try:
             hook.report(table, metrics)
@@ -220,7 +224,8 @@ def report_metrics(table: str, metrics: TableMetrics) -> None:
             logger.exception("The metrics of table %s did not reach %r.", table, hook)
 
 
-# Bounds of our buckets, so counts are exact: seconds from 0.1 ms to 2 min, entries up to a million.
+# Prometheus' bounds are also bounds of our buckets, so counts are exact: seconds from 0.1 ms to 2 min, entries up to
+# a million.
 _SECONDS = tuple(2.0**exponent for exponent in range(-13, 8))
 _ENTRIES = tuple(2.0**exponent for exponent in range(21))
 
@@ -251,7 +256,7 @@ class PrometheusTables:
             self._totals[table] = self._totals.get(table, TableMetrics()) + metrics
 
     def describe(self) -> list[Any]:
-        """Nothing, since no table is known when the registry asks."""
+        """Return no metrics: when the registry calls this, at registration, no table has reported."""
         return []
 
     def collect(self) -> Iterator[Any]:
@@ -282,7 +287,10 @@ class PrometheusTables:
 
 
 def _cumulative(histogram: Histogram, ends: tuple[float, ...]) -> list[tuple[str, float]]:
-    """The number of values below each bound, as Prometheus expects. A value equal to a bound counts as above it."""
+    """Return (bound, number of values below it) for each of `ends`, as Prometheus expects.
+
+    A value equal to a bound counts as above it.
+    """
     counts: Mapping[int, int] = histogram.buckets
     below = [(str(end), float(sum(n for bucket, n in counts.items() if bucket_end(bucket) <= end))) for end in ends]
     return [*below, ("+Inf", float(histogram.count))]

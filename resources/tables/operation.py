@@ -33,14 +33,14 @@ from dagster_adjunct.resources.validation import validated
 
 
 class Clock(Protocol):
-    """A monotonic clock in seconds that can sleep."""
+    """A monotonic clock, in seconds."""
 
     def now(self) -> float:
         """Seconds since some fixed moment; never decreases."""
         ...
 
     async def sleep(self, seconds: float) -> None:
-        """Return after `seconds`."""
+        """Wait for `seconds`."""
         ...
 
 
@@ -99,7 +99,7 @@ E = TypeVar("E", bound=BaseException)
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield the error, its causes and contexts, and the members of groups, outermost first."""
+    """Yield the error, then what it was raised from or during, and the members of groups, outermost first."""
     seen: set[int] = set()
     waiting = [error]
     while waiting:
@@ -117,7 +117,7 @@ def causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def first_cause(error: BaseException, kind: type[E]) -> E | None:
-    """The outermost error of this kind among the causes, or None."""
+    """The first error of this kind that `causes` yields: the error itself or its outermost cause; or None."""
     return next((cause for cause in causes(error) if isinstance(cause, kind)), None)
 
 
@@ -155,7 +155,7 @@ def key_reorderer(store: str, own: Sequence[str], given: Sequence[str]) -> Calla
 
 
 def key_length_error(store: str, key: Any, names: Sequence[str]) -> SchemaMismatchError:
-    """The error for a key that is not as long as its columns."""
+    """The error for a key that is not a tuple with one value per key column."""
     problem = f"{store} got {key!r} as a key; expected a tuple of {', '.join(names)}."
     return SchemaMismatchError(problem, "Pass the key's values in that order.", table=store)
 
@@ -174,7 +174,7 @@ class UpdateContract(Enum):
 
 @dataclass(frozen=True, slots=True)
 class UpdateMessage(Generic[U, V]):
-    """The part of a record to set (`update`), and the whole record to start from if there is none."""
+    """An update (`update`), and the whole record to apply it to (`default`) if the table has no record of the key."""
 
     update: U
     default: V | None = None
@@ -196,7 +196,7 @@ class OperationKind(Enum):
     PUT = "put"  # make `value` the record; None deletes (functions receive a delete)
     PUT_IF_ABSENT = "put-if-absent"  # make `value` the record if there is none
     DELETE = "delete"
-    UPDATE = "update"  # apply `value` to the record; without a record start from `default`, or it is missing
+    UPDATE = "update"  # apply `value` to the record; if there is none, to its `default`; without one, it is MISSING
 
     __hash__ = object.__hash__  # by identity; Enum's own is a Python call for each dictionary lookup
 
@@ -220,7 +220,7 @@ class Mark(NamedTuple):
 
     @property
     def tie(self) -> str:
-        """The order of messages with equal times: source, offset and ordinal, regardless of epoch and replay."""
+        """The text that orders messages with equal times: source, offset and ordinal, but not epoch or replay."""
         return f"{_REPLAY.sub('', self.source)} {self.position.partition(':')[2]}"
 
 
@@ -230,7 +230,10 @@ DIRECT = Mark("~", "")
 
 @validated
 def position_of(epoch: int, offset: int, ordinal: int = 0) -> str:
-    """The text of a position, which sorts like the three numbers. `ordinal` counts the updates of one message."""
+    """Return the text of a position; such texts sort like (epoch, offset, ordinal).
+
+    `ordinal` numbers the updates that one message makes to one key, from 0.
+    """
     return f"{epoch:010d}:{offset:020d}:{ordinal:06d}"
 
 
@@ -242,22 +245,22 @@ class Entries(Protocol[K_co]):
 
     @property
     def values(self) -> Sequence[Any] | None:
-        """The records of puts or the updates; None for gets and deletes."""
+        """For puts the records, for updates what they change; None for gets and deletes."""
         ...
 
     @property
     def defaults(self) -> Sequence[Any] | None:
-        """The records to start from, for updates; None in it for a message without a default."""
+        """For updates, each message's default, or None if it has none; None if no message has one."""
         ...
 
     @property
     def marks(self) -> Sequence[Mark] | None:
-        """The position of each message; required by conditions (`Conditions`)."""
+        """The mark of each message, which conditions (`Conditions`) require."""
         ...
 
     @property
     def newest(self) -> Sequence[Any] | None:
-        """The time of each message, for `Conditions.newest_by`; deletes have no record to read it from."""
+        """The time of each message, which `Conditions.newest_by` compares; a delete has no record that contains it."""
         ...
 
     def __len__(self) -> int: ...
@@ -275,16 +278,16 @@ class Entries(Protocol[K_co]):
         ...
 
     def null_key(self) -> int | None:
-        """The place of the first key that is or contains null; None if there is none."""
+        """The index of the first key that is or contains null; None if there is none."""
         ...
 
     def null_value(self) -> int | None:
-        """The place of the first value that is None; None if there is none."""
+        """The index of the first value that is None; None if there is none."""
         ...
 
     @property
     def nbytes(self) -> int:
-        """The approximate size of the entries when sent."""
+        """The approximate size of the entries when sent, in bytes."""
         ...
 
 
@@ -333,7 +336,7 @@ class RowEntries(Generic[K_co]):
 
 
 def estimate_bytes(value: object) -> int:
-    """Estimate a value's size when sent: text by its characters, a number as 8 bytes, containers by their content."""
+    """Estimate the bytes of a value when sent: one per character of text, 8 for a number, containers by content."""
     if isinstance(value, str | bytes | bytearray | memoryview):
         return len(value)
     if isinstance(value, Mapping):
@@ -357,8 +360,8 @@ class Conditions:
     With both, a late update is not lost: what it adds or appends is applied, once, to an existing record
     (`Operation.applies_late_changes`). What it sets, removes, or adds to JSON is skipped, since a newer value is there.
 
-    `keeps_marks` is no condition: the table is idempotent but these entries have no marks, as in a direct call. Stores
-    that keep marks in the record itself must not remove them.
+    `keeps_marks` is no condition: it says that the table is idempotent, but that these entries have no marks, as in a
+    direct call. A store that keeps marks in the record itself must leave those of earlier messages there.
     """
 
     newest_by: str | None = None
@@ -373,10 +376,11 @@ class Conditions:
 class Operation(Generic[K_co]):
     """One request: a kind, its entries, and the caller's arguments for the function.
 
-    A key may occur several times; its entries take effect in order. `key` names the parts of tuple keys in order, so
-    that a store with another order can rearrange them; empty: the store's order. `contract` says whether updates may
-    start records from their defaults; below the contract layer, entries have only defaults that may be used. `rerun`:
-    if an entry is given up, the sender will send it and all later ones again, so those must not take effect before.
+    A key may occur several times; its entries take effect in order. `key` names the columns of tuple keys in their
+    order, so that a store with another order can rearrange them; if empty, it is the store's order. `contract` says
+    whether updates may create records from their defaults; below the contract layer, entries have only defaults that
+    may be used. `rerun` says that the sender repeats its whole batch if an entry is given up, so later entries of that
+    key must not take effect before.
     """
 
     kind: OperationKind
@@ -396,9 +400,10 @@ class Operation(Generic[K_co]):
 
     @property
     def applies_late_changes(self) -> bool:
-        """Whether a late entry that was not applied before still adds numbers and appends to lists.
+        """Whether an update that is late, and was not applied before, still adds numbers and appends to lists.
 
-        Its mark is then stored, and newer values stay. An entry that only sets leaves nothing behind.
+        If it does, its mark is stored; what it sets is skipped. A late update that only sets changes nothing, and no
+        mark is stored.
         """
         return (
             self.kind is OperationKind.UPDATE and self.conditions.idempotent and self.conditions.newest_by is not None
@@ -425,13 +430,13 @@ _NONE: Mapping[int, Problem] = MappingProxyType({})
 
 @validated
 class State(Enum):
-    """The state of an entry that is not simply done."""
+    """Why an entry has a `Problem`: an entry that was applied or read has none."""
 
     SKIPPED = "skipped"  # its condition failed: the store has a newer record, or has applied it already. No error
-    MISSING = "missing"  # an update without a record or a default
-    REFUSED = "refused"  # fails again until something is changed
-    FAILED = "failed"  # had no effect and can be sent again
-    UNKNOWN = "unknown"  # sent without an answer: may have had its effect
+    MISSING = "missing"  # an update whose key has no record, and which has no default that may be used
+    REFUSED = "refused"  # rejected: it would fail again until somebody changes the entry, the table or its declaration
+    FAILED = "failed"  # it certainly had no effect, and can be sent again
+    UNKNOWN = "unknown"  # it was sent, but not answered: it may have had its effect
 
 
 @dataclass(frozen=True, slots=True)
@@ -448,17 +453,17 @@ class Problem:
 
     @property
     def may_pass(self) -> bool:
-        """Whether the entry may succeed if sent again unchanged."""
+        """Whether the entry may succeed if it is sent again unchanged: it is FAILED or UNKNOWN."""
         return self.state in (State.FAILED, State.UNKNOWN)
 
     @property
     def unsent(self) -> Problem:
-        """The problem of later entries, which are not sent because of this one."""
+        """The problem of later entries of the key, which are not sent because this entry was given up."""
         return replace(self, state=State.FAILED if self.may_pass else State.REFUSED)
 
     @property
     def is_answer(self) -> bool:
-        """Whether this is the store's answer (skipped or missing) and no failure."""
+        """Whether this is a valid answer of the store (SKIPPED or MISSING), not a failure."""
         return self.state in (State.SKIPPED, State.MISSING)
 
     def describe(self) -> str:
@@ -474,8 +479,9 @@ class Problem:
 class Outcomes:
     """One outcome for each of `count` entries.
 
-    `records` are those of a get, None for missing ones. `defaults_put` counts records that updates started. `waited`:
-    seconds spent waiting for the table's rate, which do not count for the retry policy.
+    `records` are those that a get found, None where there is none. `problems` maps the index of each entry that is not
+    done to its problem. `defaults_put` counts the records that updates created from defaults. `waited` is the time in
+    seconds spent waiting for the table's rate, which the retry policy does not count.
     """
 
     count: int
@@ -487,11 +493,11 @@ class Outcomes:
     @staticmethod
     @validated
     def all(count: int, problem: Problem) -> Outcomes:
-        """The same problem for every entry."""
+        """Return outcomes with the same problem for every entry."""
         return Outcomes(count, problems=dict.fromkeys(range(count), problem))
 
     def places(self, *states: State) -> list[int]:
-        """The places of the entries in these states, in order."""
+        """The indices of the entries whose problems have one of these states, in order."""
         return sorted(place for place, problem in self.problems.items() if problem.state in states)
 
     @property
@@ -500,7 +506,7 @@ class Outcomes:
         return self.count - len(self.problems)
 
     def with_retried(self, places: Sequence[int], later: Outcomes) -> Outcomes:
-        """Return these outcomes with those of the retried entries at `places` replaced by `later`."""
+        """Return these outcomes, with those of the entries at the indices `places` replaced by `later`."""
         again = set(places)
         problems = {place: problem for place, problem in self.problems.items() if place not in again}
         problems |= {places[place]: problem for place, problem in later.problems.items()}
@@ -529,10 +535,11 @@ L = TypeVar("L", bound=Hashable)
 
 
 def group_preserving_key_order(lanes: Sequence[L], keys: Sequence[Hashable]) -> list[tuple[L, Sequence[int]]]:
-    """Return the places of the entries by wave, in the order in which waves take effect; a wave has one lane.
+    """Group entries into waves, which are to be sent one after the other; return each wave's lane and entry indices.
 
-    An entry is in the wave of its key's previous entry, behind it, or in a later wave. So puts and deletes that
-    alternate between keys make two waves; one key's put, delete and put make three.
+    `lanes` has a value for each entry: only entries with equal ones can be sent together. An entry is in the wave of
+    its key's previous entry, after it, or in a later wave, so each key keeps its order. Puts and deletes of different
+    keys make two waves, however they alternate; one key's put, delete and put make three.
     """
     if not lanes:
         return []
@@ -560,10 +567,10 @@ def group_preserving_key_order(lanes: Sequence[L], keys: Sequence[Hashable]) -> 
 
 @validated
 class Layer(Protocol):
-    """Takes operations and returns each entry's outcome.
+    """Sends operations to the layer below, and returns each entry's outcome.
 
-    Problems of single entries are in the outcomes. A raised error concerns all of them, and nothing was sent (an
-    invalid declaration, a null key), or it is the caller's cancellation.
+    Problems of single entries are in the outcomes. A raised error means that no entry was sent (an invalid declaration,
+    a null key), or is the caller's cancellation.
     """
 
     async def send(self, operation: Operation[Any]) -> Outcomes: ...
@@ -576,7 +583,7 @@ class Layer(Protocol):
 async def send_without_problems(
     operation: Operation[Any], problems: Mapping[int, Problem], send: Callable[[Operation[Any]], Awaitable[Outcomes]]
 ) -> Outcomes:
-    """Send the entries of an operation that have no problem in `problems`; return the outcomes of all."""
+    """Send only the entries whose index is not in `problems`; return the outcomes of all, with those problems."""
     if not problems:
         return await send(operation)
     places = [place for place in range(len(operation)) if place not in problems]
@@ -587,15 +594,17 @@ async def send_without_problems(
 
 
 def may_have_effect(operation: Operation[Any], error: BaseException) -> bool:
-    """Whether sending again may repeat an effect: for updates, unless their declaration was rejected."""
+    """Whether an operation that raised `error` may have had an effect that sending it again would repeat: true for
+    updates, unless the error says that the declaration or the values are invalid.
+    """
     return operation.kind is OperationKind.UPDATE and not isinstance(error, ConfigurationError | SchemaMismatchError)
 
 
 def may_send_separately(operation: Operation[Any], outcomes: Outcomes) -> bool:
-    """Whether the request was rejected as a whole, so that its parts can be sent alone.
+    """Whether the request was rejected as a whole, so that each caller's entries can be sent in a request of their own.
 
-    False for an error about the table itself, which every part would get, and for an update that was partly sent,
-    because that part may have had its effect.
+    False for an error about the table itself, which each of them would get, and for updates, if some may have had an
+    effect.
     """
     problem = outcomes.problems.get(0)
     if problem is None or problem.state is not State.REFUSED or not problem.of_request or problem.error is None:
@@ -619,7 +628,7 @@ class Capabilities:
     updates: bool = False
     changes: frozenset[str] = frozenset()
     puts_if_absent: bool = False
-    updates_with_defaults: bool = False  # update, or begin with the default, in one request
+    updates_with_defaults: bool = False  # one request updates the record, or creates it from the default
     newest_by: bool = False
     idempotent: bool = False
     takes_args: bool = False
@@ -640,7 +649,10 @@ T = TypeVar("T")
 
 
 def run_blocking(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run the coroutine to its end and return its result, blocking a loop that runs in this thread."""
+    """Run the coroutine to its end and return its result.
+
+    If an event loop runs in this thread, it is blocked meanwhile, and the coroutine runs in another thread.
+    """
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -653,7 +665,7 @@ class PerLoop(Generic[T]):
     """Holds one object per event loop, such as connections, locks or workers, and creates it on first use.
 
     For tables and functions that threads share, each with a loop of its own (as every `BlockingTable` has). `drop`
-    releases the object of a closed loop.
+    releases the object of a loop that was closed without `take`.
     """
 
     def __init__(self, make: Callable[[], T], drop: Callable[[T], object] = lambda _: None) -> None:

@@ -44,7 +44,7 @@ READ, WRITE = "read", "write"
 
 
 class Budget(NamedTuple):
-    """Credits per second for one tag. Tables that state the same name share the budget of each tag."""
+    """Credits per second (`rate`) for reads or for writes (`tag`). Tables that declare the same name share it."""
 
     name: str
     tag: str
@@ -52,15 +52,15 @@ class Budget(NamedTuple):
 
     @property
     def largest(self) -> int:
-        """The most credits that one request should cost, if it can be split; at least 1."""
+        """The most credits that one request may cost before it is split; at least 1."""
         return max(1, int(self.rate * LARGEST_SECONDS))
 
 
 class CreditSource(Protocol):
-    """Hands out credits. Can be used from any number of coroutines and event loops."""
+    """Hands out the credits of budgets, to any number of coroutines and event loops."""
 
     async def acquire(self, budget: Budget, credits: float) -> None:
-        """Return once these credits are spent; callers are served in order."""
+        """Wait until the budget has these credits, and spend them; callers are served in order."""
         ...
 
     async def close(self) -> None:
@@ -69,23 +69,23 @@ class CreditSource(Protocol):
 
 
 def unequal_rates_error(budget: Budget, other: float) -> ConfigurationError:
-    """The error for a budget of which another table declares another rate."""
+    """The error for a budget for which another table declares the rate `other`."""
     problem = f"budget {budget.name!r} is declared with both {other:g} and {budget.rate:g} {budget.tag}s per second."
     step = "Give all tables that share the budget the same RateLimit, or use separate budgets."
     return ConfigurationError(problem, step, argument="budget")
 
 
-_CHECK_SECONDS = 0.25  # seconds after which a waiting caller checks whether it has moved up
+_CHECK_SECONDS = 0.25  # how often a waiting caller checks whether its wait has become shorter
 
 
 class TokenBucket:
-    """Credits that arrive at `rate` per second and expire unused after half a second (`KEPT_SECONDS`).
+    """Credits that arrive at `rate` per second, and expire after half a second (`KEPT_SECONDS`) if they are not spent.
 
     It starts empty: otherwise tasks that live for less than a second would each spend a whole burst, and together
     exceed their shared rate.
 
-    A waiting caller has already spent credits that are yet to arrive. If a wait is cancelled, the later ones move up,
-    and credits that nobody waits for go to the next caller. Event loops of several threads may share a bucket.
+    A waiting caller has spent its credits before they arrive. If it is cancelled, callers behind it wait less, and
+    credits that nobody waits for go to the next caller. Event loops of several threads may share a bucket.
     """
 
     def __init__(self, rate: float, clock: Clock) -> None:
@@ -97,10 +97,10 @@ class TokenBucket:
         self._waits: list[_Wait] = []
 
     async def acquire(self, credits: float) -> None:
-        """Return when `credits` may be spent.
+        """Wait until `credits` have arrived, and spend them.
 
-        Callers are served in order, except that two that move up together, at most a quarter of a second apart, may
-        swap.
+        Callers are served in order, except that two whose waits a cancellation shortens may swap if they are at most a
+        quarter of a second apart.
         """
         wait = self._take(credits)
         if wait is None:
@@ -118,7 +118,7 @@ class TokenBucket:
             self._waits.remove(wait)
 
     def _take(self, credits: float) -> _Wait | None:
-        """Spend `credits`, available or yet to arrive; return the wait until then, None if they are available."""
+        """Spend `credits`; return the wait for those that are yet to arrive, None if all have."""
         if credits <= 0:
             return None
         with self._taking:
@@ -131,7 +131,7 @@ class TokenBucket:
             return wait
 
     def _earn(self) -> float:
-        """Add the credits that have arrived, and return the time."""
+        """Add the credits that have arrived since the last call; return the present time."""
         now = self._clock.now()
         earned = (now - self._filled_at) * self.rate
         self._credits, self._filled_at = min(self.rate * KEPT_SECONDS, self._credits + earned), now
@@ -151,7 +151,7 @@ class TokenBucket:
 
 @dataclass(eq=False, slots=True)
 class _Wait:
-    """A caller that has spent what arrives until `due`."""
+    """A waiting caller: the credits that it has spent, and the time at which all of them will have arrived (`due`)."""
 
     credits: float
     due: float
@@ -162,13 +162,13 @@ Credits = Callable[["Operation[Any]", "Outcomes | None"], float]
 
 
 def per_record(operation: Operation[Any], answer: Outcomes | None) -> float:
-    """One credit per entry."""
+    """Cost one credit per entry."""
     return len(operation) if answer is None else 0
 
 
 @validated
 def per_byte(operation: Operation[Any], answer: Outcomes | None) -> float:
-    """About one credit per byte that a write sends or a get returns; gets pay afterwards."""
+    """Cost about one credit per byte that a write sends or a get returns. A get pays after its answer."""
     if answer is not None:
         return sum(map(estimate_bytes, _found_records(answer)))
     return operation.entries.nbytes if operation.kind.writes else 0
@@ -176,9 +176,10 @@ def per_byte(operation: Operation[Any], answer: Outcomes | None) -> float:
 
 @validated
 def per_capacity_unit(operation: Operation[Any], answer: Outcomes | None) -> float:
-    """DynamoDB's units: one per 1 KiB of a written entry, and per 4 KiB of a record that a get returns.
+    """Cost DynamoDB's capacity units: one per 1 KiB of a written entry, and per 4 KiB of a record that a get returns.
 
-    For an update only its own size is known here, so updates of larger records may use more.
+    DynamoDB counts the size of the whole record for an update; here only the update's own is known, so it may cost
+    more.
     """
     if answer is not None:
         missing = answer.count - len(_found_records(answer))
@@ -199,14 +200,14 @@ def _found_records(answer: Outcomes) -> list[Any]:
 @validated
 @dataclass(frozen=True, slots=True)
 class RateLimit:
-    """Credits per second, for reads and writes separately; None is no limit. Updates and deletes are writes.
+    """Limits a table's reads and writes, each to a number of credits per second (None: no limit).
 
-    In an application the limits hold over all tasks of all runs; in plain Python for one open table. Tables with the
-    same `budget` share it; without one a table has its own.
+    Updates and deletes are writes. In an application the limits hold over all tasks of all runs; in plain Python for
+    one open table. Tables with the same `budget` share it; without one a table has its own.
 
     `credits` computes the cost of a request: `per_record` by default, `per_byte`, `per_capacity_unit`, or a function of
-    your own. It is called before each attempt without an answer, and after each get with the answer, for the rest of
-    the cost.
+    your own. It is called with the operation and None before each attempt. After each get it is called with the
+    operation and its outcomes, and returns what the get costs in addition.
     """
 
     reads_per_second: float | None = None
@@ -228,12 +229,15 @@ class RateLimit:
         return tuple(Budget(self.budget or table, tag, rate) for tag, rate in rates if rate is not None)
 
 
-# Buckets that tables of this process share by the budget's name.
+# By name and tag of the budget, which tables of this process share.
 _SHARED: WeakValueDictionary[tuple[str, str], TokenBucket] = WeakValueDictionary()
 
 
 class LocalCredits:
-    """A `CreditSource` of this process; its budgets are used by nobody else unless they are `shared` by name."""
+    """A `CreditSource` of this process.
+
+    Budgets belong to this object, or, if `shared`, to all such objects of the process, by name.
+    """
 
     def __init__(self, clock: Clock | None = None, *, shared: bool = False) -> None:
         self._clock = clock or SystemClock()
@@ -261,7 +265,7 @@ class LocalCredits:
         pass
 
 
-_NO_WAIT = 0.0001  # seconds that acquiring takes without waiting
+_NO_WAIT = 0.0001  # seconds; a shorter `acquire` did not wait
 
 
 @validated
@@ -269,9 +273,9 @@ _NO_WAIT = 0.0001  # seconds that acquiring takes without waiting
 class RateLayer:
     """Pays for every attempt from the budget for reads or writes.
 
-    A request that costs more than may be sent at once is split into parts, sent one after the other. After a failed
-    entry, later entries of its key are FAILED without being sent. `source` provides the credits: by default this
-    process.
+    A request that costs more than may be sent at once (`Budget.largest`) is split into parts, which are sent one after
+    the other. After an entry that can be retried, later entries of its key are not sent and get `Problem.unsent`.
+    `source` provides the credits; by default they are this process's own.
     """
 
     table: str
@@ -297,7 +301,7 @@ class RateLayer:
         return await self._send_in_parts(operation, budget, cost)
 
     def largest(self, wanted: int) -> int:
-        """The greatest request size that need not be split."""
+        """The greatest number of entries, up to `wanted`, of which a request need not be split."""
         if self.limit.credits is not per_record:
             return wanted
         return min([wanted, *(budget.largest for budget in self._budgets.values())])
@@ -370,7 +374,7 @@ class RateLayer:
         return concatenate_outcomes(sent)
 
     def _parts(self, operation: Operation[Any], budget: Budget, cost: float) -> Iterator[tuple[Operation[Any], float]]:
-        """Yield parts that cost no more than may be sent at once, or are a single entry."""
+        """Yield the parts of an operation and their costs: each may be sent at once, or is a single entry."""
         count = len(operation)
         size = ceil(count / ceil(cost / budget.largest))
         for start in range(0, count, size):
@@ -382,17 +386,19 @@ class RateLayer:
                 yield part, its_cost
 
 
-# How far ahead credits are leased at most, which a run that dies takes along. Two seconds are promised.
+# Credits are leased at most this far ahead. Those of a run that dies are lost to the others.
 MAX_AHEAD_SECONDS = 1.0
-# A run that has not leased for this long needs no credits, or is dead.
+# A run that has not asked for a lease for this long needs no credits, or is dead.
 _ACTIVE_SECONDS = 2.0
-# A shorter lease is not worth a request: smaller requests are raised to it if possible.
+# The shortest lease: a shorter one is not worth its request to the store, so less is raised to this if possible.
 _MIN_LEASE_SECONDS = 0.01
 
 
 class RunShare(StoredDocument):
-    """When a run last leased, the share of the rate it could use (0 to 1), and the rate it declares (credits per
-    second).
+    """What a budget's timeline knows of a run.
+
+    `at` is when it last asked for a lease, on the timeline; `share` the part of the rate that it could use (0 to 1);
+    `rate` what it declares, in credits per second.
     """
 
     at: float
@@ -401,7 +407,11 @@ class RunShare(StoredDocument):
 
 
 class SharedTimeline(StoredDocument):
-    """A budget as it is stored. `now` is the latest time of any run; credits up to `through` are leased."""
+    """The document in the lake by which runs share a budget.
+
+    Times are in seconds. `now` is the latest time that any run has had; credits that arrive until `through` are leased.
+    `nonce` differs in each version of the document.
+    """
 
     format: Literal[1] = 1
     now: float = 0.0
@@ -412,7 +422,10 @@ class SharedTimeline(StoredDocument):
 
 @dataclass(frozen=True, slots=True)
 class LeaseInterval:
-    """Leased time, in seconds relative to the decision; its start may be past."""
+    """A leased interval of time, in seconds: what arrives from `start` to `end` may be spent. The start may be past.
+
+    `lease_credits` returns it relative to `now`, `BudgetLeases.lease` on its own clock.
+    """
 
     start: float
     end: float
@@ -420,7 +433,7 @@ class LeaseInterval:
 
 @dataclass(frozen=True, slots=True)
 class LeaseRequest:
-    """A run's request: this many seconds' credits now, and the share of the rate it expects to use."""
+    """What a run asks for: credits for this many seconds, and the share of the rate that it expects to use (0 to 1)."""
 
     seconds: float
     share: float
@@ -429,28 +442,32 @@ class LeaseRequest:
 def lease_credits(
     timeline: SharedTimeline, run: str, now: float, request: LeaseRequest, rate: float
 ) -> tuple[SharedTimeline, LeaseInterval | None]:
-    """Return the budget after a lease, and the leased interval; None if others hold everything that may be leased.
+    """Return the timeline after a run's request, and the leased interval.
 
-    If not all requests can be met, a run gets its share of what may be leased.
+    The interval is None if other runs hold nearly everything that may be leased. If not all active runs can have what
+    they expect to use, this one gets its fair part (`divide_fairly`) of what may be leased.
     """
     now = max(now, timeline.now)
     active = {name: other for name, other in timeline.runs.items() if other.at > now - _ACTIVE_SECONDS and name != run}
     runs = {**active, run: RunShare(at=now, share=request.share, rate=rate)}
     wanted = max(request.seconds, _MIN_LEASE_SECONDS)
-    # The latest of what has arrived: older credits expire before a small lease is used.
+    # Lease the latest credits that have arrived: older ones would expire before they are spent.
     start = max(timeline.through, now - min(wanted, KEPT_SECONDS))
     shares = divide_fairly({name: other.share for name, other in runs.items()})
     part = shares[run] / total if (total := sum(shares.values())) else 0.0
     seconds = min(wanted, (now + MAX_AHEAD_SECONDS - start) * part)
     if seconds < _MIN_LEASE_SECONDS:
-        # A waiting run is recorded, or the others would never leave it anything.
+        # The run is recorded though it gets nothing, so that the others leave it a part.
         return timeline.model_copy(update={"now": now, "runs": runs}), None
     after = timeline.model_copy(update={"now": now, "through": start + seconds, "runs": runs})
     return after, LeaseInterval(start - now, start + seconds - now)
 
 
 def divide_fairly(wanted: Mapping[str, float]) -> dict[str, float]:
-    """Divide 1 among names: none gets more than it wants, or more than others that want more."""
+    """Divide 1 among names by max-min fairness.
+
+    Who wants less than an equal part gets it; the others share the rest equally.
+    """
     got: dict[str, float] = {}
     left, waiting = 1.0, sorted(wanted, key=lambda name: wanted[name])
     for place, name in enumerate(waiting):

@@ -34,10 +34,10 @@ from dagster_adjunct.resources.validation import validated, validated_methods
 @validated
 @dataclass(frozen=True, slots=True)
 class AttemptLayer:
-    """Limits each attempt's time. Placed above the function and below the rate, so waiting for credits does not count.
+    """Limits the time of each attempt. It is below the rate layer, so waiting for credits does not count.
 
     After `timeout` seconds (None: never) the request is cancelled and its entries are UNKNOWN: the store may have
-    received it, and may even apply it later. If a function sends a request per entry, each has this time.
+    received it, and may even apply it later. If a function sends one request per entry, each request has this time.
     """
 
     table: str
@@ -85,7 +85,7 @@ class AttemptLayer:
 @validated_methods
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """Seconds to wait before a retry; made by `none`, `fixed`, `random` and `exponential`.
+    """How long to wait before each retry, in seconds; made by `none`, `fixed`, `random` and `exponential`.
 
     The wait after the n-th failure is `first * growth ** (n - 1)` plus up to `jitter` at random, at most `most`.
     """
@@ -110,7 +110,7 @@ class Backoff:
 
     @staticmethod
     def fixed(seconds: float) -> Backoff:
-        """Wait the same time before each retry."""
+        """Wait this many seconds before each retry."""
         return Backoff(seconds)
 
     @staticmethod
@@ -124,11 +124,11 @@ class Backoff:
         return Backoff(first, 2.0, most, first)
 
     def seconds(self, failures: int) -> float:
-        """How long to wait after this many consecutive failures (at least 1)."""
+        """How many seconds to wait after this many consecutive failures (at least 1)."""
         wait = min(self.most, self.first * self.growth ** min(failures - 1, 60))
         if not self.jitter:
             return wait
-        least = min(wait, max(self.first, self.most - self.jitter))  # so that the longest waits differ too
+        least = min(wait, max(self.first, self.most - self.jitter))  # so that waits that reach `most` are random too
         return least + random.random() * min(self.jitter, self.most - least)
 
 
@@ -142,11 +142,11 @@ class RetryPolicy:
     waiting for the table's rate does not count. All times are in seconds. `RetryPolicy(attempts=1)` never retries.
 
     - `timeout`: a request without an answer after this long is given up, and its entries' outcome is unknown.
-    - `retry_if`: decides alone which problems are retried; by default those that the function calls retryable. It is
-      not asked about missing records and failed conditions, which are answers. A picklable function.
-    - `unknown="fail"`: gives up a lost update that would act twice if sent twice (it adds or appends, and the table is
-      not `idempotent`); by default it is retried: at least once.
-    - A pause that the store asks for (Retry-After, throttling) is kept if it is longer than the wait and `max_wait`.
+    - `retry_if`: a picklable function that decides for each `Problem` whether its entry is retried, instead of the
+      table's function (`is_retriable`). It is not called for missing records and failed conditions, which are answers.
+    - `unknown="fail"`: gives up an update without an answer that would act twice if sent twice (it adds or appends, and
+      the table is not `idempotent`). By default it is sent again, so it is applied at least once.
+    - If the store asks for a pause (Retry-After, throttling), a retry waits at least so long, even beyond `max_wait`.
     """
 
     attempts: int = 8
@@ -177,7 +177,7 @@ class RetryPolicy:
         check_seconds(self.timeout, what, argument="timeout", none=True)
 
     def passes(self, problem: Problem) -> bool:
-        """Whether an entry with this problem may be retried. TableError if `retry_if` raises."""
+        """Whether an entry with this problem may be retried. Raises TableError if `retry_if` raises."""
         if problem.is_answer:
             return False
         if self.retry_if is None:
@@ -190,8 +190,9 @@ class RetryPolicy:
             raise TableError(what, step, function="retry_if") from wrong
 
     def wait(self, attempts: int, spent: float, asked: float = 0.0) -> float | None:
-        """Seconds to the next attempt after `attempts` in `spent` seconds, if the store `asked` for a pause; None to
-        give up.
+        """Return the seconds to wait before the next attempt, None to give up.
+
+        So far there were this many `attempts`, in `spent` seconds; the store `asked` for a pause of so many seconds.
         """
         if attempts >= self.attempts:
             return None
@@ -204,8 +205,8 @@ class RetryPolicy:
 class RetryLayer:
     """Retries failed and unknown entries as the policy says.
 
-    An operation is over when each of its entries has its final outcome, which later ones on its keys wait for.
-    Within an operation, the function sends no later entry of a key after a failed one.
+    `send` returns when each entry has its final outcome; until then the layer above holds back later operations on the
+    same keys. Within an operation, the layers below send no later entry of a key after a failed one.
     """
 
     inner: Layer
@@ -232,7 +233,7 @@ class RetryLayer:
     async def _retry_until_done(self, operation: Operation[Any], outcomes: Outcomes, began: float) -> Outcomes:
         attempts = 1
         while True:
-            # Some entries may be done: an error concerns only the others, so that the caller does not resend all.
+            # Some entries may be done: an error becomes the problem of the others only, so that those aren't resent.
             left = [place for place, problem in outcomes.problems.items() if not problem.is_answer]
             try:
                 left = self._entries_to_retry(operation, outcomes)
@@ -253,7 +254,7 @@ class RetryLayer:
         return outcomes
 
     async def _wait(self, outcomes: Outcomes, left: list[int], attempts: int, began: float) -> bool:
-        """Wait for the next attempt; return False if the policy gives up, which each error then notes."""
+        """Wait before the next attempt; if the policy gives up, add a note to each error and return False."""
         problems = [outcomes.problems[place] for place in left]
         asked = max((problem.retry_after or 0.0 for problem in problems), default=0.0)
         if asked:
@@ -277,7 +278,7 @@ class RetryLayer:
         left = sorted(place for place, problem in outcomes.problems.items() if self.policy.passes(problem))
         if self.policy.unknown == "retry":
             return left
-        # An update that may have had its effect, and would have it again, is given up.
+        # Give up an update that may have had an effect, and would have it twice if sent again.
         had_none = {place for place in left if outcomes.problems[place].state is State.FAILED}
         return [place for place in left if place in had_none or _is_repeatable(operation, place)]
 
@@ -290,10 +291,10 @@ def _is_repeatable(operation: Operation[Any], place: int) -> bool:
 
 
 def _add_overtakers(operation: Operation[Any], outcomes: Outcomes, left: list[int]) -> list[int]:
-    """Return `left` with repeatable entries that were done although an earlier one of their key was not.
+    """Return the entries to retry (`left`) and those that were done although an earlier one of their key was not.
 
-    A function that keeps each key's order leaves none. Otherwise the key's earlier value would win if only that were
-    retried.
+    With a function that keeps each key's order there are none. With any other, retrying only the earlier entry would
+    let its value replace the later one's. Entries that would act twice are not added.
     """
     if operation.conditions or not operation.kind.writes or operation.kind is OperationKind.PUT_IF_ABSENT:
         return left

@@ -1,5 +1,5 @@
-"""Credits of a rate limit in an application's run: `RunCredits` and its `CreditServer` in the driver, which leases
-credits from the lake for all runs, and `CreditClient` in its tasks.
+"""Credits of a rate limit in an application's run: `RunCredits` in the driver starts a `CreditServer`, which leases the
+run's credits from the lake and hands them out to the `CreditClient`s in the run's tasks.
 
 Protocol between driver and tasks:
 
@@ -9,10 +9,10 @@ Protocol between driver and tasks:
 A message is JSON preceded by its length in four bytes. Proofs are HMACs of the other side's nonce: the run's secret is
 never sent, and a process that later gets the driver's port can't hand out anything.
 
-Runs of a lake share a budget's timeline. Credits arrive at the budget's rate, so a lease is an interval of time: a
-lease of 0.2 s allows spending what arrives meanwhile. No interval is leased twice, so all runs together never exceed
-the rate, whatever their clocks say: a run whose clock is behind the timeline follows it, and one whose clock is ahead
-advances it.
+Runs of a lake share a budget's timeline (`SharedTimeline` in `rate.py`). Credits arrive at the budget's rate, so a
+lease is an interval of time: a lease of 0.2 s allows a run to spend what arrives in these 0.2 s. No interval is leased
+twice, so all runs together never exceed the rate, whatever their clocks say: a run whose clock is behind the timeline
+uses the timeline's time, and one whose clock is ahead advances it.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class HandshakeError(ConnectionError):
 
 @dataclass(frozen=True, slots=True)
 class CreditAddress:
-    """Where a run's driver hands out credits, and the run's secret. It is sent to tasks and never stored."""
+    """The address at which a run's driver hands out credits, and the run's secret. Sent to tasks, never stored."""
 
     host: str
     port: int
@@ -79,7 +79,7 @@ async def send_message(writer: asyncio.StreamWriter, message: dict[str, Any]) ->
 
 
 async def receive_message(reader: asyncio.StreamReader) -> dict[str, Any]:
-    """Return the next message. Raises IncompleteReadError on a closed connection, and HandshakeError."""
+    """Return the next message. Raises IncompleteReadError on a closed connection, HandshakeError on invalid data."""
     length = int.from_bytes(await reader.readexactly(4), "big")
     if length > _MAX_MESSAGE_BYTES:
         raise HandshakeError(f"a message of {length} bytes")
@@ -91,7 +91,10 @@ async def receive_message(reader: asyncio.StreamReader) -> dict[str, Any]:
 
 
 async def authenticate_task(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: bytes) -> None:
-    """Authenticate a task that knows the secret, and prove that we know it. Raises HandshakeError."""
+    """In the driver: check that the task at the other end knows the secret, and prove that the driver knows it.
+
+    Raises HandshakeError.
+    """
     async with asyncio.timeout(_HANDSHAKE_SECONDS):
         nonce = secrets.token_hex(16)
         await send_message(writer, {"nonce": nonce})
@@ -101,7 +104,10 @@ async def authenticate_task(reader: asyncio.StreamReader, writer: asyncio.Stream
 
 
 async def authenticate_driver(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: bytes) -> None:
-    """Prove to a driver that we know the secret, and authenticate it. Raises HandshakeError."""
+    """In a task: prove to the driver that the task knows the secret, and check that the driver knows it.
+
+    Raises HandshakeError.
+    """
     async with asyncio.timeout(_HANDSHAKE_SECONDS):
         greeting = await receive_message(reader)
         nonce = secrets.token_hex(16)
@@ -118,21 +124,23 @@ def _check_proof(proof: object, secret: bytes, whose: str, nonce: str) -> None:
         raise HandshakeError("a wrong proof")
 
 
-# The least time between two leases, and over which the use is measured.
+# The least time between two requests for leases, and the shortest time over which use is measured.
 PAUSE_SECONDS = 0.2
-# Request more than was used, or a growing demand would never catch up.
+# Ask for more than was used, or leases would never catch up with a growing demand.
 _HEADROOM = 1.25
 _EPSILON = 1e-9
 
 
 @dataclass(slots=True)
 class _CreditInterval:
+    """Credits that arrive evenly from `start` to `end`, in seconds."""
+
     start: float
     end: float
     credits: float
 
     def until(self, time: float) -> float:
-        """How many of its credits have arrived by then."""
+        """How many of the credits have arrived by `time`."""
         if time >= self.end:
             return self.credits
         if time <= self.start:
@@ -140,7 +148,7 @@ class _CreditInterval:
         return self.credits * (time - self.start) / (self.end - self.start)
 
     def drop(self, credits: float) -> None:
-        """Remove its first credits."""
+        """Remove the first credits, and the time in which they arrive."""
         if self.credits - credits <= _EPSILON:
             self.start, self.credits = self.end, 0.0
         else:
@@ -158,11 +166,11 @@ class LeasedCredits:
         self._intervals.append(_CreditInterval(start, end, credits))
 
     def give_back(self, now: float, credits: float) -> None:
-        """Return unused credits, as if they arrived now."""
+        """Put unused credits back, as if they arrived now."""
         self._intervals.appendleft(_CreditInterval(now, now, credits))
 
     def take(self, now: float, at_most: float) -> float:
-        """Take credits that have arrived and not expired, up to `at_most`; return how many."""
+        """Take up to `at_most` credits that have arrived and have not expired; return how many. Drops expired ones."""
         taken = 0.0
         for interval in self._intervals:
             interval.drop(interval.until(now - KEPT_SECONDS))
@@ -190,23 +198,23 @@ class LeasedCredits:
 
 @dataclass(slots=True, eq=False)
 class Demand:
-    """Credits that a caller waits for; `missing` are not paid yet."""
+    """The credits that a caller needs, and how many of them are `missing`: it waits until these are paid."""
 
     credits: float
     missing: float
 
 
 class Demands:
-    """The demands for one budget's credits, in order, and how many credits to lease for them.
+    """The waiting demands for one budget's credits, in order; decides how many credits to lease for them.
 
-    The first demand is paid in full before the next: several that fill together would be spent in one burst. Times are
-    the driver's, in seconds, and passed in: nothing here waits or reads a clock.
+    The first demand is paid in full before the next gets any: otherwise several would be complete, and spent, at once.
+    Callers pass the driver's time, in seconds: nothing here waits or reads a clock.
     """
 
     def __init__(self, rate: float) -> None:
         self.rate = rate
         self.leased = LeasedCredits()
-        self.lease_takes = 0.0  # seconds, of the last one
+        self.lease_takes = 0.0  # seconds that the last request for a lease took
         self._waiting: deque[Demand] = deque()
         self._spent = 0.0
         self._requested_at = float("-inf")
@@ -221,7 +229,7 @@ class Demands:
         return demand
 
     def withdraw(self, demand: Demand, now: float) -> None:
-        """Remove a demand; what was paid for it goes to the waiting ones."""
+        """Remove a demand; credits that were paid for it are available to others again."""
         if demand in self._waiting:
             self._waiting.remove(demand)
             if (paid := demand.credits - demand.missing) > 0:
@@ -229,7 +237,7 @@ class Demands:
                 self.leased.give_back(now, paid)
 
     def pay(self, now: float) -> list[Demand]:
-        """Pay with the arrived credits; return the demands that are paid in full."""
+        """Pay demands with the credits that have arrived; remove and return those that are paid in full."""
         paid: list[Demand] = []
         while self._waiting:
             first = self._waiting[0]
@@ -242,7 +250,7 @@ class Demands:
         return paid
 
     def next_lease(self, now: float) -> LeaseRequest | None:
-        """Return the lease to request now; None if none is needed, or the last one was just now."""
+        """Return the lease to ask for now; None if none is needed, or within `PAUSE_SECONDS` of the last request."""
         since = now - self._requested_at
         waiting = sum(demand.missing for demand in self._waiting)
         if since < PAUSE_SECONDS or (waiting <= 0 and self._spent <= _EPSILON):
@@ -250,18 +258,18 @@ class Demands:
         used = (self._spent + waiting) / (max(PAUSE_SECONDS, min(since, 1.0)) * self.rate)
         share = min(1.0, _HEADROOM * max(used, self._used_before))
         target = max(waiting, share * MAX_AHEAD_SECONDS * self.rate)
-        held = self.leased.unexpired(now + self.lease_takes)  # when the lease arrives
+        held = self.leased.unexpired(now + self.lease_takes)  # those that are left when the lease arrives
         if held >= max(waiting, target * 2 / 3):
             return None
         self._requested_at, self._spent, self._used_before = now, 0.0, used
         return LeaseRequest(min(MAX_AHEAD_SECONDS + KEPT_SECONDS, (target - held) / self.rate), share)
 
     def next_event_at(self, now: float) -> float | None:
-        """When there will be something to do; None until there is a demand."""
+        """The next time to call `pay` or `next_lease`; None if there is nothing to do until the next demand."""
         if not self._waiting and self._spent <= _EPSILON:
             return None
         next_request = self._requested_at + PAUSE_SECONDS
-        if next_request <= now:  # nothing to request now: the leases suffice for a while
+        if next_request <= now:  # no lease was needed, although one could be requested
             next_request = now + PAUSE_SECONDS
         # When the first demand will be paid in full; None if a lease is needed first.
         ready = self.leased.ready_at(now, self._waiting[0].missing) if self._waiting else None
@@ -269,14 +277,14 @@ class Demands:
 
 
 _log = logging.getLogger("adjunct.tables")
-# How often a waiting task receives a sign of life.
+# How often, in seconds, a waiting task receives {"wait"}.
 HEARTBEAT_SECONDS = 3.0
-# After this long without a lease, waiting tasks get the store's error.
+# After so many seconds in which no lease succeeded, waiting tasks get the store's error.
 _STORE_SECONDS = 60.0
 
 
 class CreditServer:
-    """A thread that leases credits while tasks demand them, and serves demands in order.
+    """A thread of a run's driver that leases credits while tasks demand them, and serves demands in order.
 
     A task that ends closes its connection, which withdraws its demands. `stop` the server when the run ends.
     """
@@ -291,11 +299,11 @@ class CreditServer:
         self._server: asyncio.Server | None = None
 
     def serve(self, budgets: Iterable[Budget]) -> CreditAddress:
-        """Return the address from which tasks get credits of these budgets."""
+        """Serve these budgets too; return the address at which tasks get their credits."""
         return self._thread.run(self._add(budgets))
 
     def stop(self) -> None:
-        """Close all connections, which tells waiting tasks."""
+        """Stop the server and close all connections, so that waiting tasks notice."""
         self._thread.close(self._close)
 
     async def _add(self, budgets: Iterable[Budget]) -> CreditAddress:
@@ -326,7 +334,7 @@ class CreditServer:
         except (OSError, EOFError, TimeoutError):
             pass  # the task has ended
         except asyncio.CancelledError:
-            pass  # the server stops; asyncio's streams report a cancelled callback as a failure
+            pass  # the server stops; if this was raised, asyncio's streams would log it as a failure
         finally:
             writer.close()
 
@@ -344,7 +352,7 @@ class CreditServer:
             await send_message(writer, {"error": error_to_json(unknown)})
             return
         demand, granted = server.add(credits)
-        # A waiting task sends nothing: whatever arrives ends its demand.
+        # A waiting task sends nothing: if something can be read, the connection was closed.
         gone = asyncio.ensure_future(reader.read(1))
         either: set[asyncio.Future[Any]] = {granted, gone}
         try:
@@ -364,7 +372,7 @@ class CreditServer:
 
 
 class _BudgetServer:
-    """One budget's demands and the leases made for them."""
+    """Serves one budget: pays its demands, and leases credits for them."""
 
     def __init__(self, demands: Demands, leases: BudgetLeases) -> None:
         self._demands, self._leases = demands, leases
@@ -381,7 +389,7 @@ class _BudgetServer:
         return demand, answer
 
     def forget(self, demand: Demand) -> None:
-        """Remove a demand that was served or whose task has ended."""
+        """Withdraw a demand whose task has ended; no effect after it was answered."""
         if self._waiting.pop(demand, None) is not None:
             self._demands.withdraw(demand, time.monotonic())
             self._changed.set()
@@ -407,7 +415,7 @@ class _BudgetServer:
             _log.warning("credits: nothing could be leased: %s", error)
             if began - self._leased_at > _STORE_SECONDS:
                 self._fail(error)
-        except Exception as error:  # noqa: BLE001 - who waits is told
+        except Exception as error:  # noqa: BLE001 - the waiting tasks receive it
             self._fail(error)
         else:
             self._leased_at = time.monotonic()
@@ -429,7 +437,7 @@ class _BudgetServer:
 
 
 class BudgetLeases:
-    """Leases credits of a budget that all runs of a lake share. Not thread-safe.
+    """Leases a budget's credits for one run; all runs of the lake share the budget. Not thread-safe.
 
     `clock` is monotonic, in seconds; the wall clock is read only once.
     """
@@ -439,13 +447,13 @@ class BudgetLeases:
         self._rate, self._logged_rates = budget.rate, set[float]()
         self._where = f"the budget {budget.name!r} ({budget.tag}) in {lake.url}"
         self._run, self._clock = run, clock
-        self._ahead = time.time() - clock()  # of the budget's timeline, by which its runs agree
+        self._ahead = time.time() - clock()  # how far the budget's timeline is ahead of `clock`
 
     def lease(self, request: LeaseRequest) -> LeaseInterval | None:
-        """Return the leased interval by `clock`; None if others hold everything that may be leased.
+        """Return the leased interval in times of `clock`; None if other runs hold nearly everything that may be leased.
 
-        Raises StoreUnavailableError (what was leased then expires), CommitConflictError after many conflicts, and
-        MalformedDocumentError.
+        Raises StoreUnavailableError (if a lease was stored nevertheless, it expires unused), CommitConflictError after
+        many conflicts, and MalformedDocumentError.
         """
         others, rates = False, set[float]()
 
@@ -486,11 +494,12 @@ class BudgetLeases:
             ) from error
 
 
-# A driver unreachable for _RECONNECT_SECONDS is gone; a live one sends several signs of life in _SILENT_SECONDS.
+# A driver that can't be reached for _RECONNECT_SECONDS is gone. A connection on which nothing arrives for
+# _SILENT_SECONDS is lost: the driver sends {"wait"} several times in these.
 _RECONNECT_SECONDS = 5.0
 _SILENT_SECONDS = 15.0
 _RETRY_SECONDS = 0.2
-# Small requests that wait together are one demand, of at most this many seconds' credits: each takes a round trip.
+# Callers that wait at the same time share a demand, of at most the credits of so many seconds, to save round trips.
 _TOGETHER_SECONDS = 0.05
 
 
@@ -502,7 +511,7 @@ class CreditClient:
 
     def __init__(self, address: CreditAddress) -> None:
         self._address = address
-        self._lines: PerLoop[dict[Budget, _BudgetConnection]] = PerLoop(dict)
+        self._connections: PerLoop[dict[Budget, _BudgetConnection]] = PerLoop(dict)
 
     def __reduce__(self) -> tuple[type[CreditClient], tuple[CreditAddress]]:
         return CreditClient, (self._address,)
@@ -510,25 +519,25 @@ class CreditClient:
     async def acquire(self, budget: Budget, credits: float) -> None:
         if credits <= 0:
             return
-        lines = self._lines.here()
-        line = lines.get(budget)
-        if line is None:
-            line = lines[budget] = _BudgetConnection(self._address, budget)
-        await line.acquire(credits)
+        connections = self._connections.here()
+        connection = connections.get(budget)
+        if connection is None:
+            connection = connections[budget] = _BudgetConnection(self._address, budget)
+        await connection.acquire(credits)
 
     async def close(self) -> None:
-        for line in (self._lines.take() or {}).values():
-            line.close()
+        for connection in (self._connections.take() or {}).values():
+            connection.close()
 
 
 class _BudgetConnection:
-    """One connection, with one demand at a time; other callers wait in order."""
+    """A task's connection to the driver for one budget, with one demand at a time; other callers wait in order."""
 
     def __init__(self, address: CreditAddress, budget: Budget) -> None:
         self._address, self._budget = address, budget
         self._turn = asyncio.Lock()
-        self._waiting: dict[object, float] = {}  # credits of each caller that has none yet, in order
-        self._lost_at: float | None = None  # since when the driver can't be reached, while somebody waits for it
+        self._waiting: dict[object, float] = {}  # the credits that each waiting caller needs, in order
+        self._lost_at: float | None = None  # since when the driver can't be reached, if somebody waits
         self._open: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     async def acquire(self, credits: float) -> None:
@@ -549,7 +558,9 @@ class _BudgetConnection:
                 self._lost_at = None
 
     def _first_waiting(self) -> dict[object, float]:
-        """Return the first waiting caller's credits, and those of others after it that fit into the same demand."""
+        """Return the callers for which to make the next demand, and their credits: the first one, and others after it
+        that fit into the same demand.
+        """
         first, left = dict[object, float](), self._budget.rate * _TOGETHER_SECONDS
         for caller, credits in self._waiting.items():
             left -= credits
@@ -564,7 +575,10 @@ class _BudgetConnection:
             self._open = None
 
     async def _demand(self, credits: float) -> bool:
-        """Return whether the credits were granted; if not, the driver can't be reached now."""
+        """Demand credits from the driver, and wait for them; return False if the driver can't be reached now.
+
+        Raises TableError if it is gone, and the error that it sends.
+        """
         message = {"budget": self._budget.name, "tag": self._budget.tag, "credits": credits}
         answer: dict[str, object] = {"wait": True}
         try:
@@ -591,7 +605,7 @@ class _BudgetConnection:
                 ) from error
             return False
         except BaseException:
-            self.close()  # the next demand must not get this one's answer
+            self.close()  # or the next demand would get this one's answer
             raise
         if "error" in answer:
             raise error_from_json(answer["error"])  # type: ignore[arg-type]
@@ -599,9 +613,9 @@ class _BudgetConnection:
 
 
 class RunCredits:
-    """A context manager that hands out a run's part of its tables' rates until it exits.
+    """A context manager in a run's driver: until it exits, the run's tables share the rates of the lake's budgets.
 
-    The server starts when a table with a rate is first written; a run without one has no server.
+    A server starts when a table with a rate is first used; a run without one has no server.
     """
 
     def __init__(self, lake: Lake) -> None:
@@ -616,7 +630,10 @@ class RunCredits:
             server.stop()
 
     def with_credits(self, table: RemoteTable[Any, Any, Any], spark: SparkSession | None) -> RemoteTable[Any, Any, Any]:
-        """Return the table as the tasks of this session, or this process, may use it: with credits from here."""
+        """Return a copy of the table that gets its credits from this run's server.
+
+        It is for tasks of the session `spark`, or with None for this process.
+        """
         budgets = table.rate_limit.budgets(table.name)
         if not budgets:
             return table
@@ -629,13 +646,13 @@ class RunCredits:
 
 
 def list_budgets(tables: Iterable[object]) -> tuple[Budget, ...]:
-    """Return the budgets that these tables declare; objects other than remote tables have none."""
+    """Return the budgets that the remote tables among `tables` declare."""
     remote = [table for table in tables if isinstance(table, RemoteTable)]
     return tuple(budget for table in remote for budget in table.rate_limit.budgets(table.name))
 
 
 def check_budgets(budgets: Iterable[Budget]) -> None:
-    """Raise ConfigurationError if tables declare one budget with several rates."""
+    """Raise ConfigurationError if one of these budgets is declared with different rates."""
     rates: dict[tuple[str, str], float] = {}
     for budget in budgets:
         rate = rates.setdefault((budget.name, budget.tag), budget.rate)

@@ -1,5 +1,5 @@
-"""Reads and writes remote tables from batches: `BulkReader` for lookups, `write_table` for DataFrames, `write_rows` for
-records in memory."""
+"""Reads and writes remote tables for an application's batches: `BulkReader` for lookups, `write_table` for records of a
+DataFrame, `write_rows` for records in memory."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 MIN_KEYS_PER_TASK = 5_000
-"""How many keys a task asks for at least; so many are asked for in this process."""
+"""A Spark task requests at least so many keys. If there are not enough for two tasks, this process requests them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,14 +55,15 @@ class ReadResult:
 
 
 class BulkReader:
-    """Reads a table, keeping its connection and, as its cache says, its records; `close` it.
+    """Reads records of a table, from this process or from Spark tasks. Call `close` at the end.
 
-    All requests use the table's batches, retries and rate, in tasks too.
+    Between reads it keeps this process's connection, and records as the table's cache declares. The table's batches,
+    retries and rate apply to all requests, in tasks too.
     """
 
     def __init__(self, table: RemoteTable[Any, Any, Any], spark: Callable[[], SparkSession]) -> None:
         bare = copy.copy(table)
-        bare.__setstate__(bare.__getstate__() | {"cache": None})  # the cache is kept here, above this process and tasks
+        bare.__setstate__(bare.__getstate__() | {"cache": None})  # this reader has the cache, for all tasks
         self._table, self._spark, self._here = bare, spark, BlockingTable(bare)
         self._meter = Meter()
         self._cache = (
@@ -72,9 +73,9 @@ class BulkReader:
         self._tasks = 1
 
     def read(self, keys: Sequence[Hashable], args: tuple[object, ...], tasks: int) -> ReadResult:
-        """Return the records of these distinct keys, using at most `tasks` Spark tasks.
+        """Return the records of `keys`, which are distinct, using at most `tasks` Spark tasks.
 
-        Raises the first error of an entry that the table has given up.
+        `args` are the extra arguments of the table's function. If the table gives up a key, its error is raised.
         """
         before, self._tasks = self._metrics(), tasks
         gets = Operation(OperationKind.GET, RowEntries(keys), args, key=self._key)
@@ -86,7 +87,7 @@ class BulkReader:
         return ReadResult(records, replace(self._metrics() - before, reads=len(keys), found=present))
 
     def ask(self, gets: Operation[Any]) -> Outcomes:
-        """Read from the table, bypassing the cache."""
+        """Send the gets to the table without looking into the cache, from this process or in tasks."""
         tasks = min(self._tasks, len(gets) // MIN_KEYS_PER_TASK)
         if tasks < 2:
             outcomes = self._here.send(gets)
@@ -127,7 +128,7 @@ class BulkReader:
 
 @dataclass(frozen=True, slots=True)
 class _UncachedTable:
-    """The layer below the cache."""
+    """The layer below the reader's cache: it asks the table."""
 
     reader: BulkReader
 
@@ -142,7 +143,7 @@ def _reading_task(
     table: RemoteTable[Any, Any, Any], args: tuple[object, ...], key: tuple[str, ...]
 ) -> Callable[[Iterator[Any]], Iterator[Any]]:
     async def ask(keys: Sequence[Hashable]) -> tuple[dict[Any, Any], TableMetrics, errors.AdjunctError | None]:
-        # Errors are reported, not raised, since the table's retries are over.
+        # An error is returned, not raised: the table has retried already, and Spark would retry the task.
         before, records, error = table.metrics, dict[Any, Any](), None
         gets = Operation(OperationKind.GET, RowEntries(keys), args, key=key)
         try:
@@ -165,24 +166,24 @@ def _reading_task(
 
 
 def _plain_error(error: errors.AdjunctError | None) -> errors.AdjunctError | None:
-    """Return the error without what a driver may lack: classes and values of the user's own."""
+    """Return the error without what the driver may be unable to unpickle: the user's own classes and values."""
     return None if error is None else error_from_json(error_to_json(error))
 
 
 MAX_BATCHES_IN_FLIGHT = 4
-"""Batches of Spark's that are under way at a time."""
+"""How many Arrow batches of a Spark task are being sent at a time."""
 KEYS_SHOWN = 5
 _END = object()
 
 
 @dataclass(slots=True)
 class TaskReport:
-    """The result of a task's records: counts, and the failed ones."""
+    """What a task reports of the records that it sent: counters, failures and dead letters."""
 
     failed: int = 0
-    keys: list[str] = field(default_factory=list)  # the first of those that failed
+    keys: list[str] = field(default_factory=list)  # the first few keys whose records failed, as text
     error: errors.AdjunctError | None = None
-    unfit: bool = False  # whether the error is about its record's content
+    unfit: bool = False  # whether `error` rejects the content of its record
     letters: list[Any] = field(default_factory=list)
     null_keys: int = 0
     metrics: TableMetrics = field(default_factory=TableMetrics)
@@ -191,10 +192,14 @@ class TaskReport:
         return pickle.dumps(replace(self, error=_plain_error(self.error)))
 
     def add(self, part: Part, outcomes: Outcomes, at_most: int | None) -> None:
-        """Add a part's outcomes; up to `at_most` entries rejected for good, and one more, are kept as dead letters."""
+        """Add a part's outcomes. `at_most`: how many dead letters the batch may have, None if it can't have any.
+
+        Entries rejected for their content become dead letters, up to one more than that, which counts as a failure and
+        shows that there are too many. All other problems are failures.
+        """
         entries, kind = part.operation.entries, part.operation.kind.value
         for place, problem in sorted(outcomes.problems.items()):
-            if problem.state is State.SKIPPED:  # its condition failed, which the table counts
+            if problem.state is State.SKIPPED:  # its condition failed, which the table's metrics count
                 continue
             key, is_rejected = entries.keys[place], is_record_rejected(problem)
             if at_most is not None and is_rejected and len(self.letters) < at_most + 1:
@@ -226,9 +231,10 @@ async def send_batches(
     send: Callable[[Part], Any],
     done: Callable[[Part, Outcomes], bool],
 ) -> None:
-    """Send all batches, at most `MAX_BATCHES_IN_FLIGHT` at a time; stop when `done` returns False.
+    """Send all batches, at most `MAX_BATCHES_IN_FLIGHT` at a time.
 
-    Operations begin in order, and the table keeps those of one key in the order of the calls.
+    `parts` splits a batch into operations, `send` sends one to the table, and `done` receives its outcomes; when that
+    returns False, no further batch is sent. Calls of `send` begin in order, which the table keeps for each key.
     """
     loop = asyncio.get_running_loop()
     going: set[asyncio.Task[bool]] = set()
@@ -252,7 +258,7 @@ async def send_batches(
             useful = all(task.result() for task in finished)
             if useful:
                 going.add(asyncio.create_task(write(parts(batch))))
-                await asyncio.sleep(0)  # it takes its tickets before the next one
+                await asyncio.sleep(0)  # so that its calls are made before those of the next batch
         await asyncio.gather(*going)
     finally:
         for task in going:
@@ -268,11 +274,11 @@ Counters = dict[str, int]
 
 @dataclass(frozen=True, slots=True)
 class TableWrite:
-    """How to write records: as updates with a contract, as whole records without one.
+    """How to write a batch's records to `table`: as updates if there is a `contract`, else as whole records.
 
-    `marking` is required if the table has conditions. With `dead_letters`, up to that many records that the table
-    rejects for good are returned instead of failing the batch. `source` is the stream whose positions the records
-    carry, for errors, which contain no values of `sensitive` records. `typed` and `remove` are as in `Shape`.
+    `marking` is required if the table has conditions. `dead_letters` is how many records rejected for their content are
+    returned instead of failing the batch. Errors name the records' positions in the stream `source`, and no values if
+    they are `sensitive`. `typed`, `remove` and `args` are as in `Shape`.
     """
 
     table: RemoteTable[Any, Any, Any]
@@ -296,9 +302,9 @@ class TableWrite:
 
 @dataclass(frozen=True, slots=True)
 class WriteResult:
-    """A write's counters, and the records that the table rejected for good, as dictionaries.
+    """A write's counters, its dead letters as dictionaries, and the summed metrics of all tasks.
 
-    `metrics` are those of all tasks.
+    The counters are those of the metrics, `null_keys` and `dead_letters`.
     """
 
     counters: Counters
@@ -307,11 +313,10 @@ class WriteResult:
 
 
 def write_table(df: DataFrame, write: TableWrite, *, exchange: bool, what: str) -> WriteResult:
-    """Send every record of `df` to the table in one Spark job; return the summed counters of all tasks.
+    """Send every record of `df` to the table, in one Spark job. Raises if a record fails; `what` is the operator.
 
-    With a contract `df` has the key's columns and the structs `update` and (optional) `default`; without one its
-    columns are the record. A tombstone deletes. `exchange` brings the records of one key into one task, which sends
-    them in source order.
+    The columns are as in `Shape`; a tombstone deletes. With `exchange`, Spark first brings all records of one key into
+    one task. Each task sends its records in source order.
     """
     check_record_columns(df.columns, write.table.name, write.table.key, updates=write.contract is not None, what=what)
     if exchange:
@@ -324,9 +329,9 @@ def write_table(df: DataFrame, write: TableWrite, *, exchange: bool, what: str) 
 
 
 def write_rows(rows: pa.Table, write: TableWrite, *, what: str) -> WriteResult:
-    """Send every record of a table in memory as `write_table` does, from this process.
+    """Send every record of an Arrow table from this process, as `write_table` does in tasks.
 
-    Each record has a position of its own.
+    No two records may have the same position, since they are sorted by key and position only.
     """
     check_record_columns(
         rows.column_names, write.table.name, write.table.key, updates=write.contract is not None, what=what
@@ -343,20 +348,23 @@ def write_rows(rows: pa.Table, write: TableWrite, *, what: str) -> WriteResult:
 
 
 def _unsent_columns(names: Sequence[str], write: TableWrite) -> list[str]:
-    """Return the hidden columns that neither the table nor a dead letter needs."""
+    """Return the internal columns (`__…`) that neither the table nor a dead letter needs."""
     kept = {TOMBSTONE, *_LETTER, *(() if write.marking is None else write.marking.order)}
     return [name for name in names if name.startswith("__") and name not in kept]
 
 
 def _sum_reports(reports: Sequence[TaskReport], write: TableWrite, what: str) -> WriteResult:
-    """Return the result of all tasks. Raises the first error, with the number of failed records in all of them."""
+    """Return the result of all tasks. If records failed, raises the first error, with their number in all tasks.
+
+    Also raises if all tasks together have more dead letters than `write.dead_letters`.
+    """
     total = sum((report.metrics for report in reports), TableMetrics())
     at_most = write.dead_letters
     metrics_hooks.report_metrics(write.table.name, total)
     failed = [report for report in reports if report.error is not None]
     letters = tuple(letter for report in reports for letter in report.letters)
     if at_most is not None and len(letters) > at_most and all(report.unfit for report in failed):
-        # Each task keeps its first ones, so that these are the first of all, however many tasks there are.
+        # Each task keeps one more than the limit of its own first letters, so these are the first of all tasks.
         first = sorted(letters, key=lambda letter: (letter.get("partition", 0), letter.get("offset", 0)))[: at_most + 1]
         keys = ", ".join([*dict.fromkeys(letter["key"] for letter in first)][:KEYS_SHOWN])
         raise errors.TableError(
@@ -372,9 +380,9 @@ def _sum_reports(reports: Sequence[TaskReport], write: TableWrite, what: str) ->
 
 
 def _failure_error(failed: Sequence[TaskReport], letters: int, write: TableWrite) -> errors.AdjunctError:
-    """Return the first task's error, with the number of failed records in all tasks and their first keys.
+    """Return the first failed task's error, with the number of failed records in all tasks and the first keys.
 
-    `letters` are rejected records that would have become dead letters.
+    `letters` is how many rejected records would have become dead letters if the batch had not failed.
     """
     error, count = failed[0].error, sum(report.failed for report in failed)
     assert error is not None
@@ -388,7 +396,10 @@ def _failure_error(failed: Sequence[TaskReport], letters: int, write: TableWrite
 
 
 def _sort_records(df: DataFrame, write: TableWrite) -> tuple[DataFrame, TableWrite]:
-    """Return the records in source order; those of one message and key in a deterministic order."""
+    """Return the records sorted within partitions, and how to write them (`note_exactness`).
+
+    With marks they are sorted by source position, then key, then all other columns; without by source position only.
+    """
     marking, position = write.marking, [name for name in _POSITION if name in df.columns]
     if marking is None:
         return df.sortWithinPartitions(*position), write
@@ -398,11 +409,11 @@ def _sort_records(df: DataFrame, write: TableWrite) -> tuple[DataFrame, TableWri
 
 
 def note_exactness(df: DataFrame, write: TableWrite) -> TableWrite:
-    """Return how to write these records, with whether Spark computes the same ones in the same order each time."""
+    """Return `write` with `Marking.exact` set: whether Spark computes the same records in the same order each time."""
     if write.marking is None:
         return write
     plan = getattr(df, "_jdf", None)
-    # A Connect client can't tell, and assumes so.
+    # A client of Spark Connect has no plan, and assumes that it is deterministic.
     deterministic = plan is None or bool(plan.queryExecution().analyzed().deterministic())
     shown = [name for name in df.columns if name[:2] != "__"]
     exact = deterministic and len(_orderable_columns(df)) == len(shown)
@@ -415,7 +426,7 @@ def _orderable_columns(df: DataFrame) -> list[str]:
 
 
 def check_record_columns(columns: Sequence[str], table: str, key: Sequence[str], *, updates: bool, what: str) -> None:
-    """Raise SchemaMismatchError if records lack the table's key, or are not updates; `what` is the operator."""
+    """Raise SchemaMismatchError if records lack the table's key, or the column `update` when `updates` are wanted."""
     needed = [*key, *([UPDATE] if updates else [])]
     missing = [name for name in needed if name not in columns]
     if missing:
@@ -436,11 +447,11 @@ def _sending_task(write: TableWrite, what: str) -> Callable[[Iterator[Any]], Ite
         try:
             report = run_blocking(_Sending(write, what).send_all(batches))
         except errors.AdjunctError as error:
-            # As a result, not as an exception: the table's retries are over, and Spark would retry the task
-            # and wrap the error.
+            # Return the error, don't raise it: the table has retried already, and Spark would retry the task and
+            # wrap the error.
             report = TaskReport(error=error)
         if report.error is not None:
-            for _ in batches:  # a worker whose input is not consumed is not reused
+            for _ in batches:  # because Spark does not reuse a Python worker whose input was not read to its end
                 pass
         yield pa.RecordBatch.from_pydict({"report": pa.array([report.to_bytes()], pa.binary())})
 
@@ -456,7 +467,7 @@ class _Sending:
         self._report = TaskReport()
 
     async def send_all(self, batches: Iterator[Any]) -> TaskReport:
-        """Send all batches."""
+        """Send all batches, up to the first that fails; return the report."""
         report = self._report
 
         def record(part: Part, outcomes: Outcomes) -> bool:
@@ -475,7 +486,10 @@ class _Sending:
         return split_batch(keyed, self._shape, self._marks, self._what) if keyed.num_rows else []
 
     def _drop_unreadable(self, batch: Any) -> Any:
-        """Return the rows that Python can represent; the others are rejected before they are sent."""
+        """Return the rows without values that Python can't represent, such as dates after 9999.
+
+        The others become dead letters; without those, the first of them is an error.
+        """
         write, names = self._write, [name for name in batch.schema.names if not name.startswith("__")]
         found = first_unreadable(batch, names)
         if found is None:
@@ -494,7 +508,7 @@ class _Sending:
         return batch.filter(pa.array(~refused))
 
     def _unreadable_letter(self, row: Any, names: Sequence[str]) -> dict[str, Any]:
-        """Return the dead letter of a row that Python can't represent, as far as possible."""
+        """Return the dead letter of a row with values that Python can't represent, which `readable_value` replaces."""
         found, write = first_unreadable(row, names), self._write
         assert found is not None
         record: Any = {name: readable_value(row.column(name)[0]) for name in names}
@@ -508,9 +522,9 @@ class _Sending:
 
 
 def _dead_letter(row: Any, kind: str, key: Any, value: Any, problem: str) -> dict[str, Any]:
-    """Return the request of a rejected row as JSON-able values, with its position in the stream.
+    """Return the dead letter of a row, as JSON-able values: its position in the stream, the request and the problem.
 
-    Of an update it has the columns that it sets, or its changes under the names of `Changes`.
+    `record` in it is the JSON of the record or the update; that of `Changes` has their fields' names.
     """
     place = {name.strip("_"): row.column(name)[0].as_py() for name in _LETTER if name in row.schema.names}
     if isinstance(value, Changes):
@@ -523,13 +537,16 @@ def _dead_letter(row: Any, kind: str, key: Any, value: Any, problem: str) -> dic
 
 
 def _key_of(row: Any, write: TableWrite) -> Any:
-    """Return the key of a row as tables take it: a value, or a tuple of several."""
+    """Return the key of a row as tables take it: a value, or a tuple for a key of several columns."""
     key = tuple(readable_value(row.column(name)[0]) for name in write.table.key)
     return key[0] if len(key) == 1 else key
 
 
 def _drop_null_keys(batch: Any, write: TableWrite, what: str) -> tuple[Any, int]:
-    """Return the rows without a null in their key, and how many others there are."""
+    """Return the rows without a null in their key, and how many were dropped.
+
+    Raises NullKeyError for a dropped row if `on_null_key` is "fail".
+    """
     if not any(batch.column(name).null_count for name in write.table.key):
         return batch, 0
     valid = functools.reduce(pc.and_, (pc.is_valid(batch.column(name)) for name in write.table.key))
@@ -547,7 +564,7 @@ def _drop_null_keys(batch: Any, write: TableWrite, what: str) -> tuple[Any, int]
 
 
 def _describe_place(lacking: Any, source: str) -> str:
-    """Describe the position of the first of these records, as far as known."""
+    """Return partition and offset of the first of these records as text; "" if they are not among the columns."""
     if not set(_PLACE) <= set(lacking.schema.names):
         return ""
     partition, offset = (lacking.column(name)[0].as_py() for name in _PLACE)

@@ -50,7 +50,7 @@ U = TypeVar("U")
 
 @validated_methods
 class BlockingTable(Generic[K, V, U]):
-    """The operations of a `RemoteTable`, each returning when it is done.
+    """The methods of a `RemoteTable` for plain Python: each blocks until it is done.
 
     They run on an event loop in a thread of its own, so they can be called from any thread, also from one whose event
     loop is running (and is blocked meanwhile). Use it in a `with` block, or `close()` it; arguments, results and errors
@@ -69,7 +69,7 @@ class BlockingTable(Generic[K, V, U]):
 
     @property
     def metrics(self) -> TableMetrics:
-        """The table's metrics so far."""
+        """The table's metrics up to now."""
         return self.table.metrics
 
     def send(self, operation: Operation[K]) -> Outcomes:
@@ -116,7 +116,7 @@ class BlockingTable(Generic[K, V, U]):
 
 
 def check_request(table: str, key: Sequence[str], operation: Operation[Any]) -> None:
-    """Raise for null or unhashable keys, and for updates that are None."""
+    """Raise for null or unhashable keys, and for updates and puts if absent of None."""
     entries = operation.entries
     place = entries.null_key()
     if place is not None:
@@ -148,24 +148,24 @@ def split_pairs(table: str, entries: Iterable[tuple[Any, Any]]) -> tuple[list[An
         raise errors.TableError(problem, step, table=table)
     try:
         pairs = list(entries)
-        if any(issubclass(kind, str | bytes) for kind in set(map(type, pairs))):  # of two characters, one would pass
+        if any(issubclass(kind, str | bytes) for kind in set(map(type, pairs))):  # "ab" would unpack as a pair
             raise TypeError("they are text")
         return [key for key, _ in pairs], [value for _, value in pairs]
     except (TypeError, ValueError) as error:
         raise errors.TableError(f"table {table} got entries that are not pairs: {error}.", step, table=table) from error
 
 
-# In order of precedence.
+# The states of failed entries; an error is that of the first of these states that occurs.
 _ORDER = (State.REFUSED, State.UNKNOWN, State.FAILED, State.MISSING)
 
-_SHOWN = 300  # characters of a key
+_SHOWN = 300  # characters of a key that an error contains at most
 
 
 def error_from_outcomes(table: str, operation: Operation[Any], outcomes: Outcomes) -> errors.AdjunctError | None:
-    """Return the error of failed entries, naming table, operation and keys; None if there is none.
+    """Return the error for the failed entries of an operation; None if none failed. Skipped entries have not failed.
 
-    Its class is that of the first entry's error if that is one of ours, and its cause that error. Entries that failed
-    in another way are named at the end. Skipped entries are not errors.
+    Its message names the table, the operation and the first key of each way to fail. It is caused by the first entry's
+    error, has its class if that is an AdjunctError, and contains the keys of the entries that failed in the same way.
     """
     failed = [places for state in _ORDER if (places := outcomes.places(state))]
     if not failed:
@@ -196,7 +196,7 @@ def error_from_outcomes(table: str, operation: Operation[Any], outcomes: Outcome
 
 
 def _describe_failures(operation: Operation[Any], outcomes: Outcomes, places: Sequence[int]) -> str:
-    """Describe the failed entries of one state: the first key, the number of others, and the first reason."""
+    """Describe the entries at `places`: the first key, the number of other keys, and the first entry's reason."""
     problem = outcomes.problems[places[0]]
     keys = tuple(dict.fromkeys(operation.entries.keys[place] for place in places))
     first = repr(keys[0])
@@ -216,7 +216,7 @@ class _Layers(NamedTuple):
     batch: BatchLayer
 
 
-# Attributes that are not pickled; a subclass may have attributes of any other name.
+# Attributes that are not pickled. All others are, including those that a subclass adds.
 _PROCESS_STATE = ("_meter", "_reported", "_layers")
 
 
@@ -228,7 +228,8 @@ class RemoteTable(Generic[K, V, U]):
     executor opens its own. Use `async with table:` or `close()` to release connections; in plain Python use
     `BlockingTable`. Guarantees:
 
-    - Operations on one key happen in the order of the calls, retries included; those on other keys overtake.
+    - Operations on one key take effect in the order of the calls, also if they are retried; the order between keys is
+      undefined.
     - Concurrent calls are batched into requests of at most `batch_size` records (or as `batches` says), of which at
       most `in_flight` are under way at a time. `args` are passed to the function unchanged.
     - None as a key, or in one, raises NullKeyError before anything is sent; an update that is None raises TableError.
@@ -289,7 +290,10 @@ class RemoteTable(Generic[K, V, U]):
         assert self._layers  # raises if the layers can't be composed
 
     def _check_conditions(self) -> None:
-        """Raise ConfigurationError if they are invalid, or the write function or the cache can't have them."""
+        """Raise ConfigurationError if `newest_by`, `idempotent` and `on_replay` do not fit each other or the table.
+
+        The write function must support them, and a table with a cache can't have them.
+        """
         table, function = f"table {self.name}", self.write_function
         for name, wanted in (("newest_by", self.newest_by is not None), ("idempotent", self.idempotent)):
             if wanted and (function is None or not getattr(function.capabilities, name)):
@@ -314,7 +318,7 @@ class RemoteTable(Generic[K, V, U]):
 
     @cached_property
     def _layers(self) -> _Layers:
-        """cache -> batch (with the order of each key) -> update contract -> retry -> rate -> function"""
+        """cache -> batch (with the order of each key) -> update contract -> retry -> rate -> attempt -> function"""
         meter = self._meter
         function = FunctionLayer(self.name, self.read_function, self.write_function)
         attempt = AttemptLayer(self.name, function, self.retry.timeout, meter)
@@ -345,7 +349,7 @@ class RemoteTable(Generic[K, V, U]):
         self._meter, self._reported = Meter(), TableMetrics()
 
     def with_credit_source(self, source: CreditSource) -> RemoteTable[K, V, U]:
-        """Return this table with `source` as the source of its credits, also in tasks."""
+        """Return a copy of this table that gets its credits from `source`, also in tasks."""
         table = copy.copy(self)
         table.credit_source = source
         return table
@@ -357,7 +361,7 @@ class RemoteTable(Generic[K, V, U]):
 
     @property
     def metrics(self) -> TableMetrics:
-        """The metrics of this table so far."""
+        """The metrics of this table up to now."""
         return self._meter.metrics()
 
     async def __aenter__(self) -> RemoteTable[K, V, U]:
@@ -407,12 +411,12 @@ class RemoteTable(Generic[K, V, U]):
         return outcomes
 
     async def get(self, key: K, *args: object) -> V | None:
-        """The record of `key`, or None."""
+        """The record of `key`, or None if there is none."""
         records = (await self._send_or_raise(Operation(GET, RowEntries((key,)), args))).records
         return records[0] if records else None
 
     async def get_all(self, keys: Iterable[K], *args: object) -> dict[K, V]:
-        """The records of those `keys` that have one."""
+        """The records by key, for those `keys` that have one."""
         wanted = list(keys)
         try:
             wanted = list(dict.fromkeys(wanted))
@@ -462,7 +466,7 @@ class RemoteTable(Generic[K, V, U]):
         await self._send_or_raise(Operation(UPDATE, rows, args, contract=UpdateContract.UPDATE_ONLY))
 
     def _deletes(self, keys: Sequence[Any], newest: Any) -> RowEntries[Any]:
-        """The entries of a delete, with the time `newest` if it is given."""
+        """The entries that delete `keys`, each with the time `newest` if that is given."""
         if newest is None:
             return RowEntries(keys)
         if self.newest_by is None:
@@ -485,7 +489,8 @@ class RemoteTable(Generic[K, V, U]):
     ) -> None:
         """Apply each message in order, starting missing records from their defaults if `contract` allows it.
 
-        One request per batch if the function supports that. RecordNotFoundError as in `update_all`, with the remedy.
+        Takes one request per batch if the function supports defaults in updates, else up to three. Raises
+        RecordNotFoundError as `update_all` does; it says how to avoid the missing records.
         """
         keys, messages = split_pairs(self.name, entries)
         for key, message in zip(keys, messages, strict=True):
@@ -505,11 +510,11 @@ class RemoteTable(Generic[K, V, U]):
         return outcomes
 
     def _with_conditions(self, operation: Operation[Any]) -> Operation[Any]:
-        """Return the operation with the declared conditions and each entry's time and mark; raise before anything is
-        sent.
+        """Return the operation with the conditions that the table declares, and the times and marks that they need.
 
-        `newest_by` applies to every write; the time comes with the entries or is read from records and updates.
-        `idempotent` applies to messages, which carry marks; a direct call has none, and is applied each time.
+        `newest_by` applies to every write; the times are those of the entries (`newest`), else they are read from the
+        records and updates. `idempotent` applies only to entries with marks, which those of a direct call lack. Raises
+        TableError for entries without a time, and for updates that a retry could apply twice.
         """
         if (self.newest_by is None and not self.idempotent) or not operation.kind.writes or operation.conditions:
             return operation

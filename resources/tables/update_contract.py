@@ -1,12 +1,13 @@
-"""`UpdateContractLayer`: handles updates without a record (SAMZA-2709).
+"""`UpdateContractLayer`: what updates do whose record is missing (SAMZA-2709).
 
     update ---- found -----------------------------------------> done
        `------- no record, default, UPDATE_WITH_DEFAULTS
                     -> put the default if there is still none -> update -> done
        `------- no record otherwise ----------------------------> missing
 
-A function that supports this in one request gets one. Others get three, the second and third for the missing entries
-only. The layer is below the one that keeps the order of each key, so other operations on these keys wait for the third.
+A function that supports this in one request gets one request. Others get three: the update, the defaults of missing
+records, and the updates of these. The layer is below the one that keeps the order of each key, so later operations on
+the keys wait until the third is answered.
 """
 
 from __future__ import annotations
@@ -39,9 +40,9 @@ from dagster_adjunct.resources.validation import validated
 class UpdateContractLayer:
     """Applies the contract of each update; passes on everything else.
 
-    UPDATE_ONLY removes defaults. UPDATE_WITH_DEFAULTS puts a default only if there is no record: a function that can't
-    do that is rejected, unless `defaults_may_overwrite` accepts losing a record that another writer puts at that
-    moment.
+    Under UPDATE_ONLY it drops the defaults. Under UPDATE_WITH_DEFAULTS it puts a default if there is no record. With a
+    function that can't check this in the same request, it raises ConfigurationError, unless `defaults_may_overwrite`
+    accepts that a record is lost which another writer puts at that moment.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class UpdateContractLayer:
         if operation.contract is UpdateContract.UPDATE_ONLY and operation.entries.defaults is not None:
             operation = operation.with_entries(operation.entries.without_defaults())
         defaults = operation.entries.defaults
-        # Updates without a default that share a request with others have a column of None.
+        # All can be None: updates without a default have shared a request with others.
         if self._updates_with_defaults or defaults is None or all(default is None for default in defaults):
             return await self._send_update(operation)
         if not (self._puts_if_absent or self._may_overwrite):
@@ -80,7 +81,7 @@ class UpdateContractLayer:
             return first
         kind = OperationKind.PUT_IF_ABSENT if self._puts_if_absent else OperationKind.PUT
         rows = RowEntries(list(begun), [defaults[place] for place in begun.values()])
-        # Without conditions: a default counts as no message.
+        # Without conditions, because a default is no message: it must not count as the newest or leave a mark.
         puts = await self._send_apart(replace(operation, kind=kind, entries=rows, conditions=Conditions()))
         later = await self._send_apart(bare.with_entries(bare.entries.take(again)))
         outcomes = first.with_retried(again, replace(later, defaults_put=later.defaults_put + puts.done))
@@ -93,9 +94,10 @@ class UpdateContractLayer:
         return replace(outcomes, problems=problems)
 
     async def _send_apart(self, operation: Operation[Any]) -> Outcomes:
-        """Send the second or third request; if it is rejected as a whole, each entry by itself.
+        """Send the second or third request; if it is rejected as a whole, send each entry by itself.
 
-        Nothing is raised: the layers above would conclude that nothing was sent, and might repeat the first request.
+        Errors are returned as outcomes: a raised one would tell the layers above that nothing was sent, and they might
+        repeat the first request.
         """
         outcomes, apart = await self._send_part(operation)
         if len(operation) == 1 or not apart:
@@ -103,7 +105,7 @@ class UpdateContractLayer:
         entries, parts = operation.entries, list[Outcomes]()
         failed: dict[Hashable, Problem] = {}
         for place, key in enumerate(entries.keys):
-            if key in failed:  # what may still succeed must not be overtaken
+            if key in failed:  # the earlier entry may still succeed, and must not be overtaken
                 part = Outcomes.all(1, failed[key].unsent)
             else:
                 part, _ = await self._send_part(operation.with_entries(entries.part(place, place + 1)))
@@ -113,7 +115,7 @@ class UpdateContractLayer:
         return concatenate_outcomes(parts)
 
     async def _send_part(self, operation: Operation[Any]) -> tuple[Outcomes, bool]:
-        """Return the outcomes of a request, and whether its entries may be sent by themselves."""
+        """Send one request; return its outcomes, and whether its entries may now be sent by themselves."""
         try:
             outcomes = await self._send_update(operation)
         except Exception as error:  # noqa: BLE001 - it becomes the outcome
@@ -142,9 +144,10 @@ class UpdateContractLayer:
 def plan_defaults(
     keys: Sequence[Hashable], defaults: Sequence[Any], missing: Sequence[int]
 ) -> tuple[dict[Hashable, int], list[int]]:
-    """Return the keys to create, each with the place of its default, and the places to send again, in order. Pure.
+    """Return the keys whose record to create, each with the index of its default, and the indices to send again.
 
-    A key starts from the default of its first missing message that has one; messages before that one stay missing.
+    `missing` are the indices of the entries whose record is missing, in order. A record is created from the default of
+    its key's first missing entry that has one; that entry and later ones are sent again, earlier ones stay missing.
     """
     begun: dict[Hashable, int] = {}
     again: list[int] = []
@@ -159,9 +162,9 @@ def plan_defaults(
 
 
 def explain_missing_records(table: str, operation: Operation[Any], outcomes: Outcomes) -> Outcomes:
-    """Return the same outcomes, with errors that say how to avoid the missing records.
+    """Return the outcomes with one error for all missing records, which names the table and says what to do.
 
-    Their advice depends on the contract and the defaults.
+    The advice depends on the contract, and on whether the messages had defaults.
     """
     missing = outcomes.places(State.MISSING)
     if not missing:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from dagster_adjunct.resources.backends.columns import describe_function, function_from_description, parse_known_column
 from dagster_adjunct.resources.backends.memory import MemoryTable
-from dagster_adjunct.resources.backends.redis import RedisRequests, RedisTable
+from dagster_adjunct.resources.backends.redis import RedisCodec, RedisTable
 from dagster_adjunct.resources.errors import (
     ConfigurationError,
     SchemaMismatchError,
@@ -206,8 +206,8 @@ _parts = st.text(st.sampled_from(":\\a{}\0%é\n"), max_size=4)
 @given(one=st.tuples(_parts, _parts, st.binary(max_size=3)), other=st.tuples(_parts, _parts, st.binary(max_size=3)))
 def test_two_keys_of_several_columns_never_share_a_name(one, other):
     columns = [parse_known_column(*pair) for pair in (("a", "string"), ("b", "string"), ("c", "binary"))]
-    requests = RedisRequests("t", "t", ["a", "b", "c"], columns, 1000, 0)
-    names = [requests.name(requests.key_row(key)) for key in (one, other)]
+    codec = RedisCodec("t", "t", ["a", "b", "c"], columns, 1000, 0)
+    names = [codec.name(codec.key_row(key)) for key in (one, other)]
     assert (names[0] == names[1]) == (one == other)
 
 
