@@ -333,7 +333,9 @@ class ItemCodec(RowCodec):
         )
 
     def check_order(self, newest_by: str) -> None:
-        """Accept every column: DynamoDB itself checks the types of the values that it compares."""
+        """As in RowCodec, but undeclared columns are accepted: DynamoDB checks the values that it compares."""
+        if not self.is_open:
+            super().check_order(newest_by)
 
     def column(self, name: str) -> Column:
         if not self.is_open:

@@ -228,6 +228,23 @@ def test_a_sum_beyond_its_columns_type_is_refused_with_all_of_its_update(new_sto
 
 
 @pytest.mark.parametrize("new_store", TYPED_STORES, indirect=True)
+def test_what_is_newest_can_not_be_told_by_a_column_without_an_order(new_store):
+    message = Message("k1", record={"tags": ["a"]}, place=(0, 1, 0), time=["a"])
+
+    async def write(store) -> None:
+        try:
+            outcomes = await store.send(operation("put", [message], Conditions("tags")))
+        except SchemaMismatchError as error:
+            found = error
+        else:
+            assert outcomes.problems[0].of_request
+            found = outcomes.problems[0].error
+        assert (type(found), found.column) == (SchemaMismatchError, "tags")
+
+    in_a_loop(new_store, write)
+
+
+@pytest.mark.parametrize("new_store", TYPED_STORES, indirect=True)
 def test_a_null_column_of_a_whole_record_that_is_not_there_is_left_out(new_store):
     async def write(store) -> None:
         records = [Message("k1", record={"a": 1, "nosuch": None}), Message("k2", record={"a": 2})]
