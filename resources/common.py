@@ -414,9 +414,9 @@ def map_in_threads(work: Callable[[A], T], items: Iterable[A], at_once: int = RE
                 future.cancel()
 
 
-def call_in_threads(*calls: Callable[[], Any]) -> list[Any]:
+def call_in_threads(*calls: Callable[[], Any], at_once: int = REQUESTS_AT_ONCE) -> list[Any]:
     """Return the results of these calls, made at the same time as by `map_in_threads`."""
-    return map_in_threads(lambda call: call(), calls)
+    return map_in_threads(lambda call: call(), calls, at_once)
 
 
 class LoopThread:

@@ -32,6 +32,7 @@ from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.common import argument_error, map_in_threads
 from dagster_adjunct.resources.objects.commit_log import Commit, commit_number, is_deletion_commit
 from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.objects.store import requests_at_once
 from dagster_adjunct.resources.streams.system import StreamSystem
 from dagster_adjunct.resources.validation import validated, validated_methods
 
@@ -480,7 +481,9 @@ def current_readers(datasets: Mapping[str, StoredVersions]) -> dict[str, Version
     """Return a reader of each dataset's served version; members of one version set come from one snapshot of it."""
     readers: dict[str, VersionReader | None] = {}
     alone = [name for name, stored in datasets.items() if stored.spec and stored.spec.version_set is None]
-    snapshots = dict(zip(alone, map_in_threads(lambda name: datasets[name].log.read_all()[1], alone), strict=True))
+    at_once = min((requests_at_once(stored._lake.store) for stored in datasets.values()), default=1)
+    found = map_in_threads(lambda name: datasets[name].log.read_all()[1], alone, at_once)
+    snapshots = dict(zip(alone, found, strict=True))
     for name, stored in datasets.items():
         if name in readers:
             continue

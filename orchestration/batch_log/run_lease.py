@@ -29,7 +29,7 @@ from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.common import StoredDocument, call_in_threads
 from dagster_adjunct.resources.objects.heartbeat import Heartbeat
 from dagster_adjunct.resources.objects.lake import Lake
-from dagster_adjunct.resources.objects.store import ObjectStore, read_store_clock
+from dagster_adjunct.resources.objects.store import ObjectStore, read_store_clock, requests_at_once
 
 
 class Process(StoredDocument):
@@ -323,7 +323,9 @@ def read_lease(store: ObjectStore, key: str) -> StoredLease | None:
     """Return a lease, None if there is none."""
     while True:
         try:
-            stored, info = call_in_threads(partial(store.get, key), partial(store.head, key))
+            stored, info = call_in_threads(
+                partial(store.get, key), partial(store.head, key), at_once=requests_at_once(store)
+            )
         except errors.ObjectNotFoundError:
             return None
         if info is not None and info.etag == stored.etag:

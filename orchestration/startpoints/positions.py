@@ -441,10 +441,12 @@ def snapshot_stream(systems: Mapping[str, StreamSystem], stream: str) -> StreamS
     return StreamSnapshot(stream, system, info, ssps, oldest, upcoming)
 
 
-def snapshot_streams(systems: Mapping[str, StreamSystem], streams: Iterable[str]) -> dict[str, StreamSnapshot]:
-    """Return these streams as they are now, by name."""
+def snapshot_streams(
+    systems: Mapping[str, StreamSystem], streams: Iterable[str], at_once: int
+) -> dict[str, StreamSnapshot]:
+    """Return these streams as they are now, by name, from up to `at_once` concurrent requests."""
     names = list(streams)
-    return dict(zip(names, map_in_threads(partial(snapshot_stream, systems), names), strict=True))
+    return dict(zip(names, map_in_threads(partial(snapshot_stream, systems), names, at_once), strict=True))
 
 
 def resolve_request(

@@ -45,6 +45,7 @@ from dagster_adjunct.orchestration.step.progress import (
 from dagster_adjunct.resources.common import map_in_threads, split_stream_name, sum_counters
 from dagster_adjunct.resources.errors import ConfigurationError, ObjectNotFoundError, VersionDiscardedError
 from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.objects.store import requests_at_once
 from dagster_adjunct.resources.streams.system import SourceRange, Sources, StreamSystem, SystemStreamPartition
 from dagster_adjunct.resources.tables.metrics import TableMetrics
 from dagster_adjunct.resources.tables.shared_rate import RunCredits
@@ -237,7 +238,8 @@ class BatchVersions:
                 self._forget_readers(name, wanted)
             return True
 
-        return [name for name, done in zip(missing, map_in_threads(acquire, missing), strict=True) if not done]
+        taken = map_in_threads(acquire, missing, requests_at_once(self._runtime.lake.store))
+        return [name for name, done in zip(missing, taken, strict=True) if not done]
 
     def _forget_readers(self, name: str, wanted: Collection[str]) -> None:
         """Drop the readers of versions that the batch does not read: a run that stays sees thousands of versions."""
@@ -253,7 +255,7 @@ class BatchVersions:
     def close(self) -> None:
         """Release the leases, what Spark has cached, and the tables that live for one run."""
         try:
-            map_in_threads(Lease.release, self._leases.values())
+            map_in_threads(Lease.release, self._leases.values(), requests_at_once(self._runtime.lake.store))
         finally:
             self.unpersist()
             for table in self._tables.values():

@@ -31,8 +31,9 @@ from dagster_adjunct.orchestration.startpoints.store import open_startpoints
 from dagster_adjunct.orchestration.step.context import StepContext
 from dagster_adjunct.orchestration.step.progress import StepReport
 from dagster_adjunct.orchestration.step.step import run_step
-from dagster_adjunct.resources.common import call_in_threads, split_stream_name
+from dagster_adjunct.resources.common import REQUESTS_AT_ONCE, call_in_threads, split_stream_name
 from dagster_adjunct.resources.errors import RunLeaseLostError, TransientError
+from dagster_adjunct.resources.objects.store import requests_at_once
 
 # Seconds between two requests of a run that waits; and for how many seconds after something new it is half of that.
 _PAUSE = 0.5
@@ -60,8 +61,8 @@ class Following:
     application, "" for nobody. `refresh` is called when a stream has changed: it advances the datasets, and returns
     whether the step can go on, or has to begin again. `datasets` are streams that are looked at after each batch, too.
     With `sources`, datasets that are read from files or queries, `refresh` is also called every 30 seconds. `say`
-    receives messages for the user. `tick` is called again and again while the run waits. `ended` is the reason for the
-    run's end, "" before it.
+    receives messages for the user. `tick` is called again and again while the run waits. Up to `at_once` looks are made
+    at the same time. `ended` is the reason for the run's end, "" before it.
     """
 
     def __init__(
@@ -76,13 +77,14 @@ class Following:
         sources: bool = False,
         say: Callable[[str], None] = lambda text: None,
         tick: Callable[[], None] = lambda: None,
+        at_once: int = REQUESTS_AT_ONCE,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
         memory: Callable[[], int] | None = None,
     ) -> None:
         self.ended = ""
         self._lasts, self._refresh, self._sources = lasts, refresh, sources
-        self._say, self._tick = say, tick
+        self._say, self._tick, self._at_once = say, tick, at_once
         self._looks: dict[str, Look] = {**streams, "startpoints": startpoints}
         self._streams, self._asked, self._datasets = frozenset(streams), asked, tuple(datasets)
         self._clock, self._sleep, self._memory = clock, sleep, memory or memory_in_use
@@ -145,7 +147,7 @@ class Following:
         self._tick()
         if not self._is_over():
             looks = [partial(self._has_changed, name) for name in ("startpoints", *self._datasets)]
-            _, starts_anew, *news = call_in_threads(self._ask, *looks)
+            _, starts_anew, *news = call_in_threads(self._ask, *looks, at_once=self._at_once)
         if self.ended:
             self._say(f"this run ends: {self.ended}")
             return False
@@ -245,6 +247,7 @@ def follow_application(
         sources=any(dataset.stream is None and not dataset.is_owned_by(app.name) for dataset in advanced),
         say=say,
         tick=tick,
+        at_once=requests_at_once(runtime.lake.store),
     )
 
 

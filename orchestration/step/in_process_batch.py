@@ -37,6 +37,7 @@ from dagster_adjunct.orchestration.step.verify_plan import DryRun, inputs_of_dry
 from dagster_adjunct.resources.backends.columns import to_arrow_type
 from dagster_adjunct.resources.common import call_in_threads
 from dagster_adjunct.resources.lazy_modules import pa, pc
+from dagster_adjunct.resources.objects.store import requests_at_once
 from dagster_adjunct.resources.schemas.schema import Schema, arrow_type, type_from_arrow
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from dagster_adjunct.resources.sql.expression import parse_expression
@@ -118,7 +119,8 @@ class ArrowBatch(BatchContext):
         joined = {match.dataset for match in matches if match is not None and match.dataset and match.as_of is None}
         records = [partial(self.read, stream) for stream in {spec.reads for spec in specs if spec.reads is not None}]
         entries = [partial(self._entries, name, self.app.dataset(name).key) for name in joined]
-        call_in_threads(*records, *entries)  # at the same time here, not one after the other by the operators
+        # At the same time here, not one after the other by the operators.
+        call_in_threads(*records, *entries, at_once=requests_at_once(self.context.lake.store))
         super().run()
 
     def compile_operator(self, operator: Operator, sources: Sequence[Any]) -> Any:

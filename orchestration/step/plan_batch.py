@@ -43,6 +43,7 @@ from dagster_adjunct.orchestration.step.context import StepContext, StepState
 from dagster_adjunct.orchestration.step.progress import StepEvent
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.common import call_in_threads, split_stream_name
+from dagster_adjunct.resources.objects.store import requests_at_once
 from dagster_adjunct.resources.streams.system import OffsetRange, StreamSystem, SystemStreamPartition
 
 Spans = Mapping[SystemStreamPartition, OffsetRange]
@@ -116,9 +117,10 @@ def snapshot_inputs(context: StepContext, run: StepState) -> BatchSnapshot:
     def read_handed() -> FanOut | None:
         return context.fan_out.without_taken_back(context.startpoints.get_fan_outs()) if run.held is None else None
 
-    streams = partial(snapshot_streams, context.systems, context.app.inputs)
+    at_once = requests_at_once(context.lake.store)
+    streams = partial(snapshot_streams, context.systems, context.app.inputs, at_once)
     _, (readers, limited), *rest = call_in_threads(
-        context.check, partial(_open_versions, context), read_handed, streams
+        context.check, partial(_open_versions, context), read_handed, streams, at_once=at_once
     )
     context.versions.keep(readers)
     versions = {name: None if reader is None else reader.version for name, reader in readers.items()}
@@ -319,7 +321,7 @@ def resume_open_batch(context: StepContext, run: StepState, left_open: Intent) -
     reads the rest, provided its inputs declare on_lost="oldest". Raises OffsetOutOfRangeError otherwise, or if a stream
     was recreated.
     """
-    streams = snapshot_streams(context.systems, context.app.inputs)
+    streams = snapshot_streams(context.systems, context.app.inputs, requests_at_once(context.lake.store))
     ranges = {ssp: span for ssp, span in left_open.ranges.items() if ssp.qualified_stream in streams}
     for name in sorted({ssp.qualified_stream for ssp in ranges}):
         info, identity = streams[name].info, run.logged.state.offsets.streams.get(name)

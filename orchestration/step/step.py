@@ -50,6 +50,7 @@ from dagster_adjunct.orchestration.step.recorded_answers import purge_answers
 from dagster_adjunct.orchestration.step.small_spark_batch import classify_batch
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.common import call_in_threads
+from dagster_adjunct.resources.objects.store import requests_at_once
 from dagster_adjunct.resources.spark.tasks import find_adjunct_error
 from dagster_adjunct.resources.tables.shared_rate import RunCredits
 
@@ -228,7 +229,7 @@ def _write_outputs(
     def before_output(name: str, look: Callable[[], Any] = lambda: None) -> Any:
         """Raise if the run may not write this output; return the result of `look`, which is called meanwhile."""
         owned = partial(context.log.check_not_superseded, run.logged)
-        *_, found = call_in_threads(context.check, owned, look)
+        *_, found = call_in_threads(context.check, owned, look, at_once=requests_at_once(context.lake.store))
         context.versions.check_leases()
         context.on_event(StepEvent("output", intent.batch, {"output": name}))
         return found

@@ -38,7 +38,7 @@ from dagster_adjunct.resources.common import (
     first_validation_problem,
     utc_now,
 )
-from dagster_adjunct.resources.objects.store import ObjectInfo, ObjectStore, check_key
+from dagster_adjunct.resources.objects.store import ObjectInfo, ObjectStore, check_key, requests_at_once
 
 FORMAT: Final = 1
 NonEmptyText = Annotated[str, Field(min_length=1)]
@@ -407,7 +407,7 @@ class CommitLog:
                     step = "Use a new id for each attempt."
                     raise errors.ConfigurationError(problem, step, argument="commit_id") from None
 
-        call_in_threads(*checks, store_manifest)
+        call_in_threads(*checks, store_manifest, at_once=requests_at_once(self.store))
         self._kept.add(key, data)
         etag = self._swap(expected, pointer)
         return replace(_commit_of(manifest, key), etag=etag)

@@ -17,7 +17,7 @@ from typing import ClassVar, Protocol, runtime_checkable
 from weakref import WeakValueDictionary
 
 from dagster_adjunct.resources import errors
-from dagster_adjunct.resources.common import argument_error, utc_now
+from dagster_adjunct.resources.common import REQUESTS_AT_ONCE, argument_error, utc_now
 
 LAKE_DOCUMENT = "_adjunct/lake.json"
 PROBE_PREFIX = "_adjunct/probe/"
@@ -233,6 +233,11 @@ def delete_holds(store: ObjectStore, prefix: str, *, keep: Collection[str]) -> t
     ]
     store.delete_many(holds[name].key for name in released)
     return tuple(released)
+
+
+def requests_at_once(store: ObjectStore) -> int:
+    """Return how many requests to make at once: one to a folder, which answers sooner than a thread starts."""
+    return REQUESTS_AT_ONCE if "://" in store.url else 1
 
 
 def check_endpoint(endpoint: str | None) -> None:
