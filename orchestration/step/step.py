@@ -248,6 +248,8 @@ def _write_outputs(
                 raise
             text = f"{ours.problem} The batch is retried in {pause:g} s"
             context.on_event(StepEvent("again", intent.batch, {"text": text}))
+            # As they are now: files that they had when the batch was planned may have been deleted since.
+            inputs = replace(inputs, streams={})
         else:
             seconds["work"] = time.monotonic() - began
             return outputs
