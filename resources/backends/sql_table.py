@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -92,14 +92,11 @@ class Pool(Generic[R]):
 
     async def close(self) -> None:
         """Close all connections after their requests."""
-        async with self._closing:  # two concurrent calls would each hold places that the other waits for
+        # One call at a time: two would each hold places that the other waits for.
+        async with self._closing, AsyncExitStack() as places:
             for _ in range(self._size):
-                await self._places.acquire()
-            try:
-                await self._drop()
-            finally:
-                for _ in range(self._size):
-                    self._places.release()
+                await places.enter_async_context(self._places)
+            await self._drop()
 
     def finish(self) -> None:
         """Close the connections of an event loop that has ended, without waiting."""
