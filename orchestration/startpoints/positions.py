@@ -231,6 +231,19 @@ def describe_loss(ssp: SystemStreamPartition, span: OffsetRange, whose: str = ""
     )
 
 
+def check_same_stream(app: Application, intent: Intent, stream: str, info: StreamInfo, identity: str | None) -> None:
+    """Raise OffsetOutOfRangeError if an open batch reads this stream, and its identity is no longer this one."""
+    if info.was_recreated(identity) and any(ssp.qualified_stream == stream for ssp in intent.ranges):
+        raise OffsetOutOfRangeError(
+            f"{stream} was {info.change_since(identity)} (its identity is {info.identity}, and was {identity}), and "
+            f"the open batch {intent.batch} of application {app.name!r} reads the former stream.",
+            f"Abandon the batch (adjunct checkpoint abandon {app.name} --reason …), then set a startpoint "
+            f"in the new stream: adjunct startpoint set MODULE:APP {stream} --oldest --reason ….",
+            application=app.name,
+            stream=stream,
+        )
+
+
 def check_open_batch(app: Application, intent: Intent, lost: Mapping[SystemStreamPartition, OffsetRange]) -> None:
     """Raise OffsetOutOfRangeError if an open batch can't finish without records that retention has deleted (`lost`).
 

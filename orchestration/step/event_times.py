@@ -22,6 +22,7 @@ from dagster_adjunct.orchestration.operators.columns import BEHIND, EVENT_TIME, 
 from dagster_adjunct.orchestration.operators.event_time import MAX_MICROS, MIN_MICROS, Watermarks
 from dagster_adjunct.orchestration.operators.operator import Operator
 from dagster_adjunct.orchestration.operators.stream_facts import required_retention
+from dagster_adjunct.orchestration.startpoints.positions import check_same_stream
 from dagster_adjunct.orchestration.step.context import BatchInputs, StepContext
 from dagster_adjunct.orchestration.step.progress import Measured, declared_event_times, times_after_batch
 from dagster_adjunct.resources.common import split_stream_name, to_microseconds
@@ -372,7 +373,7 @@ class BatchTimes:
         if stream in self._inputs.arrived:
             records = small_frame(self._context.spark(), self._inputs.arrived[stream])
         else:
-            records = streams.read(self._context.spark(), ranges)
+            records = self._system_now(stream).read(self._context.spark(), ranges)
         if epochs:  # they are added: records that an application wrote in a replay have an epoch already
             records = records.withColumn(EPOCH, (F.col(EPOCH) + number_by_partition(epochs)).cast("int"))
         if (
@@ -383,6 +384,13 @@ class BatchTimes:
         ):
             records = self._read[stream] = self._kept.keep(records)
         return records
+
+    def _system_now(self, stream: str) -> StreamSystem:
+        """Return the system of an input as it is now. Raises OffsetOutOfRangeError if the input was recreated."""
+        name, short = split_stream_name(stream)
+        system, inputs = self._context.systems[name].snapshot(short), self._inputs
+        check_same_stream(self._context.app, inputs.intent, stream, system.info(short), inputs.identities.get(stream))
+        return system
 
     def _offsets(self, stream: str) -> int:
         system = self._context.systems[split_stream_name(stream)[0]]
@@ -416,7 +424,7 @@ class BatchTimes:
         # Times so far in the future that their state could never expire move no watermark; operators skip such records.
         latest = MAX_MICROS - _to_micros(required_retention(self._context.app.operators).get(stream, timedelta(0)))
         in_tasks = None
-        name, system = declared.column_name(dict(records.dtypes)), self._context.systems[split_stream_name(stream)[0]]
+        name, system = declared.column_name(dict(records.dtypes)), self._system_now(stream)
         if name is not None and isinstance(system, NumberedOffsets):
             unread, columns = self._unread(stream), [] if name == TIMESTAMP else [name]
             if unread is not None and not unread:

@@ -27,6 +27,7 @@ from dagster_adjunct.orchestration.startpoints.positions import (
     StreamSnapshot,
     check_open_batch,
     check_positions,
+    check_same_stream,
     describe_loss,
     input_positions,
     past_end_of_batch_error,
@@ -321,19 +322,8 @@ def resume_open_batch(context: StepContext, run: StepState, left_open: Intent) -
     reads the rest, provided its inputs declare on_lost="oldest". Raises OffsetOutOfRangeError otherwise, or if a stream
     was recreated.
     """
-    streams = snapshot_streams(context.systems, context.app.inputs, requests_at_once(context.lake.store))
+    streams = snapshot_open_inputs(context, left_open, run.logged.state.offsets.streams)
     ranges = {ssp: span for ssp, span in left_open.ranges.items() if ssp.qualified_stream in streams}
-    for name in sorted({ssp.qualified_stream for ssp in ranges}):
-        info, identity = streams[name].info, run.logged.state.offsets.streams.get(name)
-        if info.was_recreated(identity):
-            raise errors.OffsetOutOfRangeError(
-                f"{name} was {info.change_since(identity)} (its identity is {info.identity}, and was {identity}), and "
-                f"the open batch {left_open.batch} of application {context.app.name!r} reads the former stream.",
-                f"Abandon the batch (adjunct checkpoint abandon {context.app.name} --reason …), then set a startpoint "
-                f"in the new stream: adjunct startpoint set MODULE:APP {name} --oldest --reason ….",
-                application=context.app.name,
-                stream=name,
-            )
     left_open = left_open.model_copy(update={"ranges": ranges, "run": context.run})
     deleted = find_lost_ranges(context, left_open)
     if deleted:
@@ -344,6 +334,16 @@ def resume_open_batch(context: StepContext, run: StepState, left_open: Intent) -
         left_open = _truncate_batch(context, left_open, deleted, lost)
     context.versions.lease(left_open.versions, left_open.over_time, reopened=True)
     return PlannedBatch(left_open, streams)
+
+
+def snapshot_open_inputs(
+    context: StepContext, intent: Intent, identities: Mapping[str, str]
+) -> dict[str, StreamSnapshot]:
+    """Return the inputs as they are now. Raises OffsetOutOfRangeError if one that the batch reads was recreated."""
+    streams = snapshot_streams(context.systems, context.app.inputs, requests_at_once(context.lake.store))
+    for name, stream in sorted(streams.items()):
+        check_same_stream(context.app, intent, name, stream.info, identities.get(name))
+    return streams
 
 
 def find_lost_ranges(context: StepContext, intent: Intent) -> dict[SystemStreamPartition, OffsetRange]:

@@ -43,6 +43,7 @@ from dagster_adjunct.orchestration.step.plan_batch import (
     plan_batch,
     resume_open_batch,
     snapshot_inputs,
+    snapshot_open_inputs,
     store_first_positions,
 )
 from dagster_adjunct.orchestration.step.progress import StepEvent, StepReport, measure_input_times, times_at_batch_start
@@ -236,6 +237,9 @@ def _write_outputs(
 
     for pause in (*_RETRY_PAUSES, None):
         try:
+            if not inputs.streams:  # a retry: files that they had when the batch was planned may have been deleted
+                now = snapshot_open_inputs(context, intent, inputs.identities)
+                inputs = replace(inputs, streams={name: stream.system for name, stream in now.items()})
             outputs = engine.run(context, inputs, before_output)
         except Exception as error:
             ours = find_adjunct_error(error)
@@ -250,6 +254,7 @@ def _write_outputs(
                 raise
             text = f"{ours.problem} The batch is retried in {pause:g} s"
             context.on_event(StepEvent("again", intent.batch, {"text": text}))
+            inputs = replace(inputs, streams={})
         else:
             seconds["work"] = time.monotonic() - began
             return outputs

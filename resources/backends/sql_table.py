@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -96,14 +96,11 @@ class Pool(Generic[R]):
 
     async def close(self) -> None:
         """Close all connections after their requests."""
-        async with self._closing:  # two concurrent calls could each hold places that the other needs
+        # One call at a time: two could each hold places that the other needs.
+        async with self._closing, AsyncExitStack() as places:
             for _ in range(self._size):
-                await self._places.acquire()
-            try:
-                await self._drop()
-            finally:
-                for _ in range(self._size):
-                    self._places.release()
+                await places.enter_async_context(self._places)
+            await self._drop()
 
     def finish(self) -> None:
         """Close the idle connections without waiting, after the event loop was closed."""

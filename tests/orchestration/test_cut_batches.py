@@ -1,4 +1,7 @@
-"""Open batches of which retention takes records: outputs that have the batch keep it, others get what is left, once."""
+"""Open batches of which retention takes records: outputs that have the batch keep it, others get what is left, once.
+
+Nothing is read of a stream that is another one by then.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +24,7 @@ from dagster_adjunct.resources.errors import OffsetOutOfRangeError
 from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.lake.manifest import Retention
+from dagster_adjunct.resources.streams.lake.streams import delete_stream
 from dagster_adjunct.windows import Count, Tumbling
 from tests.faulty_store import Crash
 from tests.orchestration.cli.commands import printed
@@ -114,6 +118,30 @@ def test_a_batch_that_lost_all_its_records_ends_with_none(step_world: StepWorld)
     report = step_world.run(copying())
     assert (report.batches, report.counters["lake.numbers"]) == (2, {"lost_offsets": len(KEYS)})
     assert rows(step_world, "first") == rows(step_world, "second") == sorted(later)
+
+
+@pytest.mark.parametrize("event_time", [None, "at"])
+def test_tasks_do_not_read_a_stream_that_was_recreated_since_the_intent(
+    step_world: StepWorld, event_time: str | None
+) -> None:
+    app = Application("app", few_records=0)
+    app.input_stream("lake.times", event_time=event_time).send_to(app.output_stream("lake.out", partitions=1))
+
+    def fill(number: int) -> None:
+        step_world.stream("times", "k", 1, k="string", v="int", at="timestamp")
+        step_world.send("times", ("a", number, at(number)))
+
+    def recreate(event: StepEvent) -> None:
+        if event.what == "intent":
+            streams = step_world.streams
+            delete_stream(streams, "times", streams.state("times")[0], reason="a test", by="ada")
+            fill(2)
+
+    fill(1)
+    with pytest.raises(OffsetOutOfRangeError, match="the open batch 1 ") as caught:
+        step_world.run(app, on_event=recreate)
+    assert (caught.value.application, caught.value.stream) == ("app", "lake.times")
+    assert step_world.streams.list_streams() == ["times"]
 
 
 @pytest.mark.long  # outputs and tables of state: test_what_an_output_has_of_a_batch_stays_and_others_get_what_is_left

@@ -6,9 +6,16 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
+import pytest
+
 from dagster_adjunct import IN_PROCESS, Application, Lake, LakeStreams, Schema, bounded_dataset, run_application
+from dagster_adjunct.orchestration.step import step
+from dagster_adjunct.resources.errors import OffsetOutOfRangeError
 from dagster_adjunct.resources.objects.store import InMemoryStore
-from tests.faulty_store import FaultyStore
+from dagster_adjunct.resources.streams.lake.manifest import CompactionPolicy
+from dagster_adjunct.resources.streams.lake.streams import delete_stream
+from tests.clocks import Clock, on_clock
+from tests.faulty_store import Fault, FaultyStore
 
 T = TypeVar("T")
 OWNED = [("get", "applications/shop/run.json")]
@@ -66,3 +73,46 @@ def test_a_batch_waits_for_ten_requests_in_turn_and_makes_none_twice() -> None:
     assert (len(turns), len(requests)) == (10, sum(map(len, turns)))
     rows = streams.read_arrow(streams.all_ranges("out")).select(["n", "a_n", "b_n"]).to_pylist()
     assert rows == [{"n": number, "a_n": 1, "b_n": 1} for number in range(3)]
+
+
+def retried(monkeypatch: pytest.MonkeyPatch, meanwhile: Callable[[LakeStreams, Clock], object]) -> LakeStreams:
+    """Run a batch that copies two records, and fails for its store once after `meanwhile`."""
+    monkeypatch.setattr(step, "_RETRY_PAUSES", (0.0,))
+    clock, inner = Clock(), InMemoryStore()
+    streams = LakeStreams(on_clock(Lake(inner, "memory"), clock))
+    fill(streams, 0)
+    app = Application("shop", engine="auto")
+    app.input_stream("lake.orders", default_offset="oldest").send_to(app.output_stream("lake.out", partitions=1))
+    plan = [
+        Fault("upload", 1, "meanwhile", lambda: meanwhile(streams, clock), below="streams/out/"),
+        Fault("upload", 1, "lost-before", below="streams/out/"),
+    ]
+    run_application(app, lake=on_clock(Lake(FaultyStore(inner, plan), "memory"), clock), spark=IN_PROCESS)
+    return streams
+
+
+def fill(streams: LakeStreams, first: int) -> None:
+    streams.create("orders", schema=Schema.of(k="string", n="int"), key=["k"], partitions=1)
+    for number in range(2):
+        streams.append("orders", [{"k": "k", "n": first + number}], producer="p", sequence=number)
+
+
+def test_a_batch_that_is_retried_reads_its_inputs_as_they_are_by_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    def merge_files_and_delete_the_old_ones(streams: LakeStreams, clock: Clock) -> None:
+        streams.configure("orders", retention=None, compaction=CompactionPolicy(min_segments=2))
+        streams.maintain("orders")
+        clock.forward(hours=2)
+        assert streams.maintain("orders").deleted_objects
+
+    streams = retried(monkeypatch, merge_files_and_delete_the_old_ones)
+    assert streams.read_arrow(streams.all_ranges("out")).column("n").to_pylist() == [0, 1]
+
+
+def test_a_batch_that_is_retried_does_not_read_a_stream_that_was_recreated(monkeypatch: pytest.MonkeyPatch) -> None:
+    def recreate(streams: LakeStreams, clock: Clock) -> None:
+        delete_stream(streams, "orders", streams.state("orders")[0], reason="a test", by="ada")
+        fill(streams, 100)
+
+    with pytest.raises(OffsetOutOfRangeError, match="the open batch 1 ") as caught:
+        retried(monkeypatch, recreate)
+    assert (caught.value.application, caught.value.stream) == ("shop", "lake.orders")

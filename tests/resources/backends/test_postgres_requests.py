@@ -324,6 +324,23 @@ def test_a_table_that_two_close_at_once_is_closed(table_of):
     assert asyncio.run(body()) is None
 
 
+def test_a_table_whose_closing_is_cancelled_can_be_used_and_closed(postgres_server, table_of):
+    store = table_of("closed_in_vain")
+
+    async def body():
+        await store.send(putting([1]))
+        async with await psycopg.AsyncConnection.connect(postgres_server.dsn()) as other:
+            await other.execute("SELECT * FROM closed_in_vain FOR UPDATE")
+            write = asyncio.create_task(store.send(putting([1])))
+            await asyncio.sleep(0)
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(store.close(), 0.1)
+        await write
+        await asyncio.wait_for(asyncio.gather(store.send(putting([2])), store.close()), 10)
+
+    asyncio.run(body())
+
+
 def test_a_mark_purged_during_the_next_write_does_not_take_that_writes_mark(postgres_server, table_of, monkeypatch):
     store = table_of("forgotten_meanwhile")
     execute, written = psycopg.AsyncConnection.execute, 0
