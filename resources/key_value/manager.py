@@ -63,8 +63,7 @@ def resolve_lake_backend(lake: Lake, description: Mapping[str, Any]) -> dict[str
     """Return the settings for `backend_from` of a stored backend description.
 
     A description with "lake" means a backend that belongs to this lake: {"lake": "sqlite"} is the SQLite file next to
-    its folder, {"lake": "objects"} the lake's own objects. Others are returned unchanged. Raises ConfigurationError if
-    this lake has no such backend.
+    its folder, {"lake": "objects"} the lake's own objects. Raises ConfigurationError if this lake has no such backend.
     """
     if _LAKE not in description:
         return dict(description)
