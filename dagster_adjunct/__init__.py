@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.orchestration.code_location.definitions import build_definitions as build_definitions
     from dagster_adjunct.orchestration.code_location.resources import LakeResource as LakeResource
     from dagster_adjunct.orchestration.code_location.resources import SparkResource as SparkResource
-    from dagster_adjunct.orchestration.operators.remote_tables import SinkContext as SinkContext
+    from dagster_adjunct.orchestration.operators.sends import SinkContext as SinkContext
     from dagster_adjunct.orchestration.operators.table_updates import update_message as update_message
     from dagster_adjunct.orchestration.planner.planner import plan_application as plan_application
     from dagster_adjunct.orchestration.planner.planner import systems_for as systems_for

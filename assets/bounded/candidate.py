@@ -49,9 +49,10 @@ class Member:
     """One dataset during an advance, and the outcome so far.
 
     `manifest` is the state that decisions are based on, `committed` the one in the lake, None before the first commit.
-    `awaiting` is what its next version waits for, in this or other members of the version set. `sealed`, `rejected` and
-    `unchanged` are ids of versions, `unserved` are the sealed ones that come before the current one;
-    `last_built` is the version built last.
+    `awaiting` is what its next version waits for, in this or other members of the version set. `sealed` and
+    `rejected` are the ids of the versions that this advance has made; `unchanged` those of existing versions whose
+    content was delivered again. `unserved` are the ids in `sealed` that did not become current, because a later version
+    stays current. `last_built` is the version built last.
     """
 
     spec: AdjunctDataset

@@ -27,7 +27,7 @@ from dagster_adjunct.assets.declaration.policies import (
     check_validators,
 )
 from dagster_adjunct.assets.declaration.snapshots import InitialLoad
-from dagster_adjunct.resources.common import CodeLine, check_name, find_calling_line, split_stream_name
+from dagster_adjunct.resources.common import CodeLine, argument_error, check_name, find_calling_line, split_stream_name
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError
 from dagster_adjunct.resources.files.formats import FileFormat
 from dagster_adjunct.resources.schemas.schema import ArrowFrame, Schema, check_key_types, repeated_names
@@ -65,13 +65,12 @@ class FileSource:
     complete: str = "_SUCCESS"
 
     def __post_init__(self) -> None:
-        if not self.url or not self.complete or "/" in self.complete:
-            raise ConfigurationError(
-                f"files at {self.url!r} are complete with the object {self.complete!r}: "
-                "expected a URL and a plain name.",
-                "Give the completion object's name within a version's folder.",
-                argument="complete",
-            )
+        if not self.url:
+            expected = "a folder, file:///… or s3://BUCKET/PREFIX"
+            raise argument_error(f"FileSource has url={self.url!r}", expected, argument="url")
+        if not self.complete or "/" in self.complete:
+            expected = 'the name of an object, without "/", such as _SUCCESS'
+            raise argument_error(f"FileSource has complete={self.complete!r}", expected, argument="complete")
 
     def __str__(self) -> str:
         return f"files in {self.url}"

@@ -36,7 +36,7 @@ class DiscardPolicy:
             raise argument_error(f"a discard policy has keep={self.keep}", "1 or more versions", argument="keep")
         if self.grace < timedelta(0):
             raise argument_error(
-                f"a discard policy has grace={self.grace!r}", "a timedelta that is not negative", argument="grace"
+                f"a discard policy has grace={self.grace}", "a timedelta that is not negative", argument="grace"
             )
 
 

@@ -265,8 +265,11 @@ def _extract_entries(spec: AdjunctDataset, rows: DataFrame, entry_schema: Schema
         entries = extractor.apply(around, entry_schema, what)
     lost = [name for name in marks if name not in entries.columns]
     if lost:
-        problem = f"{what}: extractor {extractor.describe()} does not pass on {', '.join(lost)}."
-        step = "Keep every column that begins with '__' in apply, record by record."
+        problem = f"{what}: extractor {extractor.describe()} drops the metadata columns {', '.join(lost)}."
+        step = (
+            "Let its method apply() pass on every column that begins with '__', with the values of the record that the "
+            "entry was made from."
+        )
         raise SchemaMismatchError(problem, step, dataset=spec.name, column=lost[0])
     if kept:
         return entries

@@ -258,10 +258,12 @@ def _find_version_before(
     before = read_committed_version(log, manifest, written.before)
     if before.partitions != served.partitions:
         raise errors.DatasetError(
-            f"local table {manifest.name!r}: {by} was abandoned and can't be undone: the table was repartitioned "
-            f"since, from {before.partitions} to {served.partitions} partitions.",
-            f"Repartition it back for one run: adjunct dataset repartition {manifest.name} --partitions "
-            f"{before.partitions} --reason ….",
+            f"local table {manifest.name!r} can't be set back to the version before {by}, which was abandoned: "
+            f"that version has {before.partitions} partitions, and the table was repartitioned to "
+            f"{served.partitions} since.",
+            f"Repartition it to {before.partitions}: adjunct dataset repartition {manifest.name} --partitions "
+            f"{before.partitions} --reason …; run the application once, with the table declared with "
+            f"partitions={before.partitions}; then repartition it to {served.partitions} again, and declare that.",
             dataset=manifest.name,
         )
     return before

@@ -34,9 +34,9 @@ from dagster_adjunct.orchestration.operators.columns import (
     validate_partition_count,
 )
 from dagster_adjunct.orchestration.operators.event_time import build_event_time
+from dagster_adjunct.orchestration.operators.lookup_join import AnyTable
 from dagster_adjunct.orchestration.operators.operator import Operator
 from dagster_adjunct.orchestration.operators.records import DefaultOffset, Input, OnLost, check_task_column
-from dagster_adjunct.orchestration.operators.remote_tables import AnyTable
 from dagster_adjunct.resources.common import argument_error, check_name, find_calling_line, split_stream_name
 from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, PlanningError
 from dagster_adjunct.resources.schemas.schema import Schema

@@ -9,8 +9,8 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, FileSource, QuerySource
+from dagster_adjunct.orchestration.operators.lookup_join import AnyTable
 from dagster_adjunct.orchestration.operators.operator import Operator, Spec
-from dagster_adjunct.orchestration.operators.remote_tables import AnyTable
 from dagster_adjunct.orchestration.operators.stream_facts import LineageNode
 from dagster_adjunct.resources.common import check_name, find_calling_line
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError

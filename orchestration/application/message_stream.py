@@ -22,13 +22,15 @@ from dagster_adjunct.orchestration.application.graph import (
 from dagster_adjunct.orchestration.operators import records, sends
 from dagster_adjunct.orchestration.operators.as_of_join import AsOfJoin, check_as_of
 from dagster_adjunct.orchestration.operators.columns import DataFrameFunction, OnNullKey
+from dagster_adjunct.orchestration.operators.dead_letters import SendDeadLetters
 from dagster_adjunct.orchestration.operators.event_time import LateRecords
 from dagster_adjunct.orchestration.operators.functions import RecordFunction, build_flat_map, validate_record_function
 from dagster_adjunct.orchestration.operators.joins import How, Join, JoinFunction, On, build_join
+from dagster_adjunct.orchestration.operators.lookup_join import build_lookup_join
 from dagster_adjunct.orchestration.operators.operator import AsOf, BeforeHistory, OnNullTime, Spec
-from dagster_adjunct.orchestration.operators.remote_tables import SinkFunction, TableSend, build_lookup_join
+from dagster_adjunct.orchestration.operators.sends import SinkFunction
 from dagster_adjunct.orchestration.operators.stream_join import HowStreams, StreamJoin, Within, build_stream_join
-from dagster_adjunct.orchestration.operators.table_updates import Expressions, SendToTable, build_update
+from dagster_adjunct.orchestration.operators.table_updates import Expressions, SendToTable, TableSend, build_update
 from dagster_adjunct.orchestration.operators.windows.aggregates import Aggregation
 from dagster_adjunct.orchestration.operators.windows.kinds import Kind
 from dagster_adjunct.orchestration.operators.windows.window import Results, build_window
@@ -467,7 +469,7 @@ class MessageStream:
         letters = None if dead_letters is None else bound
         sent = self.apply(SendToTable(replace(send, dead_letters=letters)), name=target.name)
         if dead_letters is not None:
-            sent.apply(sends.SendDeadLetters(dead_letters.name, bound), name=target.name)
+            sent.apply(SendDeadLetters(dead_letters.name, bound), name=target.name)
         return sent
 
     def _refuse_second_writer(self, target: OutputStream) -> None:

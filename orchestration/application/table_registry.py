@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from dagster_adjunct.orchestration.application.application import Application
-from dagster_adjunct.orchestration.operators.remote_tables import AnyTable
+from dagster_adjunct.orchestration.operators.lookup_join import AnyTable
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.backends.columns import describe_function, function_from_description
 from dagster_adjunct.resources.common import check_name

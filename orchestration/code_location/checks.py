@@ -9,6 +9,7 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
@@ -47,6 +48,26 @@ class OpRun:
         """Log an event in the run and in Python's log."""
         self.context.log.info(event.summary())
         _log.info(event.summary(), extra={"adjunct_event": event})
+
+
+_SHORTEST_WINDOW = timedelta(minutes=1)
+
+
+def freshness_policy(app: Application, node: LineageNode) -> dg.FreshnessPolicy | None:
+    """Return a policy that fails if a dataset was not checked for changes within its `freshness`; None without one.
+
+    Raises ConfigurationError for a time shorter than Dagster allows.
+    """
+    window = app.dataset(node.name).following.freshness if node.kind == "dataset" else None
+    if window is None:
+        return None
+    if window < _SHORTEST_WINDOW:
+        problem = (
+            f"dataset {node.name!r} declares freshness={window}, but Dagster's shortest window is {_SHORTEST_WINDOW}."
+        )
+        step = "Declare a longer window, or use max_staleness= of app.table(…), which takes any."
+        raise ConfigurationError(problem, step, argument="freshness", dataset=node.name)
+    return dg.FreshnessPolicy.time_window(fail_window=window)
 
 
 BOOTSTRAPPED = "bootstrapped"

@@ -267,10 +267,10 @@ def report_served_version(
     *,
     always: bool = False,
 ) -> None:
-    """Log the version that a dataset serves as a materialization if it differs from the one that Dagster knows.
+    """Log a materialization of the served version if Dagster last recorded another one.
 
-    Otherwise, and for a partitioned dataset, whose partitions do not change by serving another one, log an observation
-    if `always`, else nothing.
+    Otherwise log an observation if `always`, else nothing. A partitioned dataset never gets a materialization here: its
+    partitions stay the same when another version is served.
     """
     facts, served = metadata.served_metadata(manifest, dataset_uri(lake, dataset)), manifest.version
     if served is not None and dataset.versions is None and last_data_version(context, key) != served.id:

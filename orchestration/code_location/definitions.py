@@ -36,6 +36,7 @@ from dagster_adjunct.orchestration.code_location.automation import (
     check_condition,
     condition_error,
 )
+from dagster_adjunct.orchestration.code_location.checks import freshness_policy
 from dagster_adjunct.orchestration.code_location.dataset_assets import (
     DatasetAsset,
     dataset_assets,
@@ -43,12 +44,7 @@ from dagster_adjunct.orchestration.code_location.dataset_assets import (
     partitioned_dataset_asset,
 )
 from dagster_adjunct.orchestration.code_location.metadata import MAX_PREVIEW_ROWS, code_references
-from dagster_adjunct.orchestration.code_location.nodes import (
-    NODE_KINDS,
-    AdjunctTranslator,
-    asset_subject,
-    freshness_policy,
-)
+from dagster_adjunct.orchestration.code_location.nodes import NODE_KINDS, AdjunctTranslator, asset_subject
 from dagster_adjunct.orchestration.code_location.output_assets import outputs_asset
 from dagster_adjunct.orchestration.code_location.resources import LOADER, AdjunctLoader, LakeResource, SparkResource
 from dagster_adjunct.orchestration.code_location.sensor_ticks import LaunchedJob, Launcher

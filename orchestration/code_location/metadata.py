@@ -20,7 +20,7 @@ from dagster_adjunct.assets.versions.manifest import DatasetManifest
 from dagster_adjunct.assets.versions.reports import AdvanceReport
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.application.graph import OutputStream, dataset_source
-from dagster_adjunct.orchestration.operators.remote_tables import AnyTable
+from dagster_adjunct.orchestration.operators.lookup_join import AnyTable
 from dagster_adjunct.orchestration.operators.stream_facts import (
     ColumnSources,
     LineageNode,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +17,6 @@ from dagster_adjunct.orchestration.application.graph import to_dagster_name
 from dagster_adjunct.orchestration.code_location import metadata
 from dagster_adjunct.orchestration.operators.stream_facts import ColumnSources, Kind, LineageNode
 from dagster_adjunct.resources.common import split_stream_name
-from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.streams.system import StreamSystem
 
@@ -75,7 +73,6 @@ class NodeKind:
 
 VERSION_KEY = "adjunct/data_version"
 """Metadata key of an output's own data version; it is removed before the metadata is shown."""
-_SHORTEST_WINDOW = timedelta(minutes=1)
 _NON_WORD = re.compile(r"\W", re.ASCII)
 
 
@@ -87,23 +84,6 @@ def asset_subject(app: Application, node: LineageNode) -> AssetSubject:
         **NODE_KINDS[node.kind].subject(app, node.name),
     }
     return AssetSubject(node.kind, node.name, app.name, **facts)
-
-
-def freshness_policy(app: Application, node: LineageNode) -> dg.FreshnessPolicy | None:
-    """Return a policy that fails if a dataset was not checked for changes within its `freshness`; None without one.
-
-    Raises ConfigurationError for a time shorter than Dagster allows.
-    """
-    window = app.dataset(node.name).following.freshness if node.kind == "dataset" else None
-    if window is None:
-        return None
-    if window < _SHORTEST_WINDOW:
-        problem = (
-            f"dataset {node.name!r} declares freshness={window}, but Dagster's shortest window is {_SHORTEST_WINDOW}."
-        )
-        step = "Declare a longer window, or use max_staleness= of app.table(…), which takes any."
-        raise ConfigurationError(problem, step, argument="freshness", dataset=node.name)
-    return dg.FreshnessPolicy.time_window(fail_window=window)
 
 
 def _dataset_subject(app: Application, name: str) -> dict[str, Any]:

@@ -270,8 +270,12 @@ class AdjunctLoader(dg.ConfigurableIOManager):
             raise ConfigurationError(problem, step, argument=context.name)
         versions = list(context.asset_partition_keys) if dataset and context.has_asset_partitions else [None]
         if by_partition and versions == [None]:
-            problem = f"input {context.name!r} has no partitions, and its annotation is a dictionary by partition."
-            raise ConfigurationError(problem, "Annotate it with what it is in all.", argument=context.name)
+            problem = f"input {context.name!r} is annotated as a dictionary by partition, but it has no partitions."
+            step = (
+                "Annotate it with the type of the whole, such as pandas.DataFrame instead of dict[str, "
+                "pandas.DataFrame]."
+            )
+            raise ConfigurationError(problem, step, argument=context.name)
         if stream is not None:
             return self._stream(lake, stream, kind)
         if by_partition:

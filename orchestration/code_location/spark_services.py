@@ -332,8 +332,9 @@ RemoteService = EmrServerless | EmrCluster | Glue | Kubernetes
 def _check_not_given(given: Mapping[str, Any], ours: Sequence[str], argument: str) -> None:
     """Raise ConfigurationError if `given` has one of the keys in `ours`, whose values Adjunct would replace."""
     if found := [name for name in ours if name in given]:
-        problem = f"{argument} has {' and '.join(found)}, in whose place the declaration or Adjunct's own is used."
-        raise ConfigurationError(problem, "Leave it out.", argument=argument)
+        problem = f"{argument} sets {' and '.join(found)}, which the declared service or Adjunct sets."
+        step = f"Leave {'these' if len(found) > 1 else 'this'} out of {argument}."
+        raise ConfigurationError(problem, step, argument=argument)
 
 
 def _import_client(module: str, name: str, extra: str) -> Any:

@@ -152,8 +152,11 @@ class Exchange(PipesMessageWriterChannel):
             order = pickle.loads(self.store.get(self.key(_ORDER)).data)
         except ModuleNotFoundError as error:
             problem = f"the driver of the Spark application has no module {error.name!r}."
-            step = "Load the code location by the module's name from a folder on the path, and use the same Python "
-            step += "(PYSPARK_DRIVER_PYTHON, spark.pyspark.driver.python), or an image that has the module."
+            step = (
+                "Load the code location with python_module, from a folder on the Python path, and run the driver with "
+                "the run's Python (PYSPARK_DRIVER_PYTHON, spark.pyspark.driver.python). In a container, use an image "
+                "that contains the module."
+            )
             raise ConfigurationError(problem, step, module=error.name) from error
         self.store.delete_many([self.key(_ORDER), self.key(SETTINGS)])  # both may contain secrets
         return order

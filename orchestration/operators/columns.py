@@ -127,7 +127,10 @@ FINAL = "final"
 
 
 def require_columns(operator: str, side: str, needed: tuple[str, ...], columns: Names, next_step: str) -> None:
-    """Raise PlanningError if `columns` are known and lack one of `needed`; `side` names what has the columns."""
+    """Raise PlanningError if `columns` are known and lack one of `needed`.
+
+    `side` says in the error whose columns they are.
+    """
     missing = [name for name in needed if columns is not None and name not in columns]
     if missing:
         problem = f"{operator}: {side} has no column {missing[0]!r}; its columns there are {', '.join(columns or ())}."

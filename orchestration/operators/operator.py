@@ -17,7 +17,7 @@ from dagster_adjunct.orchestration.operators.stream_facts import UNKNOWN, Catalo
 from dagster_adjunct.resources.common import CodeLine
 from dagster_adjunct.resources.errors import PlanningError
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.sql.in_process import compile_expression
+from dagster_adjunct.resources.sql.arrow_expressions import compile_expression
 from dagster_adjunct.resources.sql.types import types_differ
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from dagster_adjunct.orchestration.application.application import Application
     from dagster_adjunct.orchestration.operators.event_time import EventTime
-    from dagster_adjunct.orchestration.operators.remote_tables import ChangedColumns, TableSend
+    from dagster_adjunct.orchestration.operators.table_updates import ChangedColumns, TableSend
     from dagster_adjunct.orchestration.step.batch import BatchContext
     from dagster_adjunct.orchestration.step.in_process_batch import ArrowBatch
 

@@ -243,7 +243,7 @@ def _check_columns_unchanged(
     if name is None:
         return
     was, made = before.get(name), after.get(name)
-    what = f"makes the column {name!r}, which is {was}, {made}"
+    what = f"changes the type of column {name!r} from {was} to {made}"
     if was is None or made is None:
         what = f"{'adds' if was is None else 'drops'} the column {name!r}"
     problem = f"{operator}: {function_label(function)} {what}: a filter must not change columns."

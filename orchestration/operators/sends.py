@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, OwnedBy
 from dagster_adjunct.orchestration.operators.columns import OnNullKey, Types, function_label, require_columns
@@ -21,11 +21,9 @@ from dagster_adjunct.orchestration.operators.operator import (
     Role,
     Spec,
 )
-from dagster_adjunct.orchestration.operators.remote_tables import SinkFunction
 from dagster_adjunct.orchestration.operators.stream_facts import (
     SPARK,
     UNKNOWN,
-    ColumnFacts,
     Columns,
     LineageNode,
     StreamFacts,
@@ -45,6 +43,24 @@ if TYPE_CHECKING:
 
     from dagster_adjunct.orchestration.application.application import Application
     from dagster_adjunct.orchestration.step.batch import BatchContext
+
+
+@dataclass(frozen=True, slots=True)
+class SinkContext:
+    """The origin of the records of one call of a sink: the application's batch, and their partition.
+
+    `call` is the number of the call within the partition, `attempt` that of the Spark task's attempt, both from 0. A
+    repeated batch makes the same calls, so (application, batch, partition, call) identifies a call made before.
+    """
+
+    application: str
+    batch: int
+    partition: int
+    call: int
+    attempt: int
+
+
+SinkFunction: TypeAlias = Callable[[Any, SinkContext], Any]
 
 
 def exchange_before_stream(
@@ -155,40 +171,6 @@ class OutputStreamSpec(Spec):
         partitioner = output_partitioner(context.catalog, output.name)
         stream = StreamFacts(output.name, output.partitions, output.key, partitioner)
         return exchange_before_stream(context.operator, "output", stream, flow, partitions)
-
-
-# The table that rejected a record, the operation ("put", "update", "delete"), its key and record as JSON, the reason.
-DEAD_LETTER_COLUMNS = {"table": "string", "kind": "string", "key": "string", "record": "string", "problem": "string"}
-_DEAD_LETTERS = Columns({name: ColumnFacts(kind) for name, kind in DEAD_LETTER_COLUMNS.items()})
-
-
-@dataclass(frozen=True, slots=True)
-class SendDeadLetters(OutputStreamSpec):
-    """The records that the table of the operator before rejected, sent to `stream`: at most `at_most` per batch."""
-
-    kind: ClassVar[str] = "dead-letters"
-    stream: str
-    at_most: int
-
-    def summary(self) -> str:
-        return f"up to {self.at_most} rejected records of a batch to {self.stream}"
-
-    def derive_columns(self, context: PlanContext, arriving: Sequence[Columns]) -> Columns:
-        self.check_output(context, _DEAD_LETTERS, "a dead letter", "Correct the output stream's key=.")
-        return _DEAD_LETTERS
-
-    def exchange_before(self, context: PlanContext, flow: Flow, partitions: int) -> Exchange | None:
-        letters = Flow(context.operator, (), UNKNOWN)  # dead letters come from the driver, in no partitions
-        return OutputStreamSpec.exchange_before(self, context, letters, partitions)
-
-    def written(self, arriving: Columns) -> Columns:
-        return _DEAD_LETTERS
-
-    def compile(self, operator: str, frames: Sequence[DataFrame], batch: BatchContext) -> DataFrame:
-        output = batch.app.outputs[self.stream]
-        letters = batch.refused_records(operator)
-        batch.send_dead_letters(operator, letters, self.stream, key=output.key, partitions=output.partitions)
-        return letters
 
 
 class DatasetSend(PassThroughSpec):

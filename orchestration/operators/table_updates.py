@@ -5,14 +5,22 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
 
 from dagster_adjunct.orchestration.operators.columns import (
+    OnNullKey,
     Types,
     first_duplicate,
     list_hidden_columns,
     require_columns,
     validate_column_names,
+)
+from dagster_adjunct.orchestration.operators.lookup_join import (
+    AnyTable,
+    Problems,
+    function_column_types,
+    function_problems,
+    raise_first_problem,
 )
 from dagster_adjunct.orchestration.operators.operator import (
     ComparedColumn,
@@ -21,15 +29,6 @@ from dagster_adjunct.orchestration.operators.operator import (
     PassThroughSpec,
     PlanContext,
     expressions_need,
-)
-from dagster_adjunct.orchestration.operators.remote_tables import (
-    AnyTable,
-    ChangedColumns,
-    Problems,
-    TableSend,
-    function_column_types,
-    function_problems,
-    raise_first_problem,
 )
 from dagster_adjunct.orchestration.operators.sends import exchange_before_table
 from dagster_adjunct.orchestration.operators.stream_facts import (
@@ -210,6 +209,58 @@ _NEVER_IN_JSON = re.compile(
     r"(?:^|[<:,])(?:map<|(?:interval|date|timestamp|timestamp_ntz|time|decimal|binary|variant)\b(?!\s*:))"
 )
 _APPENDABLE = (Kind.LIST, Kind.OTHER)
+
+
+@dataclass(frozen=True, slots=True)
+class TableSend:
+    """A send to the remote table named `table`: of whole records, or with a `contract` of updates.
+
+    `update` has the expressions that turn each record into an update; without it, the records must be update messages.
+    `dead_letters` is how many records of a batch the table may reject permanently, which are passed to the next
+    operator; with None, the first one fails the batch. `args` are passed to the table's write function. A table with
+    marks stores the position of the last record that it applied from each source partition; `marks_as` names this send
+    there.
+    """
+
+    table: str
+    contract: UpdateContract | None = None
+    on_null_key: OnNullKey = "fail"
+    update: Update | None = None
+    args: tuple[object, ...] = ()
+    dead_letters: int | None = None
+    marks_as: str | None = None
+
+
+class ChangedColumns(NamedTuple):
+    """The columns of a table that updates change, and how.
+
+    A value is assigned (`set`), a number is added (`summed`), an element is appended to a list (`appended`), or a value
+    is added to JSON or to an unknown type (`merged`). `begun` are further columns of the default record. Only the
+    effect of sums does not depend on the order of updates.
+    """
+
+    set: frozenset[str]
+    summed: frozenset[str]
+    appended: frozenset[str]
+    merged: frozenset[str]
+    begun: frozenset[str]
+
+    @property
+    def only_sums(self) -> bool:
+        return not self._ordered
+
+    @property
+    def adds(self) -> bool:
+        """Whether applying an update twice differs from applying it once."""
+        return bool(self.summed or self.appended or self.merged)
+
+    @property
+    def _ordered(self) -> frozenset[str]:
+        return self.set | self.appended | self.merged
+
+    def depends_on_order_with(self, other: ChangedColumns) -> bool:
+        """Whether the order of two updates matters: both change a column, and one does more than add a number."""
+        return bool(self._ordered & (other._ordered | other.summed)) or bool(other._ordered & self.summed)
 
 
 @dataclass(frozen=True, slots=True)

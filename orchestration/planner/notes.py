@@ -18,9 +18,10 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 
 from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.operators.lookup_join import AnyTable
 from dagster_adjunct.orchestration.operators.operator import Flow, Operator, PlanContext
-from dagster_adjunct.orchestration.operators.remote_tables import AnyTable, ChangedColumns
 from dagster_adjunct.orchestration.operators.stream_facts import Catalog, Columns, watermark_inputs
+from dagster_adjunct.orchestration.operators.table_updates import ChangedColumns
 from dagster_adjunct.orchestration.planner.columns import add_location, note_unless_strict
 from dagster_adjunct.orchestration.planner.plan import FedJoin, JoinByTime, PlannedState, PlannedTable
 from dagster_adjunct.resources.errors import PlanningError
@@ -267,8 +268,8 @@ def plan_tables(app: Application, catalog: Catalog, columns: Mapping[str, Column
             )
         if app.strict and planned.harm:
             problem = (
-                f"{operator.id}: table {planned.table}: {planned.why}: {planned.harm}, and application {app.name!r} is "
-                "strict."
+                f"{operator.id}: application {app.name!r} is strict. Table {planned.table}: {planned.harm}. The "
+                f"reason: {planned.why}."
             )
             raise PlanningError(problem, planned.mends, operator=operator.id)
         tables.append(replace(planned, marks=writers[operator.id]) if has_marks(table) else planned)
@@ -337,7 +338,8 @@ def _plan_table(operator: Operator, table: AnyTable, before: _Origin, sent: _Sen
         why = f"its key is ({key}), and {streams} is partitioned by ({', '.join(before.keyed)}){how}"
     if not why and sent.same_columns:
         others = " and ".join(sent.same_columns)
-        why = f"{others} write to it, too: a batch writes all records of one send before the next"
+        writes = "write" if len(sent.same_columns) > 1 else "writes"
+        why = f"{others} {writes} to it, too, and a batch writes all records of one send before the next"
     harm, mends = "", ""
     if table.newest_by is not None:
         order, reason = "newest", f"the store keeps the newest record by {table.newest_by}"

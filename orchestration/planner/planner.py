@@ -19,6 +19,11 @@ from dagster_adjunct.orchestration.application.graph import describe_partitions
 from dagster_adjunct.orchestration.operators.operator import Exchange, PlanContext, PlannedStream
 from dagster_adjunct.orchestration.operators.stream_facts import Catalog, Columns, StreamFacts
 from dagster_adjunct.orchestration.planner import notes, partition_counts
+from dagster_adjunct.orchestration.planner.co_partitioning import (
+    apply_insertions,
+    check_co_partitioning,
+    plan_repartitioning,
+)
 from dagster_adjunct.orchestration.planner.columns import (
     check_datasets,
     derive_columns,
@@ -30,7 +35,6 @@ from dagster_adjunct.orchestration.planner.columns import (
     note_unproven_datasets,
     trace_flows,
 )
-from dagster_adjunct.orchestration.planner.conflicts import apply_insertions, check_co_partitioning, plan_repartitioning
 from dagster_adjunct.orchestration.planner.plan import ExecutionPlan, FedDataset, JoinGroup, PlannedOperator, SparkNeed
 from dagster_adjunct.resources.common import map_in_threads, split_stream_name
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError, StreamNotFoundError

@@ -524,7 +524,10 @@ def _find_plan(stream: StreamSnapshot, request: StartpointRequest, plans: Plans)
         step = "Request it with Startpoints(…).request(…), the command or the job, which write the plan."
         raise ConfigurationError(problem, step, argument="versions")
     if stream.info.was_recreated(plan.streams.get(ssp.qualified_stream)):
-        problem = f"{ssp} is of a recreated stream; the recorded versions were requested for the former one."
+        problem = (
+            f"{ssp}: the stream was deleted and created again after a replay with recorded versions was requested, so "
+            "the recorded offsets no longer apply."
+        )
         step = "Request a replay with versions=as-of or current."
         raise offset_error(ssp, problem, step)
     return plan

@@ -70,7 +70,10 @@ class Preview:
 
     @property
     def effect(self) -> str:
-        """The number of offsets to read, and `move`."""
+        """The effect in one line: "20 offsets to read: goes back by 20".
+
+        If the request can't be applied, only why, as in `move`.
+        """
         if self.error is not None:
             return self.move
         again = "" if self.request.until is None else " again"

@@ -40,9 +40,11 @@ from dagster_adjunct.orchestration.operators.columns import (
 from dagster_adjunct.orchestration.operators.event_time import Watermarks
 from dagster_adjunct.orchestration.operators.functions import RecordCall, call_in_tasks, pickle_function
 from dagster_adjunct.orchestration.operators.joins import MATCHED
+from dagster_adjunct.orchestration.operators.lookup_join import AnyTable, TableLookup
 from dagster_adjunct.orchestration.operators.operator import Exchange, Operator
-from dagster_adjunct.orchestration.operators.remote_tables import AnyTable, SinkFunction, TableLookup, TableSend
+from dagster_adjunct.orchestration.operators.sends import SinkFunction
 from dagster_adjunct.orchestration.operators.stream_facts import RECORDED
+from dagster_adjunct.orchestration.operators.table_updates import TableSend
 from dagster_adjunct.orchestration.planner.notes import name_writers
 from dagster_adjunct.orchestration.step import batch_outputs, lookups, recorded_answers
 from dagster_adjunct.orchestration.step.context import BatchInputs, BatchMetrics, StepContext

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 from dagster_adjunct.assets.unbounded.local_table import LocalTableWriter, StateSpec
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.operators.columns import BATCH_ONLY, ORIGIN, OnNullKey, tie_breakers
+from dagster_adjunct.orchestration.operators.dead_letters import DEAD_LETTER_COLUMNS
 from dagster_adjunct.orchestration.operators.event_time import Watermarks
 from dagster_adjunct.orchestration.operators.operator import Operator
-from dagster_adjunct.orchestration.operators.sends import DEAD_LETTER_COLUMNS
 from dagster_adjunct.orchestration.step.event_times import number_by_partition
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.bucketing.files import GENERATION_COLUMN, bucketed_frame

@@ -19,8 +19,9 @@ from dagster_adjunct.orchestration.operators.as_of_join import BEFORE_HISTORY, N
 from dagster_adjunct.orchestration.operators.columns import BRANCH, ORIGIN, first_duplicate
 from dagster_adjunct.orchestration.operators.functions import RecordCall, call_in_process
 from dagster_adjunct.orchestration.operators.joins import MATCHED, SelectedColumn
+from dagster_adjunct.orchestration.operators.lookup_join import AnyTable, TableLookup
 from dagster_adjunct.orchestration.operators.operator import AsOf, Exchange, Operator
-from dagster_adjunct.orchestration.operators.remote_tables import AnyTable, TableLookup, TableSend
+from dagster_adjunct.orchestration.operators.table_updates import TableSend
 from dagster_adjunct.orchestration.step import lookups, recorded_answers
 from dagster_adjunct.orchestration.step.batch import BatchContext
 from dagster_adjunct.orchestration.step.batch_outputs import Letters, epochs_of_partitions, table_of_letters
@@ -40,8 +41,8 @@ from dagster_adjunct.resources.lazy_modules import pa, pc
 from dagster_adjunct.resources.objects.store import requests_at_once
 from dagster_adjunct.resources.schemas.schema import Schema, arrow_type, type_from_arrow
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
+from dagster_adjunct.resources.sql.arrow_expressions import ArrowExpression, NeedsSpark, compile_expression
 from dagster_adjunct.resources.sql.expression import parse_expression
-from dagster_adjunct.resources.sql.in_process import ArrowExpression, NeedsSpark, compile_expression
 from dagster_adjunct.resources.streams.system import EPOCH, PARTITION, POSITION, AppendResult, SystemStreamPartition
 from dagster_adjunct.resources.tables.arrow import DEFAULT, UPDATE, to_struct_array
 from dagster_adjunct.resources.tables.metrics import TableMetrics

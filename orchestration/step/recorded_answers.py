@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from dagster_adjunct.orchestration.operators.columns import list_hidden_columns, tie_breakers
 from dagster_adjunct.orchestration.operators.functions import PickledFunction, check_readable_records, record_position
-from dagster_adjunct.orchestration.operators.remote_tables import SinkContext
+from dagster_adjunct.orchestration.operators.sends import SinkContext
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.lazy_modules import F, pa
 from dagster_adjunct.resources.objects.lake import Lake

@@ -498,5 +498,5 @@ def arrow_column_from_records(
 
 def _array(values: list[Any], kind: str) -> pa.Array:
     if kind != "boolean" and any(value.__class__ is bool for value in values):
-        raise TypeError("a boolean does not fit another type")
+        raise TypeError("a boolean fits only a boolean column")
     return to_exact_array(values, to_arrow_type(kind))

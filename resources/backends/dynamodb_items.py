@@ -411,8 +411,11 @@ class ItemCodec(RowCodec):
                 bound = _EXACT.subtract(most if step > 0 else least, step)
                 limits[name] = ("<=" if step > 0 else ">=", {"N": _number_text(bound)})
         if len(limits) > _MOST_SUMS:
-            problem = f"{self.table}: an update adds to {len(limits)} columns; DynamoDB can check {_MOST_SUMS}."
-            raise SchemaMismatchError(problem, "Add to fewer columns at once.", table=self.table)
+            problem = (
+                f"{self.table}: an update adds to {len(limits)} columns whose type's limits must be checked; one "
+                f"DynamoDB condition can check {_MOST_SUMS}."
+            )
+            raise SchemaMismatchError(problem, "Add to fewer of them in one update.", table=self.table)
         return limits
 
 

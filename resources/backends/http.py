@@ -272,7 +272,10 @@ class HttpTable(DeclaredFunction, TableReadFunction[Key, Record], TableWriteFunc
         segments = [_PLACE.sub(lambda place: texts[place[1]], segment) for segment in self.path.split("/")]
         for segment, declared in zip(segments, self.path.split("/"), strict=True):
             if segment in ("", ".", "..") and segment != declared:  # it would be the path of another resource
-                problem = f"{self._label}: the key {key!r} turns a path segment into {segment!r}."
+                problem = (
+                    f"{self._label}: with the key {key!r}, a segment of the URL's path becomes {segment!r}, so the URL "
+                    "would name another resource or the whole collection."
+                )
                 step = "Filter such keys out before they reach the table."
                 raise errors.SchemaMismatchError(problem, step, table=self._label)
         return "/".join(segments)

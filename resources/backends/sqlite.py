@@ -476,7 +476,7 @@ class SqliteTable(SqlTable[SqliteRequests]):
                 kind, what = errors.TableAccessError, "can't be accessed"
                 step = (
                     "Check that it is an intact SQLite file, that the disk has space, and that this user may write the "
-                    "file and its folder; to read a file in write-ahead mode, too."
+                    "file and its folder. In write-ahead (WAL) mode even reading needs that."
                 )
             raise kind(f"{self._label} {what} ({error}).", step, table=self._label) from error
 

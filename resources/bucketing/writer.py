@@ -160,7 +160,8 @@ class BucketFileWriter:
     def finish(self) -> BucketFile | None:
         """Close and upload the file, and return its entry for the manifest.
 
-        If no row is left to store, returns one without a name for its stats, or None if these count no row either.
+        If all rows were left out, nothing is uploaded, and the entry has an empty name and only stats, which count
+        them. Returns None if there were no such rows either.
         """
         if self._completing is not None and (rows := self._completing.rest()) is not None:
             self._write(rows)
@@ -170,7 +171,6 @@ class BucketFileWriter:
             self._take(rest)
         self._flush()
         if self._writer is None:
-            # If all rows were left out, no file is stored, but the stats count them.
             stats = self._stats()
             emptied = self._deleted or any(stats.get(name) for name in _LEFT_OUT)
             return BucketFile(self._bucket, "", 0, 0, "", stats=stats) if emptied else None

@@ -446,8 +446,11 @@ _MAX_WHOLE_BYTES = 16 * 1024 * 1024
 def read_parquet(
     tree: FileTree, file: ListedFile, schema: Schema, where: str, span: tuple[int, int] | None = None
 ) -> Iterator[tuple[int, pa.Table]]:
-    """Yield the records of a Parquet file as (number of the first record, table); see `DeclaredFiles.tables`."""
+    """Yield the records of a Parquet file as (number of the first, counted from 0; table).
 
+    With `span`, only of the row groups whose first byte is in this range: (start, end) in bytes, `end` exclusive.
+    Raises SchemaMismatchError for whatever is not as declared.
+    """
     parquet, int96 = open_parquet(tree, file, schema, where)
     start, end = span or (0, file.size)
     number = 0

@@ -60,9 +60,10 @@ def lake_backends(lake: Lake) -> tuple[dict[str, str], ...]:
 
 
 def resolve_lake_backend(lake: Lake, description: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a stored backend description, for `backend_from`; `{"lake": "sqlite"}` is this lake's own.
+    """Return the settings for `backend_from` of a stored backend description.
 
-    Raises ConfigurationError if this lake has no such backend. Other descriptions are returned unchanged.
+    A description with "lake" means a backend that belongs to this lake: {"lake": "sqlite"} is the SQLite file next to
+    its folder, {"lake": "objects"} the lake's own objects. Raises ConfigurationError if this lake has no such backend.
     """
     if _LAKE not in description:
         return dict(description)

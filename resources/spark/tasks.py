@@ -313,7 +313,7 @@ def _by_position(names: Sequence[object]) -> list[str]:
 
 
 def small_frame(session: SparkSession, rows: pa.Table) -> DataFrame:
-    """Return a frame of one partition with the rows of an Arrow table that has few of them."""
+    """Return a small Arrow table as a frame of one partition."""
     from pyspark.sql.pandas.types import from_arrow_schema
 
     if rows.num_rows:

@@ -244,7 +244,7 @@ def check_select(
             before[item.alias] = kind
     kind = None if select.where is None else scope.check(select.where)
     if kind not in (None, "boolean", "void"):
-        raise scope.error(f"the where clause of {text!r} is {kind}: expected a condition.", next_step)
+        raise scope.error(f"the where clause of {text!r} has the type {kind}: expected a condition.", next_step)
     # In later clauses, a name of a column and an item may mean either, depending on the clause, so its type is unknown.
     given = {alias.lower() for alias in before}
     known = {name: None if name.lower() in given else kind for name, kind in types.items()}

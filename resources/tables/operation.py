@@ -379,8 +379,9 @@ class Operation(Generic[K_co]):
     A key may occur several times; its entries take effect in order. `key` names the columns of tuple keys in their
     order, so that a store with another order can rearrange them; if empty, it is the store's order. `contract` says
     whether updates may create records from their defaults; below the contract layer, entries have only defaults that
-    may be used. `rerun` says that the sender repeats its whole batch if an entry is given up, so later entries of that
-    key must not take effect before.
+    may be used. `rerun` says that the sender repeats its whole batch if an entry is given up. Until then, later entries
+    of that key and source must not be applied (see `send_unblocked`): the store would take the repeated entry for an
+    old one and skip it.
     """
 
     kind: OperationKind

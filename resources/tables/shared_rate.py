@@ -183,7 +183,10 @@ class LeasedCredits:
         return taken
 
     def unexpired(self, now: float) -> float:
-        """How many credits have not expired, including those yet to arrive."""
+        """How many leased credits have not expired.
+
+        They are available now, or become available later in their lease.
+        """
         return sum(interval.credits - interval.until(now - KEPT_SECONDS) for interval in self._intervals)
 
     def ready_at(self, now: float, credits: float) -> float | None:

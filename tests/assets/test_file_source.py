@@ -26,7 +26,13 @@ from dagster_adjunct.assets.versions.manifest import Abandoned, DatasetManifest,
 from dagster_adjunct.assets.versions.reports import AdvanceReport
 from dagster_adjunct.assets.versions.version import VersionRef
 from dagster_adjunct.resources.bucketing.hashing import arrow_checksum
-from dagster_adjunct.resources.errors import DatasetError, MarkerConflictError, SchemaMismatchError, SourceChangedError
+from dagster_adjunct.resources.errors import (
+    ConfigurationError,
+    DatasetError,
+    MarkerConflictError,
+    SchemaMismatchError,
+    SourceChangedError,
+)
 from dagster_adjunct.resources.files.tree import LocalTree
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
@@ -755,3 +761,13 @@ def test_a_lake_whose_clock_is_ahead_takes_a_refused_folder_that_is_completed_ag
 def delivered_next(spec: AdjunctDataset, manifest: DatasetManifest) -> str | None:
     answer = versions(spec).next(manifest)
     return answer.version if isinstance(answer, Delivery) else None
+
+
+@pytest.mark.parametrize(
+    ("argument", "value"), [("url", ""), ("complete", ""), ("complete", "a/b"), ("complete", "../_SUCCESS")]
+)
+def test_a_url_and_a_name_without_folders_are_required(argument: str, value: str) -> None:
+    given = {"url": "file:///data", "complete": "_SUCCESS"} | {argument: value}
+    with pytest.raises(ConfigurationError) as refused:
+        FileSource(given["url"], "csv", PLANES, complete=given["complete"])
+    assert refused.value.argument == argument

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from dagster_adjunct.resources.sql.in_process import compile_expression
+from dagster_adjunct.resources.sql.arrow_expressions import compile_expression
 
 Row = dict[str, Any]
 COLUMNS = {"k": "string", "g": "string", "n": "int", "v": "bigint", "t": "boolean"}

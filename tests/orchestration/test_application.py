@@ -13,9 +13,8 @@ from dagster_adjunct.assets.validation.validators import custom
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.operators.joins import Join, SelectedColumn
 from dagster_adjunct.orchestration.operators.records import Filter, Map, PartitionBy
-from dagster_adjunct.orchestration.operators.remote_tables import TableSend
 from dagster_adjunct.orchestration.operators.sends import SendToDataset
-from dagster_adjunct.orchestration.operators.table_updates import SendToTable
+from dagster_adjunct.orchestration.operators.table_updates import SendToTable, TableSend
 from dagster_adjunct.orchestration.operators.windows.aggregates import Aggregate
 from dagster_adjunct.resources.backends.memory import MemoryTable
 from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, InvalidNameError, PlanningError

@@ -165,9 +165,10 @@ def test_undoing_a_batch_whose_former_version_was_erased_says_what_to_do(world: 
 def test_undoing_a_batch_after_a_repartition_is_rejected_with_what_to_do(world: World) -> None:
     context = Runtime(world.lake, {}, IN_PROCESS, "run")
     repartition_dataset(world.lake, "counts", 3, reason="more", by="me")  # nobody knows yet that batch 2 is given up
-    with pytest.raises(DatasetError, match="the table was repartitioned since, from 2 to 3") as caught:
+    with pytest.raises(DatasetError, match="has 2 partitions, and the table was repartitioned to 3 since") as caught:
         undo_batch(context, "counts", "app", 2, declared=world.spec(3))
     assert "--partitions 2" in caught.value.next_step
+    assert "partitions=2" in caught.value.next_step
     repartition_dataset(world.lake, "counts", 2, reason="as it says", by="me")
     undo_batch(context, "counts", "app", 2, declared=world.spec())
     assert world.held() == {"a": 1, "b": 1}

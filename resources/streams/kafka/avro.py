@@ -158,10 +158,20 @@ def _json_default(value: Any) -> Any:
     return str(value)
 
 
+def _is_nullable(declared: Any) -> bool:
+    return declared == "null" or (isinstance(declared, list) and "null" in declared)
+
+
+_JSON_TYPES: Mapping[str, tuple[type, ...]] = {
+    "record": (dict,), "array": (list,), "map": (dict,), "boolean": (bool,), "int": (int,), "long": (int,),
+    "float": (int, float), "double": (int, float), "null": (),
+}  # fmt: skip
+"""The types of a JSON value that is of an Avro type; else text."""
+
+
 def convert_to_avro(column: pa.Array, declared: Any, name: str, what: str) -> list[Any]:
     """Return the values of a column in the form in which fastavro writes them. Raises SchemaMismatchError."""
-    nullable = declared == "null" or (isinstance(declared, list) and "null" in declared)
-    if column.null_count and not nullable:
+    if column.null_count and not _is_nullable(declared):
         problem = f"{what} is null in {column.null_count} records, but its Avro type is not nullable."
         raise SchemaMismatchError(problem, "Fill it, or declare a union with null.", column=name)
     _, logical = _type_and_logical(declared)
@@ -184,15 +194,21 @@ def convert_to_avro(column: pa.Array, declared: Any, name: str, what: str) -> li
     except (*formats.CONVERSION_ERRORS, AttributeError) as error:
         form = "JSON of its Avro type" if is_json_column(declared) else f"an ISO {logical}"
         reason = str(error) if isinstance(error, Unfit) else ""
-        raise SchemaMismatchError(f"{what} has a text that is not {form}{reason}.", column=name) from error
+        problem = f"{what} has a text that is not {form}{reason}."
+        raise SchemaMismatchError(problem, "Correct the value, or declare another Avro type.", column=name) from error
 
 
 def _value_from_json(value: Any, declared: Any) -> Any:
     """Return a nested value in the form in which fastavro writes it, from the JSON of `to_json_text`, its inverse."""
     kind = _without_null(declared)
     name, logical = _type_and_logical(kind)
-    if value is None or isinstance(kind, list):
+    if isinstance(kind, list) or (value is None and _is_nullable(declared)):
         return value
+    if logical not in ("decimal", "date", *_TIMES):  # fastavro would write 1.5 as the int 1, and null as false
+        if type(value) not in _JSON_TYPES.get(name, (str,)):
+            raise Unfit(f": expected {name}, found {type(value).__name__}")
+        if name == "int" and not -(2**31) <= value < 2**31:
+            raise Unfit(": an int out of range")
     if name == "record":
         return {field["name"]: _value_from_json(value.get(field["name"]), field["type"]) for field in kind["fields"]}
     if name == "array":

@@ -305,9 +305,9 @@ def _optional_column(table: pa.Table, name: str, what: str) -> pa.ChunkedArray:
 
 
 def conform_frame(df: DataFrame, declaration: LakeStreamDeclaration, order_by: Sequence[str], what: str) -> DataFrame:
-    """Return the frame as `conform_table` does, with the columns of `order_by` that it does not have otherwise.
+    """Return the frame in the form that `conform_table` describes, then the columns of `order_by` not yet in it.
 
-    `__epoch` stays if the frame has it.
+    Types are only widened. `__epoch` is kept if the frame has it, even if it is 0 everywhere (stored as null).
     """
     types = {field.name: field.dataType.simpleString() for field in df.schema.fields}
     schema = declaration.columns

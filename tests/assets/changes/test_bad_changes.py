@@ -12,12 +12,8 @@ from dagster_adjunct.assets.declaration.change_formats import OperationColumn
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.declaration.envelopes import DebeziumEnvelope
 from dagster_adjunct.assets.declaration.policies import DeadLetters
-from dagster_adjunct.assets.unbounded.changes import (
-    DEAD_LETTERS,
-    build_dead_letters,
-    select_applicable,
-    send_dead_letters,
-)
+from dagster_adjunct.assets.unbounded.changes import select_applicable
+from dagster_adjunct.assets.unbounded.dead_letters import DEAD_LETTERS, build_dead_letters, send_dead_letters
 from dagster_adjunct.resources.errors import BadChangeError, DatasetError, ProducerConflictError
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.tasks import translate_spark_errors

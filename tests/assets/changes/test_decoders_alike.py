@@ -10,7 +10,8 @@ import pytest
 from dagster_adjunct.assets.declaration.change_formats import DebeziumUnwrapped, OperationColumn
 from dagster_adjunct.assets.declaration.extractors import Projection, PythonExtractor
 from dagster_adjunct.assets.declaration.policies import DeadLetters
-from dagster_adjunct.assets.unbounded.changes import build_dead_letters, select_applicable
+from dagster_adjunct.assets.unbounded.changes import select_applicable
+from dagster_adjunct.assets.unbounded.dead_letters import build_dead_letters
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from tests.assets.changes.changing import changes_of, dataset, foreign_stream

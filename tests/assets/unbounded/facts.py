@@ -15,7 +15,7 @@ from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, unbounded
 from dagster_adjunct.assets.declaration.extractors import PythonExtractor
 from dagster_adjunct.assets.declaration.policies import DeltaCompaction
 from dagster_adjunct.assets.reading.version_reader import VersionReader
-from dagster_adjunct.assets.unbounded.changes import DEAD_LETTERS
+from dagster_adjunct.assets.unbounded.dead_letters import DEAD_LETTERS
 from dagster_adjunct.resources.bucketing.hashing import bucket_of_key
 from dagster_adjunct.resources.errors import StreamNotFoundError
 from dagster_adjunct.resources.objects.lake import Lake

@@ -424,7 +424,7 @@ def test_a_variable_of_a_pod_that_looks_like_a_secret_is_refused(lake: Lake, tmp
     [
         ({"nodeSelecter": {"disk": "ssd"}}, "nodeSelecter"),
         ({"containers": {"resources": {}}}, "pod_spec is not the specification of a pod"),
-        ({"containers": [{"image": "another:1", "command": ["sh"]}]}, "pod_spec has image and command"),
+        ({"containers": [{"image": "another:1", "command": ["sh"]}]}, "pod_spec sets image and command"),
     ],
 )
 def test_a_specification_that_is_none_of_a_pod_is_refused(lake: Lake, pod_spec: dict[str, Any], named: str) -> None:

@@ -28,7 +28,7 @@ ELSEWHERE = {
     "plan.py, ": "a name that is asked of a plan",
     "graph.py, add": "an operator of one's own: docs/contributing/operators.md",
     ".py, compile:": "what only Spark knows, in a run",
-    "remote_tables.py, check_stored_columns": "what only the store knows, in a run",
+    "lookup_join.py, check_stored_columns": "what only the store knows, in a run",
     "records.py, _check_columns_unchanged": "what only Spark knows, in a run",
     "checking.py, check_select": "SQL of a dataset or a validator, whose pages have it",
     "planner.py, check_syntax": "what only Spark's parser knows, which the command asks",

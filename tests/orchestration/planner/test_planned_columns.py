@@ -144,7 +144,7 @@ def test_a_filter_function_leaves_columns_as_they_are():
     for wrong, types in {
         "adds the column 'more'": {"k": "string", "v": "int", "more": "int"},
         "drops the column 'v'": {"k": "string"},
-        "makes the column 'v', which is int, bigint": {"k": "string", "v": "bigint"},
+        "changes the type of column 'v' from int to bigint: ": {"k": "string", "v": "bigint"},
     }.items():
         with pytest.raises(PlanningError, match=wrong):
             compiled(lambda frame, types=types: Frame(**types))

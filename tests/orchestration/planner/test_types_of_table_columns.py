@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from dagster_adjunct.orchestration.operators.remote_tables import TableSend
-from dagster_adjunct.orchestration.operators.table_updates import TableSink, Update, check_sink_columns
+from dagster_adjunct.orchestration.operators.table_updates import TableSend, TableSink, Update, check_sink_columns
 from dagster_adjunct.resources.backends.dynamodb import DynamoDbTable
 from dagster_adjunct.resources.backends.sqlite import SqliteTable
 from dagster_adjunct.resources.errors import PlanningError

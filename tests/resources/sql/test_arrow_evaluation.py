@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from dagster_adjunct.resources.schemas.schema import arrow_type
-from dagster_adjunct.resources.sql.in_process import ArrowExpression, NeedsSpark, compile_expression
+from dagster_adjunct.resources.sql.arrow_expressions import ArrowExpression, NeedsSpark, compile_expression
 
 TYPES = {
     "a": "int", "b": "int", "n": "bigint", "w": "tinyint", "s": "string", "t": "boolean", "d": "date", "v": "timestamp",

@@ -1,13 +1,13 @@
-"""`LookupJoin`, which adds columns of remote tables, and what sends to remote tables and calls of sinks consist of."""
+"""`LookupJoin`, which adds columns of remote tables, and checks of a table's functions."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from dagster_adjunct.orchestration.operators import joins
-from dagster_adjunct.orchestration.operators.columns import OnNullKey, Types, check_added_names
+from dagster_adjunct.orchestration.operators.columns import Types, check_added_names
 from dagster_adjunct.orchestration.operators.operator import (
     ComparedColumn,
     Match,
@@ -19,37 +19,17 @@ from dagster_adjunct.orchestration.operators.stream_facts import ColumnFacts, Co
 from dagster_adjunct.resources.backends.columns import parse_column, to_spark_type
 from dagster_adjunct.resources.errors import PlanningError
 from dagster_adjunct.resources.schemas.schema import Field
-from dagster_adjunct.resources.tables.operation import UpdateContract
 from dagster_adjunct.resources.tables.table import RemoteTable
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from dagster_adjunct.orchestration.application.application import Application
-    from dagster_adjunct.orchestration.operators.table_updates import Update
     from dagster_adjunct.orchestration.step.batch import BatchContext
     from dagster_adjunct.orchestration.step.in_process_batch import ArrowBatch
 
 
-@dataclass(frozen=True, slots=True)
-class SinkContext:
-    """The origin of the records of one call of a sink: the application's batch, and their partition.
-
-    `call` is the number of the call within the partition, `attempt` that of the Spark task's attempt, both from 0. A
-    repeated batch makes the same calls, so (application, batch, partition, call) identifies a call made before.
-    """
-
-    application: str
-    batch: int
-    partition: int
-    call: int
-    attempt: int
-
-
 AnyTable: TypeAlias = RemoteTable[Any, Any, Any]
-SinkFunction: TypeAlias = Callable[[Any, SinkContext], Any]
-
-
 _KEY_TYPES = ("string", "tinyint", "smallint", "int", "bigint", "date", "timestamp", "binary")
 
 
@@ -299,55 +279,3 @@ def build_lookup_join(
         kinds = zip(chosen or (), select.values(), strict=True)
         chosen = tuple(replace(item, type=Field(item.column, kind).type) for item, kind in kinds)
     return LookupJoin(table, pairs, how, chosen, prefix, tuple(args), min_match_rate)
-
-
-@dataclass(frozen=True, slots=True)
-class TableSend:
-    """A send to the remote table named `table`: of whole records, or with a `contract` of updates.
-
-    `update` has the expressions that turn each record into an update; without it, the records must be update messages.
-    `dead_letters` is how many records of a batch the table may reject permanently, which are passed to the next
-    operator; with None, the first one fails the batch. `args` are passed to the table's write function. A table with
-    marks stores the position of the last record that it applied from each source partition; `marks_as` names this send
-    there.
-    """
-
-    table: str
-    contract: UpdateContract | None = None
-    on_null_key: OnNullKey = "fail"
-    update: Update | None = None
-    args: tuple[object, ...] = ()
-    dead_letters: int | None = None
-    marks_as: str | None = None
-
-
-class ChangedColumns(NamedTuple):
-    """The columns of a table that updates change, and how.
-
-    A value is assigned (`set`), a number is added (`summed`), an element is appended to a list (`appended`), or a value
-    is added to JSON or to an unknown type (`merged`). `begun` are further columns of the default record. Only the
-    effect of sums does not depend on the order of updates.
-    """
-
-    set: frozenset[str]
-    summed: frozenset[str]
-    appended: frozenset[str]
-    merged: frozenset[str]
-    begun: frozenset[str]
-
-    @property
-    def only_sums(self) -> bool:
-        return not self._ordered
-
-    @property
-    def adds(self) -> bool:
-        """Whether applying an update twice differs from applying it once."""
-        return bool(self.summed or self.appended or self.merged)
-
-    @property
-    def _ordered(self) -> frozenset[str]:
-        return self.set | self.appended | self.merged
-
-    def depends_on_order_with(self, other: ChangedColumns) -> bool:
-        """Whether the order of two updates matters: both change a column, and one does more than add a number."""
-        return bool(self._ordered & (other._ordered | other.summed)) or bool(other._ordered & self.summed)

@@ -1,0 +1,132 @@
+"""Dead letters: the changes that a dataset can't apply, as records of a stream."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from dagster_adjunct.assets.declaration.change_formats import PROBLEM
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+from dagster_adjunct.assets.declaration.policies import DeadLetters
+from dagster_adjunct.assets.sources import changes as decoding
+from dagster_adjunct.assets.sources.entries import resolve_stream
+from dagster_adjunct.assets.unbounded.commit import Advance
+from dagster_adjunct.resources.errors import DatasetError, StreamNotFoundError
+from dagster_adjunct.resources.lazy_modules import F, pa, pc
+from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.streams.system import OFFSET, PARTITION, TIMESTAMP, StreamSystem, require_writer
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+DEAD_LETTERS = Schema.of(
+    dataset="string", stream="string", partition="int", offset="bigint", reason="string", value="string", at="timestamp"
+)
+"""The columns of a stream of dead letters. `value` is the record's columns as JSON, `at` its own time."""
+
+
+def build_dead_letters(
+    changes: DataFrame | pa.Table, spec: AdjunctDataset, incomplete: Sequence[tuple[int, int, str]]
+) -> DataFrame | pa.Table | None:
+    """Return the dead letters for the changes that can't be applied, one for each record; None without any.
+
+    `incomplete` lists changes that turned out to be incomplete or late while they were written: partition, offset,
+    reason.
+    """
+    if isinstance(changes, pa.Table):
+        return _build_arrow_dead_letters(changes, spec, incomplete)
+    if incomplete:
+        place, reason = ("__bad_partition", "__bad_offset"), "__reason"
+        columns = f"{place[0]} int, {place[1]} bigint, {reason} string"
+        known = changes.sparkSession.createDataFrame(list(incomplete), columns)
+        same = (F.col(PARTITION) == F.col(place[0])) & (F.col(OFFSET) == F.col(place[1]))
+        changes = changes.join(F.broadcast(known), same, "left")
+        changes = changes.withColumn(PROBLEM, F.coalesce(PROBLEM, reason)).drop(*place, reason)
+    bad = changes.where(F.col(PROBLEM).isNotNull()).groupBy(PARTITION, OFFSET)
+    letters = bad.agg(
+        F.min(PROBLEM).alias("reason"), F.first(decoding.RAW).alias("value"), F.first(TIMESTAMP).alias("at")
+    ).select(
+        F.lit(spec.name).alias("dataset"),
+        F.lit(str(spec.input)).alias("stream"),
+        F.col(PARTITION).alias("partition"),
+        F.col(OFFSET).alias("offset"),
+        "reason",
+        "value",
+        "at",
+    )
+    return None if letters.isEmpty() else letters
+
+
+def _build_arrow_dead_letters(
+    changes: pa.Table, spec: AdjunctDataset, incomplete: Sequence[tuple[int, int, str]]
+) -> pa.Table | None:
+    if incomplete:
+        reasons = {(partition, offset): reason for partition, offset, reason in incomplete}
+        places = zip(*(changes.column(name).to_pylist() for name in (PARTITION, OFFSET)), strict=True)
+        changes = decoding.add_problems(changes, [reasons.get(place) for place in places])
+    bad = changes.filter(pc.is_valid(changes.column(PROBLEM)))
+    if not bad.num_rows:
+        return None
+    names = {PARTITION: "partition", OFFSET: "offset", PROBLEM: "reason", decoding.RAW: "value", TIMESTAMP: "at"}
+    rows = bad.select(list(names)).rename_columns(list(names.values()))
+    rows = rows.sort_by([("partition", "ascending"), ("offset", "ascending"), ("reason", "ascending")])
+    first: dict[tuple[int, int], int] = {}
+    for row, place in enumerate(zip(rows["partition"].to_pylist(), rows["offset"].to_pylist(), strict=True)):
+        first.setdefault(place, row)
+    rows = rows.take(list(first.values()))
+    origin = {"dataset": spec.name, "stream": str(spec.input)}
+    columns = {name: pa.array([text] * rows.num_rows, pa.string()) for name, text in origin.items()}
+    columns |= {name: rows.column(name) for name in names.values()}
+    return pa.table(columns).cast(DEAD_LETTERS.to_arrow())
+
+
+def send_dead_letters(
+    systems: Mapping[str, StreamSystem],
+    spec: AdjunctDataset,
+    letters: DataFrame | pa.Table,
+    *,
+    producer: str,
+    sequence: int,
+) -> int:
+    """Append letters to the dataset's stream of dead letters, once; return their number.
+
+    An Arrow table must be in the order of partition and offset. The stream is created if it does not exist. Repeating
+    the same letters with the same producer and sequence adds nothing. Raises DatasetError for a stream with other
+    columns, and ProducerConflictError for other letters.
+    """
+    policy = spec.following.on_bad_change
+    assert isinstance(policy, DeadLetters)
+    what = f"dataset {spec.name!r} sends bad changes to {policy.stream}"
+    found, stream = resolve_stream(systems, policy.stream, what, dataset=spec.name)
+    system = require_writer(found)
+    try:
+        columns = system.info(stream).schema
+    except StreamNotFoundError:
+        columns = system.create(stream, schema=DEAD_LETTERS, partitions=1).schema
+    if columns != DEAD_LETTERS:
+        wrong = "no columns" if columns is None else DEAD_LETTERS.difference(columns)
+        problem = f"{what}, which is not a stream of dead letters: {wrong}."
+        raise DatasetError(problem, "Name a new stream, which is then created.", dataset=spec.name)
+    order_by = () if hasattr(letters, "column_names") else ("partition", "offset")
+    return system.append(stream, letters, producer=producer, sequence=sequence, order_by=order_by).rows
+
+
+def dead_letter_producer(advance: Advance, identity: tuple[object, ...]) -> str:
+    """Return the producer id of dead letters. It differs where the same ranges may give different letters.
+
+    That is the case after a rebuild, a changed declaration, a compaction that moved the horizon, or an erasure of rows
+    from which changes are completed, and in a rewind.
+    """
+    spec, extractor, manifest = advance.spec, advance.spec.extractor, advance.manifest
+    facts = (
+        spec.following.changes.describe(),
+        extractor and extractor.describe(),
+        spec.columns,
+        manifest.horizon,
+        *([manifest.positions_from] if manifest.positions_from else []),
+        *identity,
+    )
+    digest = hashlib.sha256(repr(facts).encode()).hexdigest()[:8]
+    return f"dead-{spec.name}-{advance.bootstrap.started_at:%Y%m%dT%H%M%S%f}-{digest}"
