@@ -207,8 +207,9 @@ def _value_from_json(value: Any, declared: Any) -> Any:
     if logical not in ("decimal", "date", *_TIMES):  # fastavro would write 1.5 as the int 1, and null as false
         if type(value) not in _JSON_TYPES.get(name, (str,)):
             raise Unfit(f": expected {name}, found {type(value).__name__}")
-        if name == "int" and not -(2**31) <= value < 2**31:
-            raise Unfit(": an int out of range")
+        bits = {"int": 31, "long": 63}.get(name)
+        if bits is not None and not -(2**bits) <= value < 2**bits:
+            raise Unfit(f": a number out of the range of {name}")
     if name == "record":
         return {field["name"]: _value_from_json(value.get(field["name"]), field["type"]) for field in kind["fields"]}
     if name == "array":

@@ -436,7 +436,7 @@ def test_text_in_avro_that_is_not_utf_8_is_refused() -> None:
         ("legs", "[1.5]", "'legs' .* not JSON of its Avro type: expected int, found float"),
         ("legs", "[true]", "'legs' .* not JSON of its Avro type: expected int, found bool"),
         ("legs", '{"1":2}', "'legs' .* not JSON of its Avro type: expected array, found dict"),
-        ("legs", "[2147483648]", "'legs' .* not JSON of its Avro type: an int out of range"),
+        ("legs", "[2147483648]", "'legs' .* not JSON of its Avro type: a number out of the range of int"),
         ("legs", "[null]", "'legs' .* not JSON of its Avro type: expected int, found NoneType"),
         ("tags", '[["a","x"]]', "'tags' .* not JSON of its Avro type: expected map, found list"),
         ("tags", '{"a":1}', "'tags' .* not JSON of its Avro type: expected string, found int"),
@@ -458,6 +458,13 @@ def test_a_value_that_avro_would_change_or_refuse_is_not_written(column: str, va
     with pytest.raises(SchemaMismatchError, match=message) as caught:
         written(topic, row | {column: value})
     assert caught.value.column in (column, None)
+
+
+def test_a_number_too_large_for_a_long_in_an_array_is_not_written() -> None:
+    topic = KafkaTopic(value=Avro(avro_schema(("a", {"type": "array", "items": "long"}))))
+    assert written(topic, {"a": f"[{-(2**63)}]"})
+    with pytest.raises(SchemaMismatchError, match="out of the range of long"):
+        written(topic, {"a": f"[{2**63}]"})
 
 
 def test_a_text_of_a_logical_type_of_ones_own_stays_text() -> None:
