@@ -579,7 +579,7 @@ def _check_condition(what: str, dataset: AdjunctDataset, condition: str, types: 
     step = "Correct the validator."
     kind = check_expression(what, condition, tuple(types), types, side="the dataset", next_step=step)
     if kind not in (None, "boolean"):
-        problem = f"{what}: {condition!r} is {kind}: expected a condition, or a SELECT."
+        problem = f"{what}: {condition!r} has the type {kind}: expected a condition, or a SELECT."
         raise errors.PlanningError(
             problem, f"Compare it with something: {condition} is not null.", dataset=dataset.name
         )
