@@ -120,7 +120,7 @@ class ArrowBatch(BatchContext):
         joined = {match.dataset for match in matches if match is not None and match.dataset and match.as_of is None}
         records = [partial(self.read, stream) for stream in {spec.reads for spec in specs if spec.reads is not None}]
         entries = [partial(self._entries, name, self.app.dataset(name).key) for name in joined]
-        # At the same time here, not one after the other by the operators.
+        # Here, where a store behind a network is asked at the same time, and not by one operator after the other.
         call_in_threads(*records, *entries, at_once=requests_at_once(self.context.lake.store))
         super().run()
 

@@ -358,7 +358,7 @@ class CommitLog:
         Raises `CommitConflictError` if another commit followed `parent`; then this one has no effect.
         Raises `CommitStateUnknownError` if the store did not report whether the commit happened, and
         `StoreUnavailableError` if it certainly did not. `commit_id` must be new for each attempt. `checks` are called
-        while the manifest is stored: what they raise prevents the commit.
+        before the pointer is replaced: what they raise prevents the commit.
         """
         return self._commit(parent, self._etag_of(parent), body, by, commit_id, checks)
 

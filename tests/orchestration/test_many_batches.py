@@ -26,6 +26,7 @@ from dagster_adjunct.orchestration.step import following as module
 from dagster_adjunct.orchestration.step.progress import StepEvent
 from dagster_adjunct.orchestration.step.step import run_step
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
+from dagster_adjunct.resources.streams.lake.manifest import FAN_OUT
 from dagster_adjunct.startpoints import Startpoints, StartpointSpecific
 from tests.orchestration.step_world import ByTasks, StepWorld
 from tests.rounds import rounds
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 VERSION, CHANGES, STARTPOINT = 20, 5, 15  # in batches: how often they come
+SEGMENTS = 2 * FAN_OUT  # the most that a stream's manifest has, which a batch holds; others are in pages
 
 
 def declare(world: StepWorld, engine: Any) -> Application:
@@ -60,7 +62,8 @@ def world(step_world: StepWorld) -> StepWorld:
     step_world.stream("prices", "shop", 2, shop="string", price="int")
     step_world.send("shops", ("a", "Ulm"), version="0")
     step_world.send("prices", ("a", 1))
-    step_world.send("orders", ("a", 1), ("b", 2), (None, 3))
+    for _ in range(SEGMENTS):
+        step_world.send("orders", ("a", 1), ("b", 2), (None, 3))
     return step_world
 
 
@@ -138,7 +141,7 @@ def growth(world: StepWorld, engine: str, batches: int) -> dict[str, float]:
 # the streams that a batch was planned over. Memory is looked at over
 # 3,000 batches only, since allocators and caches take a while: 8 KiB a batch would be 1 GiB in three days of batches
 # every two seconds. Spark keeps its last 1,000 queries for its pages.
-FEW = {"objects": 20, "files": 0.05, "threads": 0.05, "leases": 0.05, "views": 0.05, "cached": 0.05}
+FEW = {"objects": 8, "files": 0.05, "threads": 0.05, "leases": 0.05, "views": 0.05, "cached": 0.05}
 ALL = {**FEW, "objects": 1, "KiB": 8, "JVM KiB": 8}
 
 
