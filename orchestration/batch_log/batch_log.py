@@ -39,6 +39,8 @@ from dagster_adjunct.resources.validation import validated
 
 # How many requests are remembered for a partition: they expire, so one that is written again is among the last.
 _MAX_TAKEN = 20
+# How often a commit that other commits precede is tried, at most.
+_MAX_ATTEMPTS = 5
 
 
 def _parse_partition(stored: object) -> SystemStreamPartition:
@@ -197,8 +199,24 @@ class OffsetState(StoredDocument):
                 under_way[replays[ssp]] = under_way[replays[ssp]].model_copy(update={"epoch": opened[ssp]})
         return self.model_copy(update={"epochs": now, "opened": opened, "replays": under_way})
 
+    def with_taken_back(self, startpoints: Iterable[tuple[SystemStreamPartition, str]]) -> OffsetState:
+        """Return the state in which these startpoints (partition and id) are not applied any more.
+
+        Their ids count as taken, so that a run or a fan-out that still has them drops them.
+        """
+        state = self
+        for ssp, startpoint_id in startpoints:
+            taken = state._add_taken({ssp: startpoint_id})
+            resolved = dict(state.resolved)
+            found = resolved.get(ssp)
+            if found is not None and found.id == startpoint_id:
+                del resolved[ssp]
+            state = state.model_copy(update={"resolved": resolved, "taken": taken})
+        return state
+
     def _add_taken(self, ids: Mapping[SystemStreamPartition, str]) -> dict[SystemStreamPartition, tuple[str, ...]]:
-        return {**self.taken, **{ssp: (*self.taken.get(ssp, ()), newest)[-_MAX_TAKEN:] for ssp, newest in ids.items()}}
+        added = {ssp: (*self.taken.get(ssp, ()), newest)[-_MAX_TAKEN:] for ssp, newest in ids.items()}
+        return {**self.taken, **added}
 
     def with_replayed(self, ends: Mapping[str, str]) -> OffsetState:
         """Return the state after a batch that advanced these replays (by id) to these offsets; finished ones are
@@ -361,6 +379,18 @@ class ApplicationState(StoredDocument):
     renamed_to: str | None = None
     note: str | None = None
 
+    def has_begun(self, ssp: SystemStreamPartition, startpoint_id: str) -> bool:
+        """Return whether a batch has applied the startpoint of a partition, or the open batch will.
+
+        It can't be stopped any more then.
+        """
+        applied = self.offsets.applied.get(ssp)
+        if applied is not None and applied.id == startpoint_id:
+            return True
+        if replay_id(ssp, startpoint_id) in self.offsets.begun:
+            return True
+        return self.open is not None and self.open.startpoints.get(ssp) == startpoint_id
+
 
 class LoggedState(NamedTuple):
     """A commit of the batch log (None before the first), and the state of the application in it."""
@@ -462,6 +492,30 @@ class BatchLog:
             update |= {"offsets": state.offsets.with_abandoned(again, intent.replays), "given_up": intent.batch}
         self.commit(logged, state.model_copy(update=update), by=by, note=note)
         return intent
+
+    def take_back(
+        self, startpoints: Collection[tuple[SystemStreamPartition, str]], *, reason: str, by: str
+    ) -> LoggedState:
+        """Take back startpoints (partition and id), except those that have begun; return the state.
+
+        A run that has read them, and has not committed a batch with them, meets a conflict at its
+        next commit. It starts again without them. Before the first commit of the application
+        nothing is committed. Raises CommitConflictError if other commits come first every time.
+        """
+        for attempt in range(1, _MAX_ATTEMPTS + 1):
+            logged = self.read()
+            state = logged.state
+            stopped = [each for each in startpoints if not state.has_begun(*each)]
+            if not stopped or logged.commit is None:
+                return logged
+            offsets = state.offsets.with_taken_back(stopped)
+            after = state.model_copy(update={"offsets": offsets})
+            try:
+                return self.commit(logged, after, by=by, note=f"startpoints taken back: {reason}")
+            except errors.CommitConflictError:
+                if attempt == _MAX_ATTEMPTS:
+                    raise
+        raise AssertionError("unreachable")
 
     def cancel_replays(self, ids: Collection[str], *, reason: str, by: str) -> list[Replay]:
         """Stop these bounded replays where they are; return those that were under way.

@@ -20,6 +20,7 @@ from dagster_adjunct.orchestration.batch_log.batch_log import (
     check_not_renamed,
     describe_similar_names,
 )
+from dagster_adjunct.orchestration.batch_log.run_lease import describe_runner
 from dagster_adjunct.orchestration.operators.stream_facts import RECORDED, JoinVersions
 from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
 from dagster_adjunct.orchestration.planner.planner import plan_application, systems_for
@@ -50,7 +51,7 @@ from dagster_adjunct.orchestration.startpoints.request import (
 )
 from dagster_adjunct.orchestration.startpoints.store import (
     PendingStartpoint,
-    has_begun,
+    StartpointManager,
     iter_unapplied,
     open_startpoints,
 )
@@ -139,7 +140,7 @@ class TakenBack:
 
     def describe(self) -> list[str]:
         """Return a line for each entry."""
-        lines = [held.taken_back() for held in self.startpoints]
+        lines = [f"taken back: {held.summary()}" for held in self.startpoints]
         lines += [
             f"stopped: {replay.ssp}: the replay from {replay.position} ({replay.by}: {replay.reason}) at offset "
             f"{replay.next}, {replay.until} not reached"
@@ -158,6 +159,33 @@ class TakenBack:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class _Selection:
+    """The startpoints to take back: those at `ssps` (None: all) of `task` (None: of all tasks)."""
+
+    app: Application
+    ssps: Collection[SystemStreamPartition] | None
+    task: str | None
+
+    def has_partition(self, ssp: SystemStreamPartition | None) -> bool:
+        return self.ssps is None or ssp in self.ssps
+
+    def includes(self, held: PendingStartpoint) -> bool:
+        if not self.has_partition(held.request.ssp):
+            return False
+        if self.task is None:
+            return True
+        # A broadcast input is handed to all tasks, so its startpoint can't be taken back from one.
+        named = held.at is None or is_broadcast(self.app, held.request.ssp)
+        return self.task == (held.request.task if named else held.at)
+
+    def includes_unread(self, entry: Unreadable) -> bool:
+        is_at_task = entry.ssp is None and bool(entry.at) and entry.at == self.task
+        if not self.has_partition(entry.ssp) and not is_at_task:
+            return False
+        return self.task is None or self.task in (entry.task, entry.at)
+
+
 def take_back_startpoints(
     lake: Lake,
     app: Application,
@@ -167,82 +195,110 @@ def take_back_startpoints(
     by: str,
     reason: str,
 ) -> TakenBack:
-    """Take back the startpoints at these partitions (None: all) that are not applied, and stop bounded replays there.
+    """Take back the startpoints at these partitions (None: all) that are not applied.
 
-    With `task`, only those that name this task or were handed to it; replays belong to all tasks, and continue. A
-    startpoint that a batch has begun to apply stays. Raises CommitConflictError if a run commits at the same moment;
-    startpoints that were taken back before that stay taken back.
+    Bounded replays there are stopped. With `task`, only startpoints are taken back that name this
+    task or were handed to it; replays belong to all tasks, and continue. A startpoint that a batch
+    has begun to apply stays; no run applies one that was taken back. Raises CommitConflictError if
+    runs commit at the same moment; repeat it then.
     """
-    startpoints, log = open_startpoints(lake, app), BatchLog(lake, app.name)
-    state, stored = log.read().state, startpoints.read()
-    wanted = None if ssps is None else dict.fromkeys(ssps)
+    startpoints = open_startpoints(lake, app)
+    log = BatchLog(lake, app.name)
+    selection = _Selection(app, None if ssps is None else dict.fromkeys(ssps), task)
+    state = log.read().state
+    stored = startpoints.read()
+    asked = [request for request in stored.waiting if selection.includes(PendingStartpoint(request))]
+    taken = [PendingStartpoint(request) for request in startpoints.take_back(asked, by=by)]
+    unread = startpoints.delete_unreadable(filter(selection.includes_unread, stored.unreadable), by=by)
+    handed = _remove_handed(startpoints, state, selection)
+    ids = [(one.request.ssp, one.request.id) for one in handed]
+    commit, state = log.take_back(ids, by=by, reason=reason)
+    # A first run, which has not committed yet, can't be kept from applying what it has read.
+    first = handed if commit is None and describe_runner(lake, app.name) else []
+    begun = [one for one in handed if state.has_begun(one.request.ssp, one.request.id)]
+    taken += [one for one in handed if one not in begun and one not in first]
+    stopped, going = _stop_replays(log, state, selection, by, reason)
+    replayed = {replay.ssp for replay in (*stopped, *going)}
+    kept = [one for one in begun if one.request.ssp not in replayed]
+    found = {one.request.ssp for one in (*taken, *kept, *first)} | replayed
+    found |= {entry.ssp for entry in unread if entry.ssp is not None}
+    lines = [
+        *[f"{one.summary()}: a batch has begun there" for one in kept],
+        *[f"{one.summary()}: removed, but the application's first run may begin there" for one in first],
+        *[_describe_going(app, replay) for replay in going],
+    ]
+    if task is not None:
+        others = [*iter_unapplied(startpoints.get_fan_outs(), state)]
+        others += [PendingStartpoint(request) for request in stored.waiting]
+        left = _find_left(selection, others, found)
+        found |= left.keys()
+        lines += left.values()
+    lines += [_describe_nothing(ssp, state) for ssp in selection.ssps or () if ssp not in found]
+    return TakenBack(tuple(taken), tuple(stopped), tuple(lines), tuple(unread))
 
-    def chosen(held: PendingStartpoint) -> bool:
-        # A request for a broadcast input is handed to all tasks, so it can't be taken back from one.
-        one = held.request.task if held.at is None or is_broadcast(app, held.request.ssp) else held.at
-        return (wanted is None or held.request.ssp in wanted) and (task is None or task == one)
 
-    waiting = [request for request in stored.waiting if chosen(PendingStartpoint(request))]
-    taken = [PendingStartpoint(request) for request in startpoints.take_back(waiting, by=by)]
-    unread = startpoints.delete_unreadable(
-        (
-            entry
-            for entry in stored.unreadable
-            if (wanted is None or entry.ssp in wanted or (entry.ssp is None and entry.at and entry.at == task))
-            and (task is None or task in (entry.task, entry.at))
-        ),
-        by=by,
-    )
-    # Repeated, because a fan-out that has read a request before its deletion may still hand it out.
+def _remove_handed(
+    startpoints: StartpointManager, state: ApplicationState, selection: _Selection
+) -> list[PendingStartpoint]:
+    """Remove the selected startpoints from the tasks that they were handed to; return them.
+
+    This is repeated, because a fan-out that has read a request before its deletion may still hand
+    it out. Startpoints that have begun stay.
+    """
+    handed: list[PendingStartpoint] = []
     for _ in range(_MAX_REMOVALS):
-        handed = [held for held in iter_unapplied(startpoints.get_fan_outs(), state) if chosen(held)]
-        idle = [held for held in handed if not has_begun(held, state)]
+        selected = filter(selection.includes, iter_unapplied(startpoints.get_fan_outs(), state))
+        found = [held for held in selected if held not in handed]
+        handed += found
+        idle = [held for held in found if not state.has_begun(held.request.ssp, held.request.id)]
         if not idle:
             break
         ids: dict[str, dict[SystemStreamPartition, str]] = {}
         for held in idle:
             ids.setdefault(str(held.at), {})[held.request.ssp] = held.request.id
         startpoints.remove_fan_outs(ids)
-        taken += idle
-    # Read again: a run may have begun with a request before its removal.
-    state = log.read().state
-    used = [held for held in dict.fromkeys([*taken, *handed]) if has_begun(held, state)]
-    taken = [held for held in taken if held not in used]
-    kept = [f"{held.summary()}: a batch has begun there" for held in used]
-    stopped, going = _stop_replays(log, state, wanted, by, reason) if task is None else ([], [])
-    known = (
-        {entry.ssp for entry in unread}
-        | {held.request.ssp for held in (*taken, *used)}
-        | {replay.ssp for replay in (*stopped, *going)}
+    return handed
+
+
+def _describe_going(app: Application, replay: Replay) -> str:
+    return (
+        f"{replay.ssp}: the replay from {replay.position} ({replay.by}: {replay.reason}): the open "
+        "batch is reading it; try again after the batch, or abandon it (adjunct checkpoint abandon "
+        f"{app.name} --reason …)"
     )
-    kept += [
-        f"{replay.ssp}: the replay from {replay.position} ({replay.by}: {replay.reason}): the open batch is reading "
-        f"it; try again after the batch, or abandon it (adjunct checkpoint abandon {app.name} --reason …)"
-        for replay in going
-    ]
-    if task is not None:
-        still = iter_unapplied(startpoints.get_fan_outs(), state)
-        for ssp, held in {held.request.ssp: held for held in still}.items():
-            if ssp not in known and is_broadcast(app, ssp) and (wanted is None or ssp in wanted):
-                kept.append(f"{held.summary()}: it is for all tasks, and can't be taken back from one")
-                known.add(ssp)
-        for held in map(PendingStartpoint, stored.waiting):
-            ssp = held.request.ssp
-            if ssp not in known and held.request.task is None and (wanted is None or ssp in wanted):
-                kept.append(f"{held.summary()}: it is for every task that reads the partition; leave the task out")
-                known.add(ssp)
-    kept += [_describe_nothing(ssp, state) for ssp in wanted or () if ssp not in known]
-    return TakenBack(tuple(taken), tuple(stopped), tuple(kept), tuple(unread))
+
+
+def _find_left(
+    selection: _Selection, others: Iterable[PendingStartpoint], found: Collection[SystemStreamPartition]
+) -> dict[SystemStreamPartition, str]:
+    """Return, by partition, why startpoints that are not of the selected task alone were left."""
+    left: dict[SystemStreamPartition, str] = {}
+    for held in others:
+        ssp = held.request.ssp
+        if ssp in found or ssp in left or not selection.has_partition(ssp):
+            continue
+        if held.at is not None and is_broadcast(selection.app, ssp):
+            left[ssp] = f"{held.summary()}: it is for all tasks, and can't be taken back from one"
+        elif held.at is None and held.request.task is None:
+            left[ssp] = f"{held.summary()}: it is for every task that reads the partition; leave the task out"
+    return left
 
 
 def _stop_replays(
-    log: BatchLog, state: ApplicationState, ssps: Collection[SystemStreamPartition] | None, by: str, reason: str
+    log: BatchLog, state: ApplicationState, selection: _Selection, by: str, reason: str
 ) -> tuple[list[Replay], list[Replay]]:
-    """Stop the replays at these partitions (None: all), except those that the open batch reads; return both."""
-    ours = [replay for replay in state.offsets.replays.values() if ssps is None or replay.ssp in ssps]
+    """Stop the selected replays, except those that the open batch reads; return both.
+
+    Replays belong to all tasks: with a task in the selection none is stopped.
+    """
+    if selection.task is not None:
+        return [], []
+    replays = state.offsets.replays.values()
+    ours = [replay for replay in replays if selection.has_partition(replay.ssp)]
     reading = set(state.open.replays.values()) if state.open else set()
     idle = [replay.id for replay in ours if replay.id not in reading]
-    return log.cancel_replays(idle, by=by, reason=reason), [replay for replay in ours if replay.id in reading]
+    going = [replay for replay in ours if replay.id in reading]
+    return log.cancel_replays(idle, by=by, reason=reason), going
 
 
 def _describe_nothing(ssp: SystemStreamPartition, state: ApplicationState) -> str:

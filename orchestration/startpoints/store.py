@@ -264,11 +264,6 @@ class PendingStartpoint:
         asked = f"{request.ssp}: {describe_startpoint(request.startpoint)}{until}{task}"
         return f"{asked}, {where} ({request.by}: {request.reason})"
 
-    def taken_back(self) -> str:
-        """Return a line that says that it was taken back, and that a run may still start there."""
-        late = "" if self.offset is None else "; the run that found its offset, if it still goes on, begins there"
-        return f"taken back: {self.summary()}{late}"
-
 
 def iter_unapplied(handed: Mapping[str, Requests], state: ApplicationState) -> Iterator[PendingStartpoint]:
     """Yield the startpoints in `handed` that no batch has applied; a crash may have left applied ones there."""
@@ -279,14 +274,6 @@ def iter_unapplied(handed: Mapping[str, Requests], state: ApplicationState) -> I
                 yield PendingStartpoint(
                     request, task, resolved.offset if resolved and resolved.id == request.id else None
                 )
-
-
-def has_begun(held: PendingStartpoint, state: ApplicationState) -> bool:
-    """Return whether a batch has applied the startpoint, or the open batch will, which can't be stopped any more."""
-    ssp, startpoint_id = held.request.ssp, held.request.id
-    applied = state.offsets.applied.get(ssp)
-    opened = state.open is not None and state.open.startpoints.get(ssp) == startpoint_id
-    return opened or (applied is not None and applied.id == startpoint_id)
 
 
 REQUESTS = "startpoints"

@@ -29,7 +29,7 @@ from typing import Any
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.unbounded.local_table import create_state
 from dagster_adjunct.assets.unbounded.transient_table import TransientVersion
-from dagster_adjunct.orchestration.batch_log.batch_log import ClosedBatch, Counters, add_counters
+from dagster_adjunct.orchestration.batch_log.batch_log import ClosedBatch, Counters, add_counters, check_not_renamed
 from dagster_adjunct.orchestration.step.context import BatchInputs, BatchMetrics, StepContext, StepState
 from dagster_adjunct.orchestration.step.engines import BatchEngine, choose_engine
 from dagster_adjunct.orchestration.step.lookups import OpenTables
@@ -84,8 +84,8 @@ def run_step(given: StepContext, engine: BatchEngine | None = None) -> StepRepor
 
     Raises NoSealedVersionError before reading any input when a dataset marked for bootstrap has no version,
     StaleDatasetError when one is staler than its table allows, and CommitConflictError when another run takes the
-    application over. The run that held the lease before this one may commit once more until it notices: then this run
-    starts again from that commit.
+    application over. A run that holds the lease may find a commit that is not its own: of the run that held the lease
+    before, or of somebody who has taken a startpoint back. Then it starts again from that commit.
     """
     for attempt in range(1, _MAX_STARTS + 1):
         with _open_step(given) as (context, begun):
@@ -113,9 +113,12 @@ def run_step(given: StepContext, engine: BatchEngine | None = None) -> StepRepor
                         break
                 return run.finish(context, caught_up=False)
             except errors.CommitConflictError as conflict:
-                if run.logged.commit is not begun.logged.commit or context.still_ours is None or attempt == _MAX_STARTS:
+                began_batch = run.logged.state.open is not None and run.logged is not begun.logged
+                if began_batch or context.still_ours is None or attempt == _MAX_STARTS:
                     raise
                 context.check()
+                if run.report.batches:
+                    given = replace(given, earlier=run.report)
                 text = f"{conflict.problem} This run holds the lease and starts again from that commit."
                 context.on_event(StepEvent("lease", 0, {"text": text}))
     raise AssertionError("unreachable")
@@ -125,6 +128,7 @@ def run_step(given: StepContext, engine: BatchEngine | None = None) -> StepRepor
 def _open_step(context: StepContext) -> Iterator[tuple[StepContext, StepState]]:
     """Yield the context of a run of the step with its resources, and its initial state; release them at the end."""
     logged = context.log.read()
+    check_not_renamed(context.app.name, logged.state)
     # What closing a batch does not delete: answers of an abandoned batch, or of an operator that was removed.
     purge_answers(context.lake, context.app.name, logged.state.batch)
     with RunCredits(context.lake) as credits, closing(OpenTables()) as tables:

@@ -179,8 +179,12 @@ class OffsetsWorld:
         max_batches: int | None = None,
         on_event: Callable[[StepEvent], None] = lambda event: None,
         faults: Sequence[Fault] = (),
+        leased: bool = False,
     ) -> StepContext:
-        """Return what a run works with; it meets the faults, counted from its first request."""
+        """Return what a run works with; it meets the faults, counted from its first request.
+
+        A `leased` run is told at each check that it holds its lease.
+        """
         self.runs += 1
         plan = plan_application(app, systems=self.systems())
         if tasks is not None:
@@ -192,7 +196,8 @@ class OffsetsWorld:
         lake = self.faulty(faults)
         self.store = cast(FaultyStore, lake.store)
         runtime = Runtime(lake, self.systems(lake), no_spark, by=f"run-{self.runs}")
-        return StepContext(runtime, app, plan, fan_out_for_run(runtime, app, plan), on_event, max_batches)
+        context = StepContext(runtime, app, plan, fan_out_for_run(runtime, app, plan), on_event, max_batches)
+        return replace(context, still_ours=(lambda: None) if leased else None)
 
     def run(self, app: Application, **options: Any) -> StepReport:
         context = self.context(app, **options)

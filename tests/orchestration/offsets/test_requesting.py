@@ -318,6 +318,38 @@ def test_what_a_run_applies_meanwhile_is_not_called_taken_back(world: OffsetsWor
     assert world.state(app).offsets.applied[S[0]].offset == "@7"
 
 
+@pytest.mark.parametrize("until", [None, StartpointSpecific(offset="@8")], ids=["start", "replay"])
+def test_no_run_begins_at_what_was_taken_back_at_any_of_its_requests(
+    app: Application, until: Startpoint | None
+) -> None:
+    outcomes = set()
+    for step in range(1, 60):
+        world = OffsetsWorld()
+        world.fake.make("s", 1)
+        world.fake.write("s", 0, *range(1000, 10_000, 1000))
+        world.run(app)
+        asked(world, app, StartpointSpecific(offset="@7"), 0, until=until)
+        fan_out(world, app)
+        done: list[TakenBack] = []
+
+        def clear(world: OffsetsWorld = world, done: list[TakenBack] = done) -> None:
+            done.append(back(world, app, 0))
+
+        read = world.reads(app, faults=[Fault("*", step, "meanwhile", clear)], leased=True)
+        if not done:
+            break
+        taken = bool(done[0].startpoints or done[0].replays)
+        outcomes.add(taken)
+        if taken:
+            assert read == [], step
+            assert world.state(app).offsets.applied == {}, step
+        else:
+            assert read, step
+            assert done[0].not_removed, step
+        assert world.reads(app, leased=True) == []
+    assert outcomes == {True, False}
+
+
 def test_an_applied_request_left_by_a_crash_does_not_count_as_replaced(world: OffsetsWorld, app: Application) -> None:
     asked(world, app, StartpointSpecific(offset="@8"), 1)
     world.die_before_the_removal(app)
