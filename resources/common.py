@@ -336,6 +336,13 @@ def read_duration(text: str) -> timedelta | None:
     return None
 
 
+def describe_span(span: object) -> str:
+    """Return a timedelta as text, such as "0:05:00" or "-1 day, 0:00:00"; of another value its repr."""
+    if not isinstance(span, timedelta):
+        return repr(span)
+    return f"-{-span}" if span < timedelta(0) else str(span)
+
+
 def subtract_span(now: datetime, span: timedelta) -> datetime:
     """Return `now` minus `span`, or the first moment of the year 1 where that is too far back (`timedelta.max`)."""
     return now - min(span, now - _FIRST)

@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 from dagster_adjunct.assets.declaration.change_formats import ChangeFormat, Upserts
 from dagster_adjunct.assets.declaration.change_values import STREAMED_FIRST, Order, describe_order
 from dagster_adjunct.assets.declaration.snapshots import InitialLoad
-from dagster_adjunct.resources.common import argument_error, check_name, fits_utc, split_stream_name
+from dagster_adjunct.resources.common import argument_error, check_name, describe_span, fits_utc, split_stream_name
 from dagster_adjunct.resources.errors import ConfigurationError, MarkerConflictError
 from dagster_adjunct.resources.validation import validated
 
@@ -36,7 +36,9 @@ class DiscardPolicy:
             raise argument_error(f"a discard policy has keep={self.keep}", "1 or more versions", argument="keep")
         if self.grace < timedelta(0):
             raise argument_error(
-                f"a discard policy has grace={self.grace}", "a timedelta that is not negative", argument="grace"
+                f"a discard policy has grace={describe_span(self.grace)}",
+                "a timedelta that is not negative",
+                argument="grace",
             )
 
 
@@ -181,7 +183,7 @@ class ChangeStreamOptions:
         for name in ("max_age", "freshness", "history"):
             span = getattr(self, name)
             if isinstance(span, timedelta) and span <= timedelta(0):
-                problem = f"{name} is {span!r}: expected a positive timedelta."
+                problem = f"{name} is {describe_span(span)}: expected a positive timedelta."
                 yield name, problem, "Write, for example, timedelta(days=7)."
         if self.chunk < 1:
             yield "chunk", f"chunk is {self.chunk}: expected 1 or more records.", ""

@@ -26,7 +26,7 @@ from typing import Literal, Self
 from pydantic import ValidationError
 
 from dagster_adjunct.resources import errors
-from dagster_adjunct.resources.common import StoredDocument, call_in_threads
+from dagster_adjunct.resources.common import StoredDocument, call_in_threads, describe_span
 from dagster_adjunct.resources.objects.heartbeat import Heartbeat
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.objects.store import ObjectStore, read_store_clock, requests_at_once
@@ -355,6 +355,6 @@ def validate_span(argument: Literal["wait", "follow"], span: timedelta | float) 
     is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
     if not is_number or not 0 <= seconds <= LONGEST_STAY.total_seconds() or (argument == "follow" and not seconds):
         least = "from 0, which does not wait," if argument == "wait" else "of more than 0"
-        problem = f"{argument}={span!r} is not a valid time: expected a time {least} to {LONGEST_STAY}."
+        problem = f"{argument}={describe_span(span)} is not a valid time: expected a time {least} to {LONGEST_STAY}."
         raise errors.ConfigurationError(problem, "Pass a timedelta or seconds.", argument=argument)
     return timedelta(seconds=seconds)

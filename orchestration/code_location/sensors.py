@@ -36,7 +36,7 @@ from dagster_adjunct.orchestration.code_location.sensor_ticks import (
     scan_ages,
     scan_streams,
 )
-from dagster_adjunct.resources.common import check_whole_number, subtract_span
+from dagster_adjunct.resources.common import check_whole_number, describe_span, subtract_span
 from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.streams.startpoint import describe_startpoint
@@ -76,7 +76,9 @@ class LaunchWhen:
         ):
             span = getattr(self, name)
             if span is not None and (not isinstance(span, timedelta) or not timedelta(0) < span <= longest):
-                problem = f"LaunchWhen has {name}={span!r}: expected a positive timedelta of at most {longest}."
+                problem = (
+                    f"LaunchWhen has {name}={describe_span(span)}: expected a positive timedelta of at most {longest}."
+                )
                 step = f"Say {what}, for example LaunchWhen({name}=timedelta(minutes=10))."
                 raise ConfigurationError(problem, step, argument=name)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from dagster_adjunct.resources.common import argument_error
+from dagster_adjunct.resources.common import argument_error, describe_span
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError, SchemaMismatchError
 from dagster_adjunct.resources.lazy_modules import F
 from dagster_adjunct.resources.schemas.schema import Field, Schema, check_key_types
@@ -237,7 +237,7 @@ def check_duration(
     if not least <= value <= most:
         limit = "" if most == timedelta.max else ", and at most 100 years"
         expected = f"a timedelta {'from 0 on' if zero else 'above 0'}{limit}, such as timedelta(minutes=5)"
-        raise argument_error(f"{found}={value!r}", expected, argument=argument, **about)
+        raise argument_error(f"{found}={describe_span(value)}", expected, argument=argument, **about)
 
 
 def first_duplicate(names: Sequence[str]) -> str | None:

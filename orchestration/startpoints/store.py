@@ -45,6 +45,7 @@ from dagster_adjunct.orchestration.startpoints.request import (
     parse_partition,
     to_epoch_ms,
 )
+from dagster_adjunct.resources.common import describe_span
 from dagster_adjunct.resources.errors import ConfigurationError, MalformedDocumentError
 from dagster_adjunct.resources.metadata import MetadataStore, NamespaceSnapshot
 from dagster_adjunct.resources.objects.lake import Lake
@@ -299,7 +300,7 @@ class StartpointManager:
             expires_after = EXPIRES_AFTER if isinstance(application, str) else application.startpoints_expire_after
         if expires_after < MS:
             problem = (
-                f"startpoints of {name!r} expire after {expires_after!s}: expected a timedelta of at least a "
+                f"startpoints of {name!r} expire after {describe_span(expires_after)}: expected a timedelta of at least a "
                 "millisecond."
             )
             raise ConfigurationError(
