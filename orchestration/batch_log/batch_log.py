@@ -128,6 +128,7 @@ class OffsetState(StoredDocument):
     main position, `opened` the highest ones ever opened, both without zeros. `replays` are those under way, by id;
     `begun` has the ids of replays that began and whose requests may still be fanned out. `taken` has the ids of the
     latest requests that were applied or began a replay: if one is written again, it is not applied again.
+    `furthest` has the end of all that the main position has read, where it was moved before.
     """
 
     streams: dict[str, str] = Default(default_factory=dict)
@@ -138,6 +139,7 @@ class OffsetState(StoredDocument):
     replays: dict[str, Replay] = Default(default_factory=dict)
     begun: frozenset[str] = frozenset()
     taken: dict[Partition, tuple[str, ...]] = Default(default_factory=dict)
+    furthest: dict[Partition, str] = Default(default_factory=dict)
 
     def has_taken(self, ssp: SystemStreamPartition, startpoint_id: str) -> bool:
         """Return whether a commit has applied this startpoint of a partition, or has started its replay."""

@@ -50,6 +50,7 @@ from dagster_adjunct.orchestration.startpoints.positions import (
     carry_over_positions,
     check_same_streams,
     choose_first_positions,
+    find_furthest,
     resolve_request,
 )
 from dagster_adjunct.orchestration.startpoints.request import (
@@ -339,12 +340,14 @@ def start_run(
     check_same_streams(app, streams, known, resolved.startpoints, reset)
     checkpoint = state.checkpoint | choose_first_positions(app, streams, state, resolved.startpoints, is_first=is_first)
 
+    moved = [ssp for ssp, start in checkpoint.items() if start != state.checkpoint.get(ssp)]
     still_there = {replay_id(ssp, request) for ids in resolved.done.values() for ssp, request in ids.items()}
     offsets = known.model_copy(
         update={
             "resolved": dict(resolved.startpoints),
             "begun": known.begun & still_there if app.startpoints else known.begun,
             "streams": {name: identity for name, stream in streams.items() if (identity := stream.info.identity)},
+            "furthest": find_furthest(state, streams, [*moved, *resolved.startpoints]),
         }
     ).with_replays(tuple(resolved.replays.values()))
     recreated = [name for name, stream in streams.items() if stream.info.was_recreated(known.streams.get(name))]

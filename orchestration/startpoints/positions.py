@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from functools import partial
+from functools import cmp_to_key, partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from dagster_adjunct.orchestration.application.application import Application
@@ -64,6 +64,28 @@ def choose_first_positions(
         edges = stream.oldest if choice == "oldest" else stream.upcoming
         positions |= kept | {ssp: edges[ssp] for ssp in fresh}
     return positions
+
+
+def find_furthest(
+    state: ApplicationState, streams: Mapping[str, StreamSnapshot], moved: Collection[SystemStreamPartition]
+) -> dict[SystemStreamPartition, str]:
+    """Return the end of all that the main position has read, by partition where it moves or moved.
+
+    A position that moves back leaves its checkpoint behind, which alone would say less.
+    """
+    furthest: dict[SystemStreamPartition, str] = {}
+    for ssp in (*state.offsets.furthest, *moved):
+        stream = streams.get(ssp.qualified_stream)
+        known = state.offsets.streams.get(ssp.qualified_stream)
+        if stream is not None and stream.info.was_recreated(known):
+            continue
+        ends = {state.offsets.furthest.get(ssp), state.checkpoint.get(ssp)} - {None}
+        reached = [end for end in ends if end is not None]
+        if len(reached) > 1 and stream is not None:
+            reached.sort(key=cmp_to_key(stream.system.compare))
+        if reached:
+            furthest[ssp] = reached[-1]
+    return furthest
 
 
 def choose_default_offset(source: Input, info: StreamInfo, system: StreamSystem) -> Literal["oldest", "upcoming"]:
@@ -391,6 +413,7 @@ def carry_over_stream(state: ApplicationState, stream: str, info: StreamInfo) ->
     update = {
         "streams": {**offsets.streams, stream: info.identity},
         "applied": {ssp: start for ssp, start in offsets.applied.items() if ssp.qualified_stream != stream},
+        "furthest": {ssp: end for ssp, end in offsets.furthest.items() if ssp.qualified_stream != stream},
         "epochs": spread(offsets.epochs),
         "opened": spread(offsets.opened),
     }

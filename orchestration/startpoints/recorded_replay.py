@@ -275,7 +275,6 @@ def plan_recorded(
         {name: stream.info.identity for name, stream in streams.items()},
         lambda at, left, right: streams[at.qualified_stream].system.compare(left, right),
         lambda at, left, right: streams[at.qualified_stream].system.distance(at, left, right),
-        frozenset(source.stream for source in app.inputs.values() if source.reset_offset),
     )
     batches, newest, oldest, gone = collect_main_batches(BatchLog(lake, app.name).history(None), asked)
     reads = find_first_reads(batches, asked, gone)
@@ -320,15 +319,13 @@ def _build_plan(app: Application, asked: AskedOffsets, reads: FirstReads, now: d
 class AskedOffsets:
     """The offsets to read again: `spans` has [start, end) by partition, `identities` the identity of each stream.
 
-    `compare` orders the offsets of a partition, `distance` counts them. `reset` are the streams of inputs that reset
-    their offset: a run may have read them again without a new epoch.
+    `compare` orders the offsets of a partition, `distance` counts them.
     """
 
     spans: Mapping[SystemStreamPartition, Span]
     identities: Mapping[str, str | None]
     compare: OffsetFunction
     distance: OffsetFunction
-    reset: AbstractSet[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -471,27 +468,26 @@ def _is_same_stream(state: ApplicationState, asked: AskedOffsets, stream: str) -
 
 def _has_read_none(state: ApplicationState, asked: AskedOffsets, ssp: SystemStreamPartition) -> bool:
     """Return whether it is certain that no batch up to this state has read any of the partition's requested offsets."""
-    if ssp not in state.checkpoint:
-        return True
-    if ssp.qualified_stream in asked.reset or state.offsets.opened.get(ssp, 0):
-        return False
     start, end = asked.spans[ssp]
-    empty = asked.compare(ssp, start, end) == 0
-    return empty or asked.compare(ssp, state.checkpoint[ssp], start) <= 0
+    return asked.compare(ssp, start, end) == 0 or asked.compare(ssp, _reached(state, asked, ssp), start) <= 0
 
 
 def _read_up_to(state: ApplicationState, asked: AskedOffsets, ssp: SystemStreamPartition) -> Span:
     """Return which of the partition's requested offsets batches up to this state may have read; an empty span for none.
 
-    These are the offsets before the state's checkpoint, or all of them if the position may have been moved back before.
+    These are the offsets before the furthest position that the state knows.
     """
-    start, end = asked.spans[ssp]
+    start = asked.spans[ssp][0]
     if not _is_same_stream(state, asked, ssp.qualified_stream):
         return start, start
-    moved = state.offsets.applied.get(ssp)
-    if ssp.qualified_stream in asked.reset or (moved is not None and moved.batch != 1):
-        return start, end
-    return start, state.checkpoint.get(ssp, start)
+    return start, _reached(state, asked, ssp)
+
+
+def _reached(state: ApplicationState, asked: AskedOffsets, ssp: SystemStreamPartition) -> str:
+    """Return the end of all that batches up to this state may have read of the partition."""
+    checkpoint = state.checkpoint.get(ssp, asked.spans[ssp][0])
+    furthest = state.offsets.furthest.get(ssp, checkpoint)
+    return furthest if asked.compare(ssp, furthest, checkpoint) > 0 else checkpoint
 
 
 def _split_spans(

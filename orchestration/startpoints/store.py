@@ -300,8 +300,8 @@ class StartpointManager:
             expires_after = EXPIRES_AFTER if isinstance(application, str) else application.startpoints_expire_after
         if expires_after < MS:
             problem = (
-                f"startpoints of {name!r} expire after {describe_span(expires_after)}: expected a timedelta of at least a "
-                "millisecond."
+                f"startpoints of {name!r} expire after {describe_span(expires_after)}: expected a "
+                "timedelta of at least a millisecond."
             )
             raise ConfigurationError(
                 problem, f"Leave expires_after out for the default, {EXPIRES_AFTER}.", argument="expires_after"

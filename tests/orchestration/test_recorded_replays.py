@@ -307,6 +307,33 @@ def test_the_first_main_batch_counts_not_a_replay_or_a_later_startpoint(trips: T
     assert trips.met(main=False) == {(P0, offset): first[P0, offset] for offset in range(3)}
 
 
+def test_a_startpoint_that_the_log_has_forgotten_refuses_no_later_records(trips: Trips) -> None:
+    trips.first_run()
+    trips.startpoints.request("lake.trips.0", at(0), **WHO)
+    trips.run()
+    forgotten = trips.ends()[P0]
+    commits = len(list(BatchLog(trips.lake, "app").history(None)))
+    trips.publish()
+    trips.depart(6)
+    trips.work.batches.clear()
+    trips.run()
+    later = trips.met()
+    prefix = trips.lake.application_prefix("app")
+    for number in range(1, commits):
+        (item,) = trips.lake.store.list(f"{prefix}/manifests/{number:012d}")
+        trips.lake.store.delete(item.key)
+    (shown,) = trips.startpoints.preview(
+        "lake.trips.0", at(forgotten - 1), until=at(trips.ends()[P0]), versions="recorded"
+    ).previews
+    assert "history from before its commit" in str(shown.error)
+    trips.work.batches.clear()
+    trips.again("lake.trips.0", forgotten, trips.ends()[P0])
+    trips.run()
+    read = {place: number for place, number in later.items() if place[0] == P0}
+    assert read
+    assert trips.met(main=False) == read
+
+
 def test_two_replays_at_once_meet_each_its_own(trips: Trips) -> None:
     first = trips.first_run()
     trips.again("lake.trips.0", 0, 3)
