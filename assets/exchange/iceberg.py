@@ -1,6 +1,6 @@
 """Versions and streams registered as snapshots of an Iceberg table by PyIceberg, without copying rows.
 
-Stored rows that are no entries (superseded ones, deletions) are left out by a position delete file in the lake.
+Stored rows that are no entries (superseded ones, deletions) are left out by position delete files in the lake.
 The table's snapshots refer to the lake's own files, so holds in the lake keep these files (`versions/leases.py`,
 `streams/lake/maintenance.py`). Expire snapshots in the catalogue: the next registration releases their holds.
 """
@@ -13,11 +13,11 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.assets.exchange.handover import Held, StreamView, View, ViewFiles, lend_whole_files, must_be_masked
-from dagster_adjunct.assets.exchange.position_deletes import write_position_deletes
+from dagster_adjunct.assets.exchange.position_deletes import PositionDeletes, write_position_deletes
 from dagster_adjunct.assets.reading.stored_file import StoredFile
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.versions.dataset_log import DatasetLog
-from dagster_adjunct.assets.versions.leases import list_leases, release_versions, retain_version
+from dagster_adjunct.assets.versions.leases import hold_folder, list_leases, release_versions, retain_version
 from dagster_adjunct.assets.versions.version import POSITION, TOMBSTONE
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.bucketing.files import IS_FIRST
@@ -134,7 +134,7 @@ def register_in_iceberg(
 
     The table is created on first use; its namespace must exist. The files of the previous version are replaced by those
     of this one in a single snapshot; earlier snapshots stay for time travel. Rows that deltas supersede or delete are
-    listed in a position delete file, made from the keys of all files unless the version has a mask. New columns are
+    listed in position delete files, made from the keys of all files unless the version has a mask. New columns are
     added to the table. The snapshot's summary has dataset, version and `properties`. If the version is already current,
     nothing is done.
 
@@ -173,7 +173,11 @@ def _register(files: ViewFiles, catalog: Catalog, identifier: str, properties: d
         retain_version(lake, view.dataset, view.version, holder=holder)
     new = not _is_current(view, paths, table)
     if new:
-        _commit(files, table, identifier, properties)
+        deletes: list[PositionDeletes] = []
+        if isinstance(view, VersionReader) and must_be_masked(view):
+            folder = hold_folder(lake, view.dataset, view.version, holder=holder)
+            deletes = write_position_deletes(view, folder)
+        _commit(files, deletes, table, identifier, properties)
     snapshot = table.current_snapshot()
     assert snapshot is not None
     _release(lake, view.dataset, holder, {view.version, *_registered_versions(table)})
@@ -326,7 +330,9 @@ def _check_takes_deletes(view: Held, table: Table, identifier: str) -> None:
         raise errors.DatasetError(problem, step, dataset=view.dataset, version=view.version)
 
 
-def _commit(files: ViewFiles, table: Table, identifier: str, properties: dict[str, str]) -> None:
+def _commit(
+    files: ViewFiles, deletes: Sequence[PositionDeletes], table: Table, identifier: str, properties: dict[str, str]
+) -> None:
     from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException, ValidationException
     from pyiceberg.table import TableProperties
 
@@ -336,7 +342,6 @@ def _commit(files: ViewFiles, table: Table, identifier: str, properties: dict[st
     summary = {**properties, DATASET: view.dataset, VERSION: view.version}
     if isinstance(view, VersionReader) and view.sealed.name is not None:
         summary[NAME] = view.sealed.name
-    deletes = write_position_deletes(view) if isinstance(view, VersionReader) and must_be_masked(view) else None
     try:
         with table.transaction() as transaction:
             with transaction.update_schema() as update:

@@ -50,8 +50,8 @@ class SnapshotOfFiles(_OverwriteFiles):
     """A new snapshot of exactly these files, in one commit.
 
     Data files that the table has already stay, with their sequence numbers; all other files of the table are removed.
-    The delete file is always added as a new one: it applies only to data files that are not younger than itself and
-    have its partition spec, so that data files of an earlier spec are removed and added again.
+    Delete files are always added as new ones: they apply only to data files that are not younger than themselves and
+    have their partition spec, so that data files of an earlier spec are removed and added again.
     """
 
     def __init__(self, transaction: Transaction, io: FileIO, properties: dict[str, str]) -> None:
@@ -68,9 +68,9 @@ class SnapshotOfFiles(_OverwriteFiles):
         return [path for path in paths if path not in there]
 
     def replace_files(
-        self, paths: Collection[str], arriving: Sequence[DataFile], deletes: PositionDeletes | None
+        self, paths: Collection[str], arriving: Sequence[DataFile], deletes: Sequence[PositionDeletes]
     ) -> None:
-        """Set the files of the snapshot: the data files at `paths`, and a delete file if there is one.
+        """Set the files of the snapshot: the data files at `paths`, and these delete files.
 
         `arriving` are those of the data files that the current snapshot lacks.
         """
@@ -79,8 +79,8 @@ class SnapshotOfFiles(_OverwriteFiles):
             for entry in self.live
             if entry.data_file.file_path not in paths or not self._has_spec(entry)
         }
-        self._added_data_files = [*arriving, *([_delete_file(deletes)] if deletes is not None else [])]
-        if deletes is None and self._parent_snapshot_id is None:
+        self._added_data_files = [*arriving, *map(_delete_file, deletes)]
+        if not deletes and self._parent_snapshot_id is None:
             # Readers of appended rows alone ignore delete files, so that no other snapshot may be an append.
             self._operation = Operation.APPEND
 
@@ -153,6 +153,6 @@ def _delete_file(deletes: PositionDeletes) -> DataFile:
         partition=Record(),
         record_count=deletes.rows,
         file_size_in_bytes=deletes.size,
-        lower_bounds={PATH_ID: deletes.first.encode()},
-        upper_bounds={PATH_ID: deletes.last.encode()},
+        lower_bounds={PATH_ID: deletes.data_path.encode()},
+        upper_bounds={PATH_ID: deletes.data_path.encode()},
     )

@@ -27,6 +27,7 @@ from dagster_adjunct.assets.versions.leases import (
     list_attempts,
     list_leases,
     list_live_leases,
+    list_released_files,
     read_lake_clock,
 )
 from dagster_adjunct.assets.versions.manifest import (
@@ -39,7 +40,7 @@ from dagster_adjunct.assets.versions.manifest import (
 )
 from dagster_adjunct.assets.versions.version import VersionRef, version_number
 from dagster_adjunct.resources.common import Report, subtract_span
-from dagster_adjunct.resources.errors import DatasetError, ObjectNotFoundError
+from dagster_adjunct.resources.errors import DatasetError, ObjectNotFoundError, VersionDiscardedError
 from dagster_adjunct.resources.objects import commit_log
 from dagster_adjunct.resources.objects.commit_log import Commit, DeletedObjects
 from dagster_adjunct.resources.objects.lake import Lake
@@ -460,7 +461,10 @@ def _list_objects(log: DatasetLog, *, commits: bool = False) -> Listing:
 def _delete_old_records(
     log: DatasetLog, manifest: DatasetManifest, listing: Listing, policy: DiscardPolicy, roots: Roots
 ) -> list[ObjectInfo]:
-    """Delete records of builds that ended long ago, and old commit manifests; return the deleted objects."""
+    """Delete records of builds that ended long ago, old commit manifests, and released files of discarded versions.
+
+    Returns the deleted objects.
+    """
     store, limit = log.lake.store, subtract_span(listing.now, policy.grace)
     held: Mapping[str, str] = {}
     if manifest.versions_are_commits:
@@ -475,5 +479,16 @@ def _delete_old_records(
             if (manifest.retained_from is None or commit_log.commit_number(item.key) < manifest.retained_from)
             and not any(belongs_to_version(version, item.key) for version in held)
         ]
+    for version, files in list_released_files(log.lake, log.name).items():
+        if not _is_kept(manifest, version):
+            objects += files
     store.delete_many([item.key for item in objects])
     return objects
+
+
+def _is_kept(manifest: DatasetManifest, version: str) -> bool:
+    try:
+        manifest.check_kept(version)
+    except VersionDiscardedError:
+        return False
+    return True

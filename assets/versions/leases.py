@@ -2,6 +2,7 @@
 
     datasets/{name}/leases/{id}.json                                    a reader's lease: versions, holder, time to live
     datasets/{name}/leases/hold-{hash of the holder}-{version}.json     a hold: a lease that does not expire
+    datasets/{name}/leases/hold-{hash of the holder}-{version}/…        files of a hold, such as Iceberg's delete files
     datasets/{name}/attempts/{attempt}.json                             a running or finished build
 
 The holder writes the lease first and then checks whether its versions are doomed; a discard dooms versions first and
@@ -223,6 +224,8 @@ def list_leases(lake: Lake, dataset: str) -> list[LeaseInfo]:
     """Return all leases of a dataset, expired or not. An unreadable one counts as a lease of all versions: ("*",)."""
     leases = []
     for item in lake.store.list(f"{lease_folder(lake, dataset)}/"):
+        if not item.key.endswith(".json"):
+            continue
         with suppress(errors.ObjectNotFoundError):  # released concurrently
             leases.append(_parse(item, lake.store.get(item.key).data))
     return leases
@@ -267,6 +270,30 @@ def retain_version(lake: Lake, dataset: str, version: str, *, holder: str) -> No
     except errors.DatasetError:
         lake.store.delete(key)
         raise
+
+
+def hold_folder(lake: Lake, dataset: str, version: str, *, holder: str) -> str:
+    """Return the folder of a hold's files. They stay until the version is discarded, also after its release."""
+    return f"{_hold_prefix(lake, dataset, holder)}{version}"
+
+
+def list_released_files(lake: Lake, dataset: str) -> dict[str, list[ObjectInfo]]:
+    """Return, by version, the files of holds that were released."""
+    prefix = f"{lease_folder(lake, dataset)}/hold-"
+    held = set[str]()
+    files: dict[str, list[ObjectInfo]] = {}
+    for item in lake.store.list(prefix):
+        hold, _, file = item.key.removeprefix(prefix).partition("/")
+        if file:
+            files.setdefault(hold, []).append(item)
+        else:
+            held.add(hold.removesuffix(".json"))
+    released: dict[str, list[ObjectInfo]] = {}
+    for hold, items in files.items():
+        if hold not in held:
+            version = hold.partition("-")[2]
+            released.setdefault(version, []).extend(items)
+    return released
 
 
 def release_versions(lake: Lake, dataset: str, *, holder: str, keep: Collection[str] = ()) -> tuple[str, ...]:

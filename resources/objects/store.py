@@ -224,7 +224,11 @@ def delete_holds(store: ObjectStore, prefix: str, *, keep: Collection[str]) -> t
     `prefix` is that of `holder_prefix`. With a non-empty `keep`, the newest hold and those written up to an hour before
     it stay too: another process may just have written one that the caller does not know yet.
     """
-    holds = {item.key.removeprefix(prefix).removesuffix(".json"): item for item in store.list(prefix)}
+    holds = {
+        item.key.removeprefix(prefix).removesuffix(".json"): item
+        for item in store.list(prefix)
+        if item.key.endswith(".json")
+    }
     newest = max((item.modified for item in holds.values()), default=None)
     released = [
         name
