@@ -46,7 +46,8 @@ from dagster_adjunct.resources.validation import validated_methods
 #     {"lake": "objects"}    objects of the lake. Also for a folder that machines share, because SQLite's locks don't
 #                            work there
 #
-# Settings of a backend follow: {"lake": "sqlite", "busy_timeout": 30.0}.
+# Settings of a backend follow: {"lake": "sqlite", "busy_timeout": 30.0}. The path of another SQLite
+# file in the lake's folder is relative to it: {"lake": "sqlite", "path": "tables/claims.sqlite"}.
 
 _LAKE = "lake"
 IN_SQLITE = {_LAKE: "sqlite"}
@@ -70,7 +71,10 @@ def resolve_lake_backend(lake: Lake, description: Mapping[str, Any]) -> dict[str
     root, settings = lake.store.descriptor.url, {name: v for name, v in description.items() if name != _LAKE}
     if description.items() >= IN_SQLITE.items() and "://" not in root:
         folder = Path(root).resolve()
-        return {"backend": "sqlite", "path": str(folder.with_name(f"{folder.name}.key-values.sqlite")), **settings}
+        path = folder.with_name(f"{folder.name}.key-values.sqlite")
+        if "path" in settings:
+            path = folder / str(settings["path"])
+        return {"backend": "sqlite", **settings, "path": str(path)}
     if description.items() >= IN_OBJECTS.items():
         return {"backend": "objects", "url": lake, **settings}
     problem = f"a key-value table of {lake.url} is stored in {dict(description)!r}, which this lake does not have."
@@ -194,7 +198,19 @@ class TableBackends:
                 settings = {name: value for name, value in given.items() if not _is_same(name, ours.get(name), value)}
                 if not settings.keys() & {"path", "url", "s3"}:
                     return {**relative, **settings}
-        return given
+        return self._describe_inside(given) or given
+
+    def _describe_inside(self, given: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Return the description, relative to the lake, of an SQLite file in its folder; else None."""
+        root = self._lake.store.descriptor.url
+        if "://" in root or given["backend"] != IN_SQLITE[_LAKE]:
+            return None
+        path = Path(given["path"]).resolve()
+        folder = Path(root).resolve()
+        if not path.is_relative_to(folder):
+            return None
+        settings = {name: value for name, value in given.items() if name != "backend"}
+        return {**IN_SQLITE, **settings, "path": path.relative_to(folder).as_posix()}
 
     def has(self, name: TableName, table: StoredTable) -> bool:
         """Whether the table is in the backend for new tables: at the same location, even with other settings."""

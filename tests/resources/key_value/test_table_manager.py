@@ -320,10 +320,15 @@ def test_the_tables_of_a_lake_that_is_copied_are_not_those_of_the_first(tmp_path
     manager.create_scope("plant")
     manager.create("plant", "machines", FOUR)
     database = opened_at / "lake.key-values.sqlite"
-    given = {"places": SqliteSegments(database), "people": SqliteSegments(database, busy_timeout=3)}
+    given = {
+        "places": SqliteSegments(database),
+        "people": SqliteSegments(database, busy_timeout=3),
+        "claims": SqliteSegments(opened_at / "lake" / "claims.sqlite", busy_timeout=3),
+    }
     for name, backend in given.items():
         assert KeyValueTableManager(manager.lake, backend).create("plant", name, FOUR) is True
-        assert KeyValueTableManager(manager.lake, backend).create("plant", "machines", FOUR) is False
+        if name != "claims":
+            assert KeyValueTableManager(manager.lake, backend).create("plant", "machines", FOUR) is False
     assert KeyValueTableManager(manager.lake, ObjectSegments(tmp_path / "lake")).create("plant", "parts", FOUR) is True
     for copy in ("lake", "lake.key-values.sqlite"):
         source, target = tmp_path / copy, tmp_path / copy.replace("lake", "copy", 1)
@@ -331,7 +336,8 @@ def test_the_tables_of_a_lake_that_is_copied_are_not_those_of_the_first(tmp_path
     copied = KeyValueTableManager(open_lake(tmp_path / "copy"))
     stored = dict(MetadataStore(copied.lake).namespace(NAMESPACE, "all").read().items())
     assert stored["plant/people"]["backend"] == {"lake": "sqlite", "busy_timeout": 3}
-    for name in ("machines", "places", "people", "parts"):
+    assert stored["plant/claims"]["backend"] == {"lake": "sqlite", "path": "claims.sqlite", "busy_timeout": 3}
+    for name in ("machines", "places", "people", "claims", "parts"):
         assert str(tmp_path / "copy") in copied.segments("plant", name)[0].location
         assert copied.delete("plant", name) is True
         with manager_table(manager, name) as table:
