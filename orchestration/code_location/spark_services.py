@@ -39,12 +39,13 @@ _DRIVER = Path(__file__).with_name("driver.py")
 _MODULE = f"{__package__}.{_DRIVER.stem}"
 _BY_SIGNAL = 128  # the exit code of a process ended by a signal is this plus the signal's number
 _POLL_SECONDS = 5.0
-_EMR_ADDITIONS = 5  # attempts to add one step
+_STARTS = 5  # attempts to start one application
 # The names that Spark redacts, without the settings that only refer to secrets of Kubernetes.
 _SECRET = re.compile(r"(?i)(?!spark\.kubernetes\.(driver|executor)\.secret).*(secret|password|token|access[._]?key)")
 # Executors connect to the driver by the name of its node, unless the declared variables say otherwise.
 _ON_NODE = 'export SPARK_LOCAL_HOSTNAME=$(hostname -f) SPARK_LOCAL_IP=$(hostname -f); exec env "$@"'
 _SCRIPT = "--scriptLocation"  # takes precedence over the script of a Glue job
+_START = "--adjunct-start"  # identifies a start of a Glue job
 _GLUE_GOES_ON = ("WAITING", "STARTING", "RUNNING", "STOPPING")
 _TOO_MANY = re.compile("Throttling|ConcurrentRunsExceeded")
 _UNANSWERED = {"HTTPClientError", "ConnectionError", "HTTPError"}  # base classes in botocore and urllib3
@@ -203,29 +204,18 @@ class EmrCluster(dg.Config):
         raise ConfigurationError(problem, advice, argument="python")
 
     def _add(self, service: Any, step: Mapping[str, Any]) -> str:
-        """Add a step to the cluster and return its id.
+        """Add a step to the cluster and return its id. The step has a unique name."""
+        once = _client_without_retries("emr", self.region)
 
-        After a request without an answer, look for a step of this unique name before the next attempt, which would
-        otherwise add a second step.
-        """
-        import boto3
-        from botocore.config import Config
+        def add() -> str:
+            (added,) = once.add_job_flow_steps(JobFlowId=self.cluster_id, Steps=[step])["StepIds"]
+            return str(added)
 
-        once = boto3.client("emr", region_name=self.region, config=Config(retries={"total_max_attempts": 1}))
-        requests = 0
-        while True:
-            requests += 1
-            try:
-                with _translated_errors("EMR"):
-                    (added,) = once.add_job_flow_steps(JobFlowId=self.cluster_id, Steps=[step])["StepIds"]
-                    return str(added)
-            except TransientError:
-                time.sleep(_POLL_SECONDS)
-                newest = service.list_steps(ClusterId=self.cluster_id)["Steps"]
-                if (found := next((one["Id"] for one in newest if one["Name"] == step["Name"]), None)) is not None:
-                    return str(found)
-                if requests == _EMR_ADDITIONS:
-                    raise
+        def find() -> str | None:
+            newest = service.list_steps(ClusterId=self.cluster_id)["Steps"]
+            return next((str(one["Id"]) for one in newest if one["Name"] == step["Name"]), None)
+
+        return _start_once("EMR", add, find)
 
 
 @validated
@@ -250,6 +240,7 @@ class Glue(dg.Config):
         import boto3
 
         pipes: Any = _import_client("dagster_aws.pipes", "PipesGlueClient", "aws")
+        mark = uuid4().hex
 
         class Client(pipes):  # type: ignore[misc]
             def _wait_for_job_run_completion(self, job_name: str, run_id: str) -> Any:
@@ -261,15 +252,41 @@ class Glue(dg.Config):
                 )
 
         _check_not_given(self.request, ("JobName", "Arguments"), "request")
-        _check_not_given(self.arguments, (_SCRIPT,), "arguments")
+        _check_not_given(self.arguments, (_SCRIPT, _START), "arguments")
         check_no_secrets(self.arguments, "the argument")
         exchange.store.put(exchange.key(_DRIVER.name), _DRIVER.read_bytes())
-        arguments = {**self.arguments, _SCRIPT: exchange.url(_DRIVER.name)}
+        arguments = {**self.arguments, _SCRIPT: exchange.url(_DRIVER.name), _START: mark}
         request = {**self.request, "JobName": self.job_name, "Arguments": arguments}
         with _translated_errors("Glue"):
             service = boto3.client("glue", region_name=self.region)
-            client = Client(dg.PipesEnvContextInjector(), inbox, service)
+            starter = _GlueStarter(service, _client_without_retries("glue", self.region))
+            client = Client(dg.PipesEnvContextInjector(), inbox, starter)
             client.run(context=context, start_job_run_params=request)
+
+
+@dataclass(frozen=True, slots=True)
+class _GlueStarter:
+    """Glue's client, which starts a run of a job once, also if a reply is lost; `once` does not retry."""
+
+    service: Any
+    once: Any
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.service, name)
+
+    def start_job_run(self, **request: Any) -> dict[str, str]:
+        """Start a run, which has a unique argument, and return its id as Glue does."""
+        mark = request["Arguments"][_START]
+
+        def start() -> str:
+            return str(self.once.start_job_run(**request)["JobRunId"])
+
+        def find() -> str | None:
+            newest = self.service.get_job_runs(JobName=request["JobName"])["JobRuns"]
+            ours = (run for run in newest if run.get("Arguments", {}).get(_START) == mark)
+            return next((str(run["Id"]) for run in ours), None)
+
+        return {"JobRunId": _start_once("Glue", start, find)}
 
 
 @validated
@@ -345,6 +362,35 @@ def _import_client(module: str, name: str, extra: str) -> Any:
         problem = f"{name} can't be imported here ({error})."
         step = f'Install it where runs are executed: pip install "dagster-adjunct[{extra}]".'
         raise ConfigurationError(problem, step, package=package) from error
+
+
+def _client_without_retries(service: str, region: str | None) -> Any:
+    import boto3
+    from botocore.config import Config
+
+    return boto3.client(service, region_name=region, config=Config(retries={"total_max_attempts": 1}))
+
+
+def _start_once(service: str, start: Callable[[], str], find: Callable[[], str | None]) -> str:
+    """Start an application and return its id; `start` sends one request.
+
+    After a request without an answer, `find` looks for the application before the next attempt,
+    which would otherwise start a second one.
+    """
+    attempt = 1
+    while True:
+        try:
+            with _translated_errors(service):
+                return start()
+        except TransientError:
+            if attempt == _STARTS:
+                raise
+        time.sleep(_POLL_SECONDS)
+        with _translated_errors(service):
+            found = find()
+        if found is not None:
+            return found
+        attempt += 1
 
 
 def _wait_for_end(service: str, ask: Callable[[], Any], has_ended: Callable[[Any], bool]) -> Any:

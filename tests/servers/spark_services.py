@@ -246,6 +246,8 @@ class GlueStandIn(StandIn):
         super().__init__(folder, s3, modules)
         self.operations: set[str] = set()
         self.is_busy = False
+        self.losing = 0
+        """Of how many of the next runs that are started the reply is lost."""
 
     def answer(self, method: str, path: str, body: Any) -> Any:
         operation = path.removeprefix("AWSGlue.")
@@ -260,9 +262,15 @@ class GlueStandIn(StandIn):
             self.requests.append(body)
             words = [word for pair in body["Arguments"].items() for word in pair]
             script = self.fetch(body["Arguments"]["--scriptLocation"])
-            return {
-                "JobRunId": self.start([SPARK_SUBMIT, *self._settings(), str(script), "--JOB_NAME", JOB, *words], {})
-            }
+            command = [SPARK_SUBMIT, *self._settings(), str(script), "--JOB_NAME", JOB, *words]
+            started = self.start(command, {})
+            if self.losing:
+                self.losing -= 1
+                raise ReplyLostError
+            return {"JobRunId": started}
+        if operation == "GetJobRuns":
+            runs = zip(self.processes, self.requests, strict=True)
+            return {"JobRuns": [{"Id": name, "Arguments": sent["Arguments"]} for name, sent in runs][::-1]}
         if operation == "BatchStopJobRun":
             (run,) = body["JobRunIds"]
             self.stopped.add(run)

@@ -178,10 +178,14 @@ def test_a_step_computes_and_reports_what_a_run_in_process_does(
 def test_a_run_of_a_glue_job_computes_and_reports_what_a_run_in_process_does(
     lake: Lake, tmp_path: Path, glue: GlueStandIn, engine: str
 ) -> None:
-    """The run has only what its request, its role and its job give it; the lake's settings win over those of Glue."""
+    """The run has only what its request, its role and its job give it; the lake's settings win over those of Glue.
+
+    A lost reply starts no second run.
+    """
     for name in ("begun", "go"):
         (tmp_path / name).touch()
     glue.is_busy = engine == "spark"  # the op is tried again, which takes a while
+    glue.losing = 1
     app = submitted.charge_calls(Application("charges", engine=engine))
     resource = on_glue(lake.url, arguments={"--enable-metrics": "true"}, request={"NumberOfWorkers": 4})
     done = run(lake, app, resource)
