@@ -74,6 +74,9 @@ _APPLICATION_ERRORS = (
     errors.TableError,
 )
 
+# What a batch meets where records of its inputs are gone.
+_MISSING_RECORDS = (errors.ManifestMismatchError, errors.OffsetOutOfRangeError)
+
 
 def run_step(given: StepContext, engine: BatchEngine | None = None) -> StepReport:
     """Run batches until the inputs are read to their ends, or `max_batches` is reached; return the report of the run.
@@ -112,6 +115,9 @@ def run_step(given: StepContext, engine: BatchEngine | None = None) -> StepRepor
                     if not context.go_on():
                         break
                 return run.finish(context, caught_up=False)
+            except errors.ManifestMismatchError as missing:
+                _check_inputs_are_there(context, run, missing)
+                raise
             except errors.CommitConflictError as conflict:
                 began_batch = run.logged.state.open is not None and run.logged is not begun.logged
                 if began_batch or context.still_ours is None or attempt == _MAX_STARTS:
@@ -122,6 +128,21 @@ def run_step(given: StepContext, engine: BatchEngine | None = None) -> StepRepor
                 text = f"{conflict.problem} This run holds the lease and starts again from that commit."
                 context.on_event(StepEvent("lease", 0, {"text": text}))
     raise AssertionError("unreachable")
+
+
+def _check_inputs_are_there(context: StepContext, run: StepState, missing: errors.ManifestMismatchError) -> None:
+    """Raise StreamNotFoundError or OffsetOutOfRangeError if files are missing with their stream.
+
+    Somebody has deleted it since the batch was planned.
+    """
+    opened = context.log.read().state.open
+    try:
+        if opened is not None:
+            snapshot_open_inputs(context, opened, run.logged.state.offsets.streams)
+        else:
+            snapshot_inputs(context, run)
+    except (errors.StreamNotFoundError, errors.OffsetOutOfRangeError) as gone:
+        raise gone from missing
 
 
 @contextmanager
@@ -252,7 +273,7 @@ def _write_outputs(
                 if explained is error:
                     raise
                 raise explained from (error.__cause__ if ours is error else error)
-            if isinstance(ours, errors.OffsetOutOfRangeError) and ours is not error:
+            if isinstance(ours, _MISSING_RECORDS) and ours is not error:
                 raise ours from error  # raised in a task
             if pause is None or not isinstance(ours, errors.StoreUnavailableError):
                 raise

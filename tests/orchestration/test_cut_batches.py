@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import sys
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from types import ModuleType
@@ -20,13 +21,15 @@ from dagster_adjunct.assets.reading.dataset import open_dataset
 from dagster_adjunct.kafka import Json, KafkaTopic, KeyText
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.step.progress import StepEvent
-from dagster_adjunct.resources.errors import OffsetOutOfRangeError
-from dagster_adjunct.resources.objects.lake import open_lake
+from dagster_adjunct.orchestration.step.step import run_step
+from dagster_adjunct.resources.errors import AdjunctError, OffsetOutOfRangeError, StreamNotFoundError
+from dagster_adjunct.resources.objects.lake import Lake, open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from dagster_adjunct.resources.streams.lake.manifest import Retention
-from dagster_adjunct.resources.streams.lake.streams import delete_stream
+from dagster_adjunct.resources.streams.lake.streams import LakeStreams, delete_stream
 from dagster_adjunct.windows import Count, Tumbling
-from tests.faulty_store import Crash
+from tests.faulty_store import Crash, Fault, FaultyStore
 from tests.orchestration.cli.commands import printed
 from tests.orchestration.kafka_world import KafkaWorld
 from tests.orchestration.seen_times import at
@@ -142,6 +145,46 @@ def test_tasks_do_not_read_a_stream_that_was_recreated_since_the_intent(
         step_world.run(app, on_event=recreate)
     assert (caught.value.application, caught.value.stream) == ("app", "lake.times")
     assert step_world.streams.list_streams() == ["times"]
+
+
+@pytest.mark.lengthy
+@pytest.mark.parametrize("again", [False, True], ids=["deleted", "recreated"])
+def test_an_input_that_goes_at_any_request_of_a_run_is_named(tmp_path: Path, again: bool) -> None:
+    app = Application("app", engine="auto")
+    app.input_stream("lake.times", default_offset="oldest").send_to(app.output_stream("lake.out", partitions=1))
+    named = 0
+    for nth in range(1, 200):
+        world = StepWorld(open_lake(tmp_path / f"{nth}" / "lake"), tmp_path / f"{nth}", IN_PROCESS)
+        fill_times(world, 1)
+
+        def delete(world: StepWorld = world) -> None:
+            streams = world.streams
+            delete_stream(streams, "times", streams.state("times")[0], reason="a test", by="ada")
+            if again:
+                fill_times(world, 2)
+
+        store = FaultyStore(world.lake.store, [Fault("*", nth, "meanwhile", delete)])
+        planned = world.context(app)
+        runtime = replace(planned.runtime, lake=Lake(store, world.lake.id))
+        runtime = replace(runtime, systems={"lake": LakeStreams(runtime.lake)})
+        error: AdjunctError | None = None
+        try:
+            run_step(replace(planned, runtime=runtime))
+        except (StreamNotFoundError, OffsetOutOfRangeError) as caught:
+            error = caught
+        if error is not None:
+            assert error.facts["stream"] == "lake.times", nth
+            named += 1
+        else:
+            assert [row["v"] for row in world.rows("out")] in ([1], [2]), nth
+        if len(store.requests) < nth:
+            break
+    assert named > 10
+
+
+def fill_times(world: StepWorld, number: int) -> None:
+    world.stream("times", "k", 1, k="string", v="int", at="timestamp")
+    world.send("times", ("a", number, at(number)))
 
 
 @pytest.mark.long  # outputs and tables of state: test_what_an_output_has_of_a_batch_stays_and_others_get_what_is_left
