@@ -15,8 +15,19 @@ import re
 import threading
 import time
 from bisect import bisect_right
-from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Hashable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from enum import Enum
 from types import MappingProxyType, NoneType
@@ -666,12 +677,13 @@ class PerLoop(Generic[T]):
     """Holds one object per event loop, such as connections, locks or workers, and creates it on first use.
 
     For tables and functions that threads share, each with a loop of its own (as every `BlockingTable` has). `drop`
-    releases the object of a loop that was closed without `take`.
+    releases the object of a loop that ends without `take`: when `asyncio.run` closes the loop's asynchronous
+    generators, else when another loop asks for its object.
     """
 
     def __init__(self, make: Callable[[], T], drop: Callable[[T], object] = lambda _: None) -> None:
         self._make, self._drop = make, drop
-        self._of: dict[asyncio.AbstractEventLoop, T] = {}
+        self._of: dict[asyncio.AbstractEventLoop, tuple[T, AsyncGenerator[None]]] = {}
         self._last: tuple[asyncio.AbstractEventLoop, T] | None = None
         self._lock = threading.Lock()
 
@@ -683,16 +695,38 @@ class PerLoop(Generic[T]):
             return last[1]
         with self._lock:
             gone = [self._of.pop(other) for other in list(self._of) if other.is_closed()]
-            mine = self._of.get(loop)
-            if mine is None:
-                mine = self._of[loop] = self._make()
-            self._last = (loop, mine)
-        for unused in gone:
+            held = self._of.get(loop)
+            if held is None:
+                held = self._of[loop] = (self._make(), self._start_watch(loop))
+            self._last = (loop, held[0])
+        for unused, _ in gone:
             self._drop(unused)
-        return mine
+        return held[0]
 
     def take(self) -> T | None:
         """Remove and return the running event loop's object; None if there is none."""
         with self._lock:
             self._last = None
-            return self._of.pop(asyncio.get_running_loop(), None)
+            held = self._of.pop(asyncio.get_running_loop(), None)
+        if held is None:
+            return None
+        mine, watch = held
+        with suppress(StopIteration):
+            watch.aclose().send(None)
+        return mine
+
+    def _start_watch(self, loop: asyncio.AbstractEventLoop) -> AsyncGenerator[None]:
+        """Return a generator of the running event loop, which drops the loop's object at its end."""
+        watch = self._drop_at_end(loop)
+        with suppress(StopIteration):
+            watch.__anext__().send(None)  # up to its yield
+        return watch
+
+    async def _drop_at_end(self, loop: asyncio.AbstractEventLoop) -> AsyncGenerator[None]:
+        try:
+            yield
+        finally:
+            held = self._of.pop(loop, None)
+            if held is not None:
+                self._last = None
+                self._drop(held[0])
