@@ -533,12 +533,19 @@ class LakeAppends(StreamStates):
     def _transact(
         self, stream: str, decide: Callable[[Commit | None], dict[str, Any] | None], by: str
     ) -> Commit | None:
-        """Commit what `decide` returns; a snapshot decides first over the commit that it has read."""
+        """Commit what `decide` returns; a snapshot decides first over the commit that it has read.
+
+        Where that has lost against another writer before, it decides over the current commit.
+        """
         known = {} if self._snapshot is None else self._snapshot
         read = known.pop(stream, None)  # after a conflict or a commit it is no longer the current one
-        seen = None if read is None else read[0]
+        seen = None
+        if read is not None and stream not in self._contended:
+            seen = read[0]
         commit = self.log(stream).transact(decide, by=by, attempts=_COMMIT_ATTEMPTS, seen=seen)
-        if read is not None and commit is seen:
+        if seen is not None and commit is not None and commit.number > seen.number + 1:
+            self._contended.add(stream)
+        if read is not None and commit is read[0]:
             known[stream] = read
         return commit
 

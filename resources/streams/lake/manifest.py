@@ -603,6 +603,8 @@ class StreamStates:
         self.lake = lake
         self._pages: dict[str, StreamFiles] = {}
         self._snapshot: dict[str, tuple[Commit, StreamState]] | None = None
+        # Streams to which others append at the same time; views share it.
+        self._contended: set[str] = set()
 
     def list_streams(self) -> list[str]:
         names = [item.key.rsplit("/", 1)[-1] for item in self.lake.store.list(f"{NAMES_PREFIX}/")]

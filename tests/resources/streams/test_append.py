@@ -323,6 +323,25 @@ def test_values_of_sensitive_columns_are_refused_untold(streams: LakeStreams) ->
     assert "Jos" not in str(caught.value)
 
 
+def test_a_writer_that_lost_a_race_reads_before_it_commits_to_that_stream(clock: Clock, records: Records) -> None:
+    store = FaultyStore(InMemoryStore())
+    streams = LakeStreams(on_clock(lake_in(store), clock))
+    streams.create("s", schema=SCHEMA, key=["k"], partitions=4)
+    other = LakeStreams(streams.lake)
+    requests = []
+    for sequence in range(3):
+        view = streams.snapshot("s")
+        assert isinstance(view, LakeStreams)
+        assert view.appended("s", "p", sequence) is None
+        other.append("s", records(("b", sequence)), producer="q", sequence=sequence)
+        before = len(store.requests)
+        view.append("s", records(("a", sequence)), producer="p", sequence=sequence)
+        requests.append(len(store.requests) - before)
+    assert requests[1] == requests[2] < requests[0], "only the first append loses a race"
+    rows = sorted(row[:2] for row in everything(streams))
+    assert rows == [(key, sequence) for key in "ab" for sequence in range(3)]
+
+
 def test_a_snapshot_that_is_written_to_asks_once_and_again_after_a_conflict(clock: Clock, records: Records) -> None:
     store = FaultyStore(InMemoryStore())
     streams = LakeStreams(on_clock(lake_in(store), clock))

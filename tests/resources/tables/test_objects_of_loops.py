@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 from pathlib import Path
 
@@ -69,6 +68,6 @@ def test_a_sqlite_table_that_nobody_closed_leaves_neither_files_nor_threads(tmp_
         if thread.name.startswith("sqlite-"):
             thread.join(10)
     names = [thread.name for thread in threading.enumerate()]
-    files = [os.readlink(link) for link in Path("/proc/self/fd").iterdir() if link.exists()]
+    files = [str(link.readlink()) for link in Path("/proc/self/fd").iterdir() if link.exists()]
     assert [name for name in names if name.startswith("sqlite-t")] == []
     assert [file for file in files if file.startswith(str(tmp_path))] == []
