@@ -22,6 +22,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 from weakref import WeakSet
+from zoneinfo import ZoneInfo
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -42,6 +43,24 @@ def argument_error(
     `about` are further fields of the error, such as the dataset.
     """
     return ConfigurationError(f"{found}: expected {expected}.", next_step, argument=argument, **about)
+
+
+# Names that Python takes for zones, but Spark does not: files next to the zones. Those in right/ count leap seconds.
+_NOT_A_ZONE = re.compile(r"(posix|right)/|(localtime|posixrules|Factory)$")
+
+
+def check_zone(found: str, zone: str, *, argument: str) -> None:
+    """Raise `argument_error` unless `zone` is the name of an IANA time zone that this machine knows.
+
+    `found` begins the message, such as "Tumbling has zone".
+    """
+    try:
+        is_known = not _NOT_A_ZONE.match(zone) and ZoneInfo(zone) is not None
+    except (KeyError, ValueError, OSError):  # an unknown or invalid name
+        is_known = False
+    if not is_known:
+        expected = 'a time zone that this machine knows, such as "America/New_York" or "UTC"'
+        raise argument_error(f"{found}={zone!r}", expected, argument=argument)
 
 
 def check_whole_number(

@@ -67,7 +67,7 @@ def build_bounded_report(member: Member) -> AdvanceReport:
         (idle, "up-to-date"), (True, "waiting"),
     ]  # fmt: skip
     action = next(action for happened, action in outcomes if happened)
-    dropped = member.notes and "redelivered" in member.counters
+    dropped = member.notes and not {"redelivered", "left_out"}.isdisjoint(member.counters)
     notes = ["the version delivered equals the current one"] if action == "unchanged" else []
     notes += ["nothing new was delivered"] if action == "up-to-date" and not dropped else []
     notes += [_describe_rejected(member, ref) for id in member.rejected if (ref := manifest.ref(id)) is not None]

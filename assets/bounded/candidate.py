@@ -10,6 +10,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import UTC
 from types import MappingProxyType
 from typing import Any
 
@@ -87,8 +88,8 @@ class Member:
     def with_source_report(self, source: Delivery | Awaiting) -> Member:
         """Return the member with the losses, notes and number of dropped records of the source's answer added."""
         lost = (source.lost,) if source.lost is not None else ()
-        dropped = {"redelivered": source.redelivered} if source.redelivered else {}
-        counters = sum_counters(dict(self.counters), dropped)
+        dropped = {"redelivered": source.redelivered, "left_out": source.left_out}
+        counters = sum_counters(dict(self.counters), {name: count for name, count in dropped.items() if count})
         return replace(self, counters=counters, notes=(*self.notes, *source.notes), lost=(*self.lost, *lost))
 
 
@@ -218,7 +219,8 @@ def _build_version(member: Member, delivery: Delivery, attempt: Attempt) -> Seal
     what = f"dataset {spec.name!r}, version {delivery.version!r}"
     valid_from = None
     if spec.valid_from is not None:
-        valid_from = parse_valid_from(spec.name, spec.valid_from, delivery.version, delivery.valid_from)
+        zone = UTC if spec.versions is None else spec.versions.zone
+        valid_from = parse_valid_from(spec.name, spec.valid_from, delivery.version, delivery.valid_from, zone)
     generation = attempt.generation(manifest.next_generation)
     records = source.check(delivery, member.context.spark)
     spark = member.context.spark_for(records, source.list_spark_needs())

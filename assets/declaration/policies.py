@@ -6,13 +6,21 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta, tzinfo
 from typing import Any, Literal, Protocol, runtime_checkable
+from zoneinfo import ZoneInfo
 
 from dagster_adjunct.assets.declaration.change_formats import ChangeFormat, Upserts
 from dagster_adjunct.assets.declaration.change_values import STREAMED_FIRST, Order, describe_order
 from dagster_adjunct.assets.declaration.snapshots import InitialLoad
-from dagster_adjunct.resources.common import argument_error, check_name, describe_span, fits_utc, split_stream_name
+from dagster_adjunct.resources.common import (
+    argument_error,
+    check_name,
+    check_zone,
+    describe_span,
+    fits_utc,
+    split_stream_name,
+)
 from dagster_adjunct.resources.errors import ConfigurationError, MarkerConflictError
 from dagster_adjunct.resources.validation import validated
 
@@ -47,15 +55,30 @@ class DiscardPolicy:
 class VersionPartitions:
     """Versions as partitions in Dagster: one per day since `start` ("2026-01-01"), or one per name in `names`.
 
-    With neither, partitions are dynamic: names are added as versions arrive. A version has the name of its partition.
-    Versions are ordered by name, with numbers in it by value, so building an older one does not make it current.
+    Days begin at midnight in `timezone`, an IANA name such as "Pacific/Auckland" (default: UTC), and have 23 or 25
+    hours there when the clock changes. With neither, partitions are dynamic: names are added as versions arrive. A
+    version has the name of its partition. Versions are ordered by name, with numbers in it by value, so building an
+    older one does not make it current. A version that is delivered under another name is reported and left out.
     """
 
     by: Literal["day", "name"] = "name"
     start: str | None = None
     names: tuple[str, ...] = ()
+    timezone: str | None = None
 
     def __post_init__(self) -> None:
+        if self.by == "day" and self.names:
+            problem = f"version partitions by day have names={self.names!r}: their names are days."
+            raise ConfigurationError(problem, "Leave names out, or leave day and start out.", argument="names")
+        unusable = [name for name in self.names if not _is_usable(name)]
+        if unusable:
+            expected = f"no name that is empty or contains {_UNUSABLE_PARTS[0]!r} or a control character, as in Dagster"
+            raise argument_error(f"version partitions have the name {unusable[0]!r}", expected, argument="names")
+        if self.timezone is not None:
+            if self.by != "day":
+                problem = f"version partitions by name have timezone={self.timezone!r}: only days begin in a zone."
+                raise ConfigurationError(problem, "Leave timezone out.", argument="timezone")
+            check_zone("version partitions have timezone", self.timezone, argument="timezone")
         if (self.by == "day") != (self.start is not None):
             problem = f"version partitions by {self.by} have start={self.start!r}."
             step = 'Write VersionPartitions("day", start="2026-01-01"), or leave start out.'
@@ -65,10 +88,35 @@ class VersionPartitions:
             raise ConfigurationError(problem, argument="start")
 
     def has(self, name: str) -> bool:
-        """Whether this is the name of a partition; if partitions are dynamic, any name is."""
+        """Whether this is the name of a partition; if partitions are dynamic, any is that Dagster accepts."""
         if self.start is not None:
             return _is_day(name) and name >= self.start
-        return not self.names or name in self.names
+        return name in self.names if self.names else _is_usable(name)
+
+    @property
+    def zone(self) -> tzinfo:
+        """The zone in which days begin."""
+        return UTC if self.timezone is None else ZoneInfo(self.timezone)
+
+    def describe_outside(self, name: str) -> str:
+        """Return why a delivered version of this name is no partition, and what makes it one."""
+        left_out = f"version {name!r} is delivered and left out, because it is no partition: "
+        if self.start is not None and _is_day(name) and name < self.start:
+            return f"{left_out}the first day is {self.start}. To build it, declare an earlier start"
+        if self.start is not None:
+            return f"{left_out}partitions are the days since {self.start}, such as {self.start}"
+        if self.names:
+            return f"{left_out}{len(self.names)} names are declared. To build it, add it to names"
+        return f"{left_out}Dagster's partitions can't have such a name"
+
+
+# Dagster rejects partitions whose names contain one of these.
+_UNUSABLE_PARTS = ("...", *"\a\b\f\n\r\t\v\0")
+
+
+def _is_usable(name: str) -> bool:
+    """Whether a partition in Dagster can have this name."""
+    return bool(name) and not any(part in name for part in _UNUSABLE_PARTS)
 
 
 def _is_day(text: str) -> bool:
@@ -303,8 +351,10 @@ def check_valid_from(dataset: str, valid_from: str) -> None:
     raise ConfigurationError(problem, step, argument="valid_from", dataset=dataset)
 
 
-def parse_valid_from(dataset: str, valid_from: str, version: str, marked: Collection[datetime]) -> datetime:
-    """Return since when a version is valid, according to its name or its markers; times without a zone are in UTC.
+def parse_valid_from(
+    dataset: str, valid_from: str, version: str, marked: Collection[datetime], zone: tzinfo = UTC
+) -> datetime:
+    """Return since when a version is valid, according to its name or its markers; names without a zone are in `zone`.
 
     Raises MarkerConflictError, which rejects the version, if the name has no time, the markers have none or several, or
     the time is outside the years 1 to 9999 of UTC.
@@ -326,8 +376,8 @@ def parse_valid_from(dataset: str, valid_from: str, version: str, marked: Collec
             version=version,
         )
     try:
-        time = datetime.fromisoformat(version) if valid_from == NAME else datetime.strptime(version, valid_from)
-        return time.astimezone(UTC) if time.tzinfo is not None else time.replace(tzinfo=UTC)
+        named = datetime.fromisoformat(version) if valid_from == NAME else datetime.strptime(version, valid_from)
+        return (named if named.tzinfo is not None else named.replace(tzinfo=zone)).astimezone(UTC)
     except (ValueError, OverflowError) as error:
         expected = "a date or time such as 2026-01-31" if valid_from == NAME else f"a name in the form {valid_from!r}"
         problem = f"{what}: its name does not say since when it is valid: expected {expected}."

@@ -41,13 +41,16 @@ class _Answer:
     """What a source answers: a delivery, or what it awaits.
 
     `offsets` are those that the manifest has after this answer ({} for files and queries): after the delivery, dropped
-    re-deliveries and what retention removed (`lost`). `redelivered` is the number of records dropped. `notes` describe
+    re-deliveries and what retention removed (`lost`). `redelivered` is the number of records dropped, `left_out` that
+    of dropped versions which are no partitions; `outside` names those that have arrived. `notes` describe
     what was left out and possible problems of the source, and `stream` is the identity of the stream. `copies` are, by
     version name, the new marker facts of earlier deliveries whose files were copied or completed again unchanged.
     """
 
     offsets: Mapping[str, str] = field(default_factory=dict, kw_only=True)
     redelivered: int = field(default=0, kw_only=True)
+    left_out: int = field(default=0, kw_only=True)
+    outside: tuple[str, ...] = field(default=(), kw_only=True)
     lost: Lost | None = field(default=None, kw_only=True)
     notes: tuple[str, ...] = field(default=(), kw_only=True)
     copies: Mapping[str, Mapping[str, MarkerFacts]] = field(default_factory=dict, kw_only=True)
@@ -106,6 +109,16 @@ class VersionSource(ABC):
     def first_manifest(self) -> BoundedManifest:
         """Return the initial manifest of a dataset without a commit."""
         return BoundedManifest(name=self.spec.name, declaration=self.declaration, offsets={})
+
+    def outside(self, names: Iterable[str]) -> set[str]:
+        """Return those of these version names that are no partitions of the dataset; none if it has no partitions."""
+        versions = self.spec.versions
+        return set() if versions is None else {name for name in names if not versions.has(name)}
+
+    def describe_outside(self, names: Iterable[str]) -> tuple[str, ...]:
+        """Return a note for each of these names of delivered versions that are no partitions."""
+        versions = self.spec.versions
+        return () if versions is None else tuple(map(versions.describe_outside, names))
 
     def follow_repartition(self, stored: DatasetManifest) -> DatasetManifest | None:
         """Return the manifest at its position in the repartitioned input.

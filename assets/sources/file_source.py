@@ -195,6 +195,15 @@ class FileVersions(VersionSource):
         if not named:
             missing = f"{self._source.url}/{'' if in_place else '*/'}{self._source.complete}"
             return Awaiting(None, (missing,), idle=in_place is None, notes=self._notes)
+        complete = [folder.path for folder in named if folder.complete is not None]
+        outside = tuple(sorted(self.outside(complete) - manifest.names, key=natural_sort_key))
+        # A published version stays one, also if partitions are declared otherwise since then.
+        named = [folder for folder in named if folder.path in manifest.names or not self.outside([folder.path])]
+        answer = self._next_folder(manifest, named)
+        return replace(answer, outside=outside, notes=(*answer.notes, *self.describe_outside(outside)))
+
+    def _next_folder(self, manifest: BoundedManifest, named: list[Folder]) -> Delivery | Awaiting:
+        """Return the version in the first complete one of these folders that is not settled, or the one to wait for."""
         copies, others = self._compare_delivered_folders(manifest, named)
         notes = (*self._notes, *map(self._describe_changed_folder, others))
         settled = manifest.names - self._find_completed_again(manifest, named)
@@ -317,6 +326,11 @@ class FileVersions(VersionSource):
             return Awaiting(None, (self._marker(folder),), notes=(note,))
         tag = re.sub(r"[^A-Za-z0-9]", "", self._tree.content_tag(complete))[:8]
         name = f"{complete.modified:%Y%m%dT%H%M%SZ}-{tag}"
+        if outside := tuple(self.outside([name])):
+            notes = (
+                f"{self._marker(folder)} completes a folder that is written in place, whose versions are named by time",
+            )
+            return Awaiting(None, (), idle=True, outside=outside, notes=(*notes, *self.describe_outside(outside)))
         if name in manifest.names:
             notes: tuple[str, ...] = ()
             if done is not None and not done.freed and done.name == name:  # with other contents, as checked above

@@ -121,6 +121,8 @@ class StreamSource(VersionSource):
         oldest = {ssp: int(offset) for ssp, offset in self._stream.system.oldest(self._stream.ssps).items()}
         markers, truncated = self._markers(offsets), deliveries.find_truncated_partitions(offsets, oldest)
         name, identity = self.spec.name, self._stream.info.identity
+        left_out = self.outside(marker.version for marker in markers) - set(settled)
+        settled = {**settled, **{version: {} for version in left_out}}
 
         ranges = {str(ssp): (str(start), str(end)) for ssp, (start, end) in truncated.items()}
         unread = Lost(versions=(), ranges=ranges, at=self._now())
@@ -137,7 +139,9 @@ class StreamSource(VersionSource):
         lost = unread.model_copy(update={"versions": versions}) if names_loss else None
         upcoming = deliveries.find_next_delivery(name, start, markers, settled, reusable | set(versions))
 
-        dropped = {cut: self._count(cut) for cut in upcoming.dropped}
+        counts = {cut: self._count(cut) for cut in upcoming.dropped}
+        dropped = {cut: count for cut, count in counts.items() if cut.marker.version not in left_out}
+        outside = tuple(dict.fromkeys(cut.marker.version for cut in counts if cut not in dropped))
         answer: Delivery | Awaiting
         if isinstance(upcoming, deliveries.CompleteVersion):
             records = self._stream.counts({cut.ssp: (str(cut.start), str(cut.end)) for cut in upcoming.segments})
@@ -150,8 +154,10 @@ class StreamSource(VersionSource):
             answer,
             offsets={str(ssp): str(offset) for ssp, offset in sorted(upcoming.offsets.items())},
             redelivered=sum(dropped.values()),
+            left_out=sum(counts.values()) - sum(dropped.values()),
+            outside=outside,
             lost=lost,
-            notes=deliveries.describe_redeliveries(manifest, dropped),
+            notes=(*deliveries.describe_redeliveries(manifest, dropped), *self.describe_outside(outside)),
             stream=identity,
         )
 

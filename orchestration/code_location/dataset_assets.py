@@ -286,7 +286,7 @@ def dataset_uri(lake: Lake, dataset: AdjunctDataset) -> str:
 
 
 def dagster_partitions(dataset: AdjunctDataset) -> dg.PartitionsDefinition[str]:
-    """Return Dagster's partitions of a dataset whose versions are partitions. Days begin at midnight UTC.
+    """Return Dagster's partitions of a dataset whose versions are partitions. Days begin at midnight in their zone.
 
     If their names are not declared, they are dynamic partitions named `adjunct/<dataset>`, to which runs add the names
     of versions that they publish.
@@ -296,7 +296,7 @@ def dagster_partitions(dataset: AdjunctDataset) -> dg.PartitionsDefinition[str]:
     if declared.by == "day":
         assert declared.start is not None
         # Reference data of a day is often delivered on that day, so the current day is a partition too.
-        return dg.DailyPartitionsDefinition(start_date=declared.start, end_offset=1)
+        return dg.DailyPartitionsDefinition(start_date=declared.start, end_offset=1, timezone=declared.timezone)
     if declared.names:
         return dg.StaticPartitionsDefinition(sorted(declared.names, key=natural_sort_key))
     return dg.DynamicPartitionsDefinition(name=f"adjunct/{dataset.name}")

@@ -309,16 +309,17 @@ def log_skipped_datasets(run: checks.OpRun, app: Application) -> dict[str, str]:
 
     Returns, by dataset, which version is delivered or awaited. A delivered one is logged as a warning.
     """
-    from dagster_adjunct.orchestration.step.progress import find_delivered_version
+    from dagster_adjunct.orchestration.step.progress import NextVersion, find_delivered_version
 
     log, waiting = run.context.log, {}
     for dataset in (declared for declared in app.datasets if declared.versions is not None):
         on_demand = is_advanced_by_partition(dataset)
-        version, awaited = (None, "") if on_demand else find_delivered_version(run.lake, run.systems, dataset)
-        note = describe_partitions(dataset)
+        found = NextVersion(None) if on_demand else find_delivered_version(run.lake, run.systems, dataset)
+        version, note = found.version, describe_partitions(dataset)
         if version is not None:
             log.warning(f"Version {version} of {dataset.name} is delivered, but this run does not build it. {note}")
         else:
             log.info(note)
-        waiting[dataset.name] = f"version {version} is delivered" if version is not None else awaited or "not requested"
+        awaited = found.awaited or "not requested"
+        waiting[dataset.name] = awaited if version is None else f"version {version} is delivered"
     return waiting

@@ -191,13 +191,15 @@ CURSOR_VERSION = 1
 class SensorCursor(StoredDocument):
     """What a launcher keeps between ticks: its last run request (`asked`), and fields that only some launchers use.
 
-    `scan` is an unfinished scan of streams, `seen` the delivered version that an earlier tick has found, `failed` the
-    id of the last failed run that was checked, and `permanent` why its failure is permanent ("" if it is not).
+    `scan` is an unfinished scan of streams, `seen` the delivered version that an earlier tick has found, `outside` the
+    names of delivered versions that are no partitions and were reported, `failed` the id of the last failed run that
+    was checked, and `permanent` why its failure is permanent ("" if it is not).
     """
 
     asked: LastRequest = LastRequest()
     scan: StreamScan | None = None
     seen: str = ""
+    outside: tuple[str, ...] = ()
     failed: str = ""
     permanent: str = ""
 

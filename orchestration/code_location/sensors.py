@@ -498,17 +498,33 @@ def startpoints_launcher(
 def new_versions_launcher(member: DatasetAsset, job: LaunchedJob) -> Launcher:
     """Return the launcher of `job` for the next completely delivered version, whose name is the run's partition.
 
-    Dynamic partitions are created for new names. If a run does not build the version, the next one is requested with
-    back-off.
+    Dynamic partitions are created for new names. Versions that are no partitions are reported once, and left out. If a
+    run does not build the version, the next one is requested with back-off.
     """
-    dataset = member.dataset
+    dataset, partitions = member.dataset, member.dataset.versions
+    assert partitions is not None
 
     def evaluate(tick: Tick) -> dg.RunRequest | Skip:
-        version, awaited = _next_delivered(tick.lake, [member])
+        from dagster_adjunct.orchestration.planner.planner import open_dataset_systems
+        from dagster_adjunct.orchestration.step.progress import find_delivered_version
+
+        found = find_delivered_version(tick.lake, open_dataset_systems([dataset], tick.lake), dataset)
+        new = [name for name in found.outside if name not in tick.cursor.outside]
+        texts = [f"dataset {dataset.name}: {partitions.describe_outside(name)}" for name in new]
+        for text in texts:
+            tick.log.warning(f"{text}.")
+        if set(found.outside) != set(tick.cursor.outside):
+            tick.remember(outside=tuple(sorted(found.outside)))
+        version = found.version
         if version is None:
-            return Skip(f"No new version; {awaited}.")
+            return Skip("; ".join([f"No new version; {found.awaited}", *texts]) + ".")
         if not ensure_partitions(dataset, tick.instance, [version]):
-            return Skip(f"Version {version} is delivered, but is not among the declared partitions.")
+            began = f"its day has not begun in {partitions.timezone or 'UTC'}"
+            step = "Declare VersionPartitions(…, timezone=…) if it begins elsewhere; to leave it out, use"
+            return Skip(
+                f"Version {version} is delivered, but {began}: it waits. {step} "
+                f"adjunct dataset abandon {dataset.name} {version} --reason …"
+            )
         what = f"Version {version} is delivered"
         if tick.active_runs():
             return Skip(f"{what}; a run is already in progress.")

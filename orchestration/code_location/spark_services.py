@@ -31,6 +31,7 @@ from dagster_adjunct.orchestration.code_location.submission import (
     Exchange,
     Inbox,
 )
+from dagster_adjunct.resources.aws import new_session, stale_reason
 from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, TransientError
 from dagster_adjunct.resources.spark.tasks import lost_process_error
 from dagster_adjunct.resources.validation import validated
@@ -120,7 +121,6 @@ class EmrServerless(dg.Config):
     is_remote: ClassVar[bool] = True
 
     def run(self, context: Any, inbox: Inbox, exchange: Exchange, settings: Mapping[str, str]) -> None:
-        import boto3
 
         pipes: Any = _import_client("dagster_aws.pipes", "PipesEMRServerlessClient", "aws")
 
@@ -146,7 +146,7 @@ class EmrServerless(dg.Config):
             "configurationOverrides": {**overrides, "applicationConfiguration": configured},
         }
         with _translated_errors("EMR Serverless"):
-            service = boto3.client("emr-serverless", region_name=self.region)
+            service = new_session().create_client("emr-serverless", region_name=self.region)
             client = Client(client=service, message_reader=inbox, poll_interval=_POLL_SECONDS)
             client.run(context=context, start_job_run_params=request)
 
@@ -167,7 +167,6 @@ class EmrCluster(dg.Config):
     is_remote: ClassVar[bool] = True
 
     def run(self, context: Any, inbox: Inbox, exchange: Exchange, settings: Mapping[str, str]) -> None:
-        import boto3
 
         check_no_secrets(self.environment, "the variable")
         with dg.open_pipes_session(context, dg.PipesEnvContextInjector(), inbox) as session:
@@ -179,7 +178,7 @@ class EmrCluster(dg.Config):
                 "HadoopJarStep": {"Jar": "command-runner.jar", "Args": ["bash", "-c", _ON_NODE, "driver", *command]},
             }
             with _translated_errors("EMR"):
-                service = boto3.client("emr", region_name=self.region)
+                service = new_session().create_client("emr", region_name=self.region)
                 step_id = self._add(service, step)
             context.log.info(f"The driver is step {step_id} of EMR cluster {self.cluster_id}")
             try:
@@ -237,7 +236,6 @@ class Glue(dg.Config):
     is_remote: ClassVar[bool] = True
 
     def run(self, context: Any, inbox: Inbox, exchange: Exchange, settings: Mapping[str, str]) -> None:
-        import boto3
 
         pipes: Any = _import_client("dagster_aws.pipes", "PipesGlueClient", "aws")
         mark = uuid4().hex
@@ -258,7 +256,7 @@ class Glue(dg.Config):
         arguments = {**self.arguments, _SCRIPT: exchange.url(_DRIVER.name), _START: mark}
         request = {**self.request, "JobName": self.job_name, "Arguments": arguments}
         with _translated_errors("Glue"):
-            service = boto3.client("glue", region_name=self.region)
+            service = new_session().create_client("glue", region_name=self.region)
             starter = _GlueStarter(service, _client_without_retries("glue", self.region))
             client = Client(dg.PipesEnvContextInjector(), inbox, starter)
             client.run(context=context, start_job_run_params=request)
@@ -365,10 +363,10 @@ def _import_client(module: str, name: str, extra: str) -> Any:
 
 
 def _client_without_retries(service: str, region: str | None) -> Any:
-    import boto3
     from botocore.config import Config
 
-    return boto3.client(service, region_name=region, config=Config(retries={"total_max_attempts": 1}))
+    config = Config(retries={"total_max_attempts": 1})
+    return new_session().create_client(service, region_name=region, config=config)
 
 
 def _start_once(service: str, start: Callable[[], str], find: Callable[[], str | None]) -> str:
@@ -422,6 +420,9 @@ def _translated_errors(service: str) -> Iterator[None]:
         status = response.get("ResponseMetadata", {}).get("HTTPStatusCode") or getattr(error, "status", None) or 0
         problem = f"{service} could not be asked to run a Spark application: {str(error).strip().rstrip('.')}."
         is_throttled = status == 429 or _TOO_MANY.search(response.get("Error", {}).get("Code", ""))
+        stale, renew = stale_reason(error)
+        if stale:
+            raise TransientError(f"{problem.rstrip('.')}: {stale}.", renew) from error
         if is_throttled or status >= 500 or kinds & _UNANSWERED:
             raise TransientError(problem, "Run it again.") from error
         step = "Correct the declaration, or what the run's role may do."

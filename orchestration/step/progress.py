@@ -119,14 +119,14 @@ def find_version_delivered_to_all(
     A member that published the version before it joined the set is not waited for.
     """
     delivered = {dataset.name: find_delivered_version(lake, systems, dataset) for dataset in datasets}
-    for version in dict.fromkeys(version for version, _ in delivered.values() if version is not None):
-        without = [dataset for dataset in datasets if delivered[dataset.name][0] != version]
+    for version in dict.fromkeys(found.version for found in delivered.values() if found.version is not None):
+        without = [dataset for dataset in datasets if delivered[dataset.name].version != version]
         manifests = [StoredVersions(lake, dataset).manifest() for dataset in without]
         if all(manifest is not None and version in as_bounded(manifest).taken for manifest in manifests):
             return version, ""
     if len(datasets) == 1:
-        return None, delivered[datasets[0].name][1]
-    awaited = [f"{name}: {what or f'version {version} is there'}" for name, (version, what) in delivered.items()]
+        return None, delivered[datasets[0].name].awaited
+    awaited = [f"{name}: {found.awaited or f'version {found.version} is there'}" for name, found in delivered.items()]
     return None, "; ".join(awaited)
 
 
@@ -175,21 +175,32 @@ def describe_waiting_datasets(lake: Lake, systems: Mapping[str, StreamSystem], a
     return tuple(waiting)
 
 
-def find_delivered_version(
-    lake: Lake, systems: Mapping[str, StreamSystem], dataset: AdjunctDataset
-) -> tuple[str | None, str]:
-    """Return the next completely delivered version of a bounded dataset, else None and what it waits for."""
+@dataclass(frozen=True, slots=True)
+class NextVersion:
+    """The next completely delivered version of a bounded dataset; None if there is none, with what is `awaited`.
+
+    `outside` names versions that have arrived, but are no partitions of the dataset.
+    """
+
+    version: str | None
+    awaited: str = ""
+    outside: tuple[str, ...] = ()
+
+
+def find_delivered_version(lake: Lake, systems: Mapping[str, StreamSystem], dataset: AdjunctDataset) -> NextVersion:
+    """Return the next completely delivered version of a bounded dataset, or what it waits for."""
     try:
         source = open_source(systems, dataset, lake)
     except StreamNotFoundError as error:
-        return None, error.problem.rstrip(".")
+        return NextVersion(None, error.problem.rstrip("."))
     stored = StoredVersions(lake, dataset).manifest()
     manifest = source.first_manifest() if stored is None else as_bounded(stored)
     arrived = source.next(as_bounded(source.follow_repartition(manifest) or manifest))
     if not isinstance(arrived, Awaiting):
-        return arrived.version, ""
+        return NextVersion(arrived.version, "", arrived.outside)
     named = f"version {arrived.version}" if arrived.version else "the next one"
-    return None, f"{named} waits for {', '.join(arrived.missing)}" if arrived.missing else "nothing was delivered"
+    awaited = f"{named} waits for {', '.join(arrived.missing)}" if arrived.missing else "nothing was delivered"
+    return NextVersion(None, awaited, arrived.outside)
 
 
 @dataclass(frozen=True, slots=True)

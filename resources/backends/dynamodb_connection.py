@@ -5,17 +5,20 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from dagster_adjunct.resources import errors
-from dagster_adjunct.resources.aws import new_session
+from dagster_adjunct.resources.aws import new_session, stale_reason
 from dagster_adjunct.resources.backends.store import check_variable_name, read_variable
 from dagster_adjunct.resources.tables.operation import Problem, State
 
 if TYPE_CHECKING:
+    from botocore.credentials import Credentials
     from botocore.session import Session
     from mypy_boto3_dynamodb import DynamoDBClient
 
+_STALE_SECONDS = 1.0  # the pause before credentials are asked for again
 THROTTLED_SECONDS = 0.1  # the pause if DynamoDB throttles a request without asking for one
 _THROTTLED = {
     "ProvisionedThroughputExceededException",
@@ -36,8 +39,6 @@ _NO_ACCESS = {
     "MissingAuthenticationTokenException",
     "MissingAuthenticationToken",
     "IncompleteSignatureException",
-    "ExpiredTokenException",
-    "ExpiredToken",
 }
 _OF_THE_ENTRY = {"ValidationException", "ItemCollectionSizeLimitExceededException"}
 # Messages of a ValidationException which concern every entry: the table was replaced by one with another key.
@@ -119,17 +120,19 @@ class Connection:
         from botocore.exceptions import BotoCoreError
 
         try:
-            session = new_session(self.profile)
-            if given := self._credentials(label):
-                session.set_credentials(**given)
-            return session
+            if self.credentials_env is None:
+                return new_session(self.profile)
+            return new_session(self.profile, partial(self._credentials, label))
         except (BotoCoreError, ValueError) as error:
             raise _client_error(label, error) from error
 
-    def _credentials(self, label: str) -> dict[str, str]:
+    def _credentials(self, label: str) -> Credentials:
+        from botocore.credentials import Credentials
+
         words = ("access_key", "secret_key", "token")
         named = zip(words, self.credentials_env or (), strict=False)
-        return {word: read_variable(label, name, word.replace("_", " ")) for word, name in named}
+        values = {word: read_variable(label, name, word.replace("_", " ")) for word, name in named}
+        return Credentials(**values, method="env")
 
 
 def problem_from_boto_error(error: BaseException, label: str, *, sent: bool = True) -> Problem:
@@ -145,8 +148,13 @@ def problem_from_boto_error(error: BaseException, label: str, *, sent: bool = Tr
     kind: type[errors.AdjunctError]
     state, kind, pause = State.REFUSED, errors.TableError, None
     what, step = f"a request failed ({type(error).__name__}: {error})", ""
+    stale, stale_step = stale_reason(error)
     access = "Check table, region and endpoint_url, and that the credentials may describe, read and write the table."
-    if isinstance(error, boto.ClientError):
+    if stale:  # the service did nothing
+        code = error_code(error) or type(error).__name__
+        state, kind, pause = State.FAILED, errors.TableUnavailableError, _STALE_SECONDS
+        what, step = f"a request was refused ({code}): {stale}", stale_step
+    elif isinstance(error, boto.ClientError):
         code, text = error_code(error), str(error.response.get("Error", {}).get("Message", ""))
         status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
         what, step = f"DynamoDB rejected the request ({code}: {text})", "Correct the data or the table."
@@ -165,7 +173,7 @@ def problem_from_boto_error(error: BaseException, label: str, *, sent: bool = Tr
             step = "Declare the key that the table has now, or use another table; then run again."
         elif code in _NO_ACCESS:
             kind, what, step = errors.TableAccessError, f"it can't be accessed ({code}: {text})", access
-    elif isinstance(error, boto.NoCredentialsError | boto.PartialCredentialsError | boto.TokenRetrievalError):
+    elif isinstance(error, boto.NoCredentialsError | boto.PartialCredentialsError):
         kind, what, step = errors.TableAccessError, f"it can't be accessed ({error})", access
     elif isinstance(error, boto.HTTPClientError | boto.ConnectionError | OSError):
         unconnected = boto.EndpointConnectionError | boto.ConnectTimeoutError | boto.ProxyConnectionError

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 import re
 import socket
@@ -105,11 +106,21 @@ def format_address(settings: Mapping[str, Any]) -> str:
 _SESSION = "SET client_encoding = 'UTF8'; SET datestyle = 'ISO'; SET extra_float_digits = 1"
 
 
+# The logins that have worked in this process, as digests. Those with another password are others.
+_LOGGED_IN: set[bytes] = set()
+_REFUSED_LOGIN = "authentication failed"
+
+
+def _login(settings: Mapping[str, Any]) -> bytes:
+    facts = format_address(settings), settings.get("user"), settings.get("password"), settings.get("passfile")
+    return hashlib.sha256(repr(facts).encode()).digest()
+
+
 async def connect_async(label: str, settings: Mapping[str, Any]) -> psycopg.AsyncConnection[Any]:
     """Connect in autocommit mode, with UTC as the time zone.
 
-    Raises TableUnavailableError if the server is unreachable, starting, stopping or full, even if it stays so;
-    TableAccessError if it rejects the login or does not have the database.
+    Raises TableUnavailableError if the server is unreachable, starting, stopping or full, even if it stays so, or if it
+    rejects a login that it has accepted before; TableAccessError if it rejects the login or does not have the database.
     """
     import psycopg
 
@@ -122,6 +133,7 @@ async def connect_async(label: str, settings: Mapping[str, Any]) -> psycopg.Asyn
     except psycopg.Error as error:
         await connection.close()
         raise translate_error(error, label, format_address(settings)) from error
+    _LOGGED_IN.add(_login(settings))
     return connection
 
 
@@ -138,6 +150,7 @@ def connect_sync(label: str, settings: Mapping[str, Any]) -> psycopg.Connection[
     except psycopg.Error as error:
         connection.close()
         raise translate_error(error, label, format_address(settings)) from error
+    _LOGGED_IN.add(_login(settings))
     return connection
 
 
@@ -160,6 +173,10 @@ def _connection_error(error: psycopg.Error, label: str, settings: Mapping[str, A
     if any(words in message for words in _FOR_NOW):
         what = "does not accept connections now"
         step = "The connection is retried; if it keeps failing, check the server."
+    elif _REFUSED_LOGIN in message and _login(settings) in _LOGGED_IN:
+        what = "rejects a login that it accepted before"
+        step = "The password was changed, or a token has expired: renew it in libpq's password file, which each "
+        step += "connection reads, or in the variable of the DSN, and start the run again."
     elif any(words in message for words in _FOR_GOOD):
         kind, what = errors.TableAccessError, "rejected the login"
         step = "Check the connection's user, password and database, and the server's pg_hba.conf."

@@ -18,7 +18,7 @@ from botocore.exceptions import ConnectionError as EndpointError
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
 from dagster_adjunct.resources import errors
-from dagster_adjunct.resources.aws import new_session
+from dagster_adjunct.resources.aws import new_session, stale_reason
 from dagster_adjunct.resources.common import map_in_threads
 from dagster_adjunct.resources.objects import store
 from dagster_adjunct.resources.objects.store import ObjectInfo, ObjectStore, S3Options, StoreDescriptor, StoredObject
@@ -39,6 +39,10 @@ _LONGEST_PAUSE = 5.0
 
 class StoreBusyError(errors.StoreUnavailableError):
     """The store did nothing, because of throttling or a conflict of concurrent writers (409): retry."""
+
+
+class StaleCredentialsError(StoreBusyError):
+    """The store did nothing, because the credentials have expired or a clock is wrong: retry, with fresh ones."""
 
 
 class UploadGoneError(errors.StoreUnavailableError):
@@ -64,8 +68,15 @@ def _translate_error(error: ClientError | BotoCoreError, what: S3Request) -> err
 
     `StoreBusyError` means that nothing was done, plain `StoreUnavailableError` that the outcome is unknown.
     """
+    stale, step = stale_reason(error)
     if isinstance(error, ClientError):
-        return _translate_response(error, what)
+        answer = _describe_answer(error)
+        if stale:
+            return StaleCredentialsError(f"{what} was answered {answer}: {stale}.", step, url=what.url, key=what.key)
+        return _translate_response(error, what, answer)
+    if stale:
+        problem = f"{what} could not be sent: {stale} ({type(error).__name__}: {error})."
+        return StaleCredentialsError(problem, step, url=what.url, key=what.key)
     if isinstance(error, EndpointError | HTTPClientError | IncompleteReadError):
         kind: type[errors.StoreUnavailableError | errors.ConfigurationError] = errors.StoreUnavailableError
         problem, step = "got no answer", "Check the endpoint and the network, then run it again."
@@ -75,15 +86,25 @@ def _translate_error(error: ClientError | BotoCoreError, what: S3Request) -> err
     return kind(f"{what} {problem}: {type(error).__name__}: {error}", step, url=what.url, key=what.key)
 
 
-def _translate_response(error: ClientError, what: S3Request) -> errors.AdjunctError:
-    answer = error.response.get("Error", {})
-    code, message = str(answer.get("Code", "")), str(answer.get("Message", ""))
-    status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+def _status(error: ClientError) -> int:
+    return int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+
+
+def _describe_answer(error: ClientError) -> str:
+    """Return the status and the code of an answer; a HEAD's has no body and so no code but the status."""
+    status, code = str(_status(error)), str(error.response.get("Error", {}).get("Code", ""))
+    return status if code in ("", status) else f"{status} {code}"
+
+
+def _translate_response(error: ClientError, what: S3Request, answer: str) -> errors.AdjunctError:
+    details = error.response.get("Error", {})
+    code, message = str(details.get("Code", "")), str(details.get("Message", ""))
+    status = _status(error)
 
     def translated(
         kind: type[errors.AdjunctError], step: str, reason: str = "", **about: str | None
     ) -> errors.AdjunctError:
-        return kind(f"{what} was answered {status} {code}{reason and ': '}{reason}.", step, **about)
+        return kind(f"{what} was answered {answer}{reason and ': '}{reason}.", step, **about)
 
     url, key = what.url, what.key
     if code in _THROTTLED or status == 429:
@@ -106,7 +127,7 @@ def _translate_response(error: ClientError, what: S3Request) -> errors.AdjunctEr
     if status in (401, 403):
         step, reason = "Check the credentials, the bucket's policy and the clock.", "the credentials do not allow it"
         return translated(errors.ConfigurationError, step, reason, url=url, key=key)
-    if status >= 500 or status == 0 or code in ("RequestTimeout", "RequestTimeTooSkewed"):
+    if status >= 500 or status == 0 or code == "RequestTimeout":
         return translated(errors.StoreUnavailableError, "Run it again.", url=url, key=key)
     step = "Check the URL and the ADJUNCT_S3_… settings."
     return translated(errors.ConfigurationError, step, message.rstrip("."), url=url, key=key)
@@ -133,6 +154,25 @@ def retry_request(
         wait=wait_random_exponential(multiplier=_FIRST_PAUSE, max=_LONGEST_PAUSE),
         reraise=True,
     )(partial(send_request, what, request))
+
+
+def head_object(client: S3Client, **at: Any) -> Any:
+    """Return the headers of an object. Raises boto3's errors with their codes.
+
+    An answer to a HEAD has no body, and so states no code. If it is a rejection, a GET of the first byte is answered
+    with the code.
+    """
+    try:
+        return client.head_object(**at)
+    except ClientError as error:
+        if _status(error) not in (400, 401, 403):
+            raise
+        try:
+            client.get_object(**at, Range="bytes=0-0")["Body"].close()
+        except ClientError as stated:
+            if _status(stated) in (400, 401, 403):
+                raise stated from error
+        raise
 
 
 def list_objects(client: S3Client, bucket: str, prefix: str, send: Callable[[Callable[[], Any]], Any]) -> Iterator[Any]:
@@ -363,7 +403,7 @@ class S3Store(ObjectStore):
 
     def _head(self, key: str, attempts: int | None = None) -> Any | None:
         try:
-            return self._send("HEAD", key, lambda: self._client().head_object(**self._at(key)), attempts)
+            return self._send("HEAD", key, lambda: head_object(self._client(), **self._at(key)), attempts)
         except errors.ObjectNotFoundError:
             return None
 

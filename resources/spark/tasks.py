@@ -17,6 +17,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dagster_adjunct.resources import errors
+from dagster_adjunct.resources.aws import STALE_CODES
 from dagster_adjunct.resources.errors import (
     DISK_FULL_ERRNOS,
     AdjunctError,
@@ -47,6 +48,12 @@ _ENCODED_PATTERN = re.compile(
 _RAISED = re.compile(rf"^{re.escape(errors.__name__)}\.(?P<name>\w+): (?P<message>.*)", re.MULTILINE | re.DOTALL)
 # How Spark names a file that it can't read.
 _UNREAD = re.compile(r"\[FAILED_READ_FILE\.\w+\] Encountered error while reading file (?P<file>\S+?)\.\s")
+# How S3A reports a refused request: the code of the answer is last, "null" for a HEAD, whose answer has no body.
+_REFUSED = re.compile(
+    r"^(?:Caused by: |: )[\w.]+Exception: [^\n]*S3Exception: [^\n]*\(Service: S3, Status Code: (?P<status>40[013]), "
+    r"[^\n]*?\):(?P<code>\w+)",
+    re.MULTILINE,
+)
 # Messages in errors of S3A about requests that failed because of the network or the server.
 _CUT_OFF = re.compile(
     r"^(?:Caused by: |: )(?:java\.net\.\w+Exception|javax\.net\.ssl\.\w+Exception|java\.io\.InterruptedIOException"
@@ -177,6 +184,9 @@ def _corresponding_error(text: str) -> AdjunctError | None:
             "the Spark Connect server does not answer, or has been started again in the middle of a run.",
             "See that it runs, and run it again: the batch is repeated as planned.",
         )
+    refused = _REFUSED.search(text)
+    if refused and (refused["code"] in STALE_CODES or refused["code"] == "null"):
+        return _stale_error(refused["status"], refused["code"])
     cut_off, unread, damaged = _CUT_OFF.search(text), _UNREAD.search(text), _DAMAGED.search(text)
     file = unread["file"] if unread else None
     if cut_off:  # the object itself may be intact
@@ -211,6 +221,17 @@ def _corresponding_error(text: str) -> AdjunctError | None:
             url=cause.partition(": ")[0] if cause.startswith("/") else None,
         )
     return None
+
+
+def _stale_error(status: str, code: str) -> AdjunctError:
+    """Return the error for a request of S3A's that S3 refused for now, with this code ("null" for an unknown one)."""
+    answer, reason = f"{status} {code}", "the credentials have expired, or a clock is wrong"
+    if code == "null":
+        answer, reason = f"{status} to a HEAD, which states no code", f"{reason}, or the credentials do not allow it"
+    step = (
+        "Renew the credentials of Spark's driver and executors, then run it again. adjunct doctor says what is wrong."
+    )
+    return StoreUnavailableError(f"Spark's request to the store was answered {answer}: {reason}.", step)
 
 
 def first_message_line(error: Exception) -> str:

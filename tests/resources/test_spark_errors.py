@@ -117,3 +117,36 @@ def test_a_plan_that_is_too_deep_for_the_jvm_says_what_to_do(before: str) -> Non
         find_adjunct_error(Py4JJavaError(message.replace("java.lang.StackOverflowError", "a.B: java.lang.StackOver")))
         is None
     )
+
+
+_REFUSED = (
+    ": org.apache.spark.SparkException: [FAILED_READ_FILE.NO_HINT] Encountered error while reading file "
+    "s3a://b/d/rows.parquet.  SQLSTATE: KD001\n\tat org.apache.spark.Foo(Foo.java:1)\n"
+    "Caused by: {kind}: getFileStatus on s3a://b/d/rows.parquet: "
+    "software.amazon.awssdk.services.s3.model.S3Exception: {text} (Service: S3, Status Code: {status}, Request ID: "
+    "null):{code}\n\tat org.apache.hadoop.fs.s3a.S3AUtils.translateException(S3AUtils.java:271)\n"
+)
+_S3A_BAD = "org.apache.hadoop.fs.s3a.AWSBadRequestException"
+_S3A_DENIED = "java.nio.file.AccessDeniedException: s3a://b/d/rows.parquet"
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "status", "code"),
+    [
+        (_S3A_BAD, "The provided token has expired.", 400, "ExpiredToken"),
+        (_S3A_DENIED, "The difference is too large.", 403, "RequestTimeTooSkewed"),
+        (_S3A_BAD, "Bad Request", 400, "null: Bad Request (Service: S3, Status Code: 400, Request ID: null)"),
+        (_S3A_DENIED, "Forbidden", 403, "null"),
+    ],
+)
+def test_expired_credentials_of_spark_are_transient(kind: str, text: str, status: int, code: str) -> None:
+    found = find_adjunct_error(Py4JJavaError(_REFUSED.format(kind=kind, text=text, status=status, code=code)))
+    assert isinstance(found, StoreUnavailableError)
+    assert f"answered {status} " in found.problem
+    assert "null" not in found.problem
+    assert "null" in code or code in found.problem
+
+
+def test_what_spark_may_not_read_is_no_expired_credential() -> None:
+    text = _REFUSED.format(kind=_S3A_DENIED, text="Access Denied", status=403, code="AccessDenied")
+    assert find_adjunct_error(Py4JJavaError(text)) is None

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import http.client
+import json
 import socket
 import threading
+import time
 from collections import deque
+from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Literal
 from urllib.parse import urlsplit
@@ -15,16 +18,33 @@ if TYPE_CHECKING:
 
 # "lost-after": forwarded, then the connection is cut. "lost-before": cut at once. Else: this answer, not forwarded.
 Trouble = Literal["lost-after", "lost-before", "409", "500", "503"]
+# Codes of answers to requests that are not forwarded, with their statuses on AWS.
+REFUSALS = {
+    "ExpiredToken": 400,
+    "TokenRefreshRequired": 400,
+    "RequestExpired": 400,
+    "RequestTimeTooSkewed": 403,
+    "ExpiredTokenException": 400,
+    "SignatureDoesNotMatch": 403,
+    "InvalidSignatureException": 400,
+    "AccessDenied": 403,
+}
 _CODES = {"409": "ConditionalRequestConflict", "500": "InternalError", "503": "SlowDown"}
 
 
 class TroubledS3:
-    """`trouble` maps a method to what befalls its next requests, in order; `seen` lists all methods met."""
+    """`trouble` maps a method to what befalls its next requests, in order; `seen` lists all methods met.
+
+    `refused` maps ids of access keys to the codes with which their requests are refused, `clock_ahead` is how many
+    seconds the server's clock, as its answers state it, is ahead of the real one.
+    """
 
     def __init__(self, endpoint: str) -> None:
         self.trouble: dict[str, deque[Trouble | None]] = {}
         self.seen: list[str] = []
         self.cuts: list[str] = []
+        self.refused: dict[str, str] = {}
+        self.clock_ahead = 0.0
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self, urlsplit(endpoint).netloc))
         self._server.daemon_threads = True
         self.endpoint = f"http://127.0.0.1:{self._server.server_port}"
@@ -52,6 +72,10 @@ class TroubledS3:
             self.cuts.remove(path_cut)
         return path_cut is not None
 
+    def refusal_of(self, authorization: str) -> str | None:
+        """Return the code with which a request is refused, by the access key that has signed it."""
+        return next((code for key, code in self.refused.items() if f"Credential={key}/" in authorization), None)
+
     def take(self, method: str) -> Trouble | None:
         self.seen.append(method)
         waiting = self.trouble.get(method)
@@ -65,6 +89,11 @@ def _handler(state: TroubledS3, upstream: str) -> type[BaseHTTPRequestHandler]:
         def _serve(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
             trouble = state.take(self.command)
+            code = state.refusal_of(self.headers.get("Authorization", ""))
+            if code is not None:
+                dated = {"Date": formatdate(time.time() + state.clock_ahead, usegmt=True)}
+                self._answer(REFUSALS[code], dated, self._refusal(code))
+                return
             if trouble in _CODES:
                 self._answer(int(trouble), {}, f"<Error><Code>{_CODES[trouble]}</Code></Error>".encode())
                 return
@@ -75,6 +104,14 @@ def _handler(state: TroubledS3, upstream: str) -> type[BaseHTTPRequestHandler]:
                 self.connection.close()
                 return
             self._answer(status, headers, data, cut=status < 300 and state.is_cut(self.command, self.path))
+
+        def _refusal(self, code: str) -> bytes:
+            """Return the body of a refusal by S3, or by DynamoDB. As on S3, an answer to a HEAD has none."""
+            if self.command == "HEAD":
+                return b""
+            if "X-Amz-Target" in self.headers:
+                return json.dumps({"__type": f"com.amazon.coral.service#{code}", "message": "refused"}).encode()
+            return f"<Error><Code>{code}</Code></Error>".encode()
 
         def _forward(self, body: bytes) -> tuple[int, dict[str, str], bytes]:
             # The Host header goes on unchanged: it is part of what the client signed.

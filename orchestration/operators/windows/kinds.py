@@ -7,7 +7,6 @@ also starts when the clock, put back, shows a full hour for the second time.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cache
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from zoneinfo import ZoneInfo
 
 from dagster_adjunct.orchestration.operators.columns import MAX_DURATION, check_duration
-from dagster_adjunct.resources.common import argument_error
+from dagster_adjunct.resources.common import argument_error, check_zone
 from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.lazy_modules import F
 from dagster_adjunct.resources.validation import validated
@@ -27,8 +26,6 @@ _HOUR = 3_600_000_000
 _EPOCH = datetime(1970, 1, 1)
 _MAX_OVERLAP = 1_000
 _HOURS = (1, 2, 3, 4, 6, 8, 12)
-# Names that Python takes for zones, but Spark does not: files next to the zones. Those in right/ count leap seconds.
-_NOT_A_ZONE = re.compile(r"(posix|right)/|(localtime|posixrules|Factory)$")
 
 
 @validated
@@ -148,13 +145,7 @@ def _check_calendar(days: int | None, hours: int | None, zone: str) -> None:
     if hours is not None and hours not in _HOURS:  # windows of hours are counted from midnight
         expected = f"hours that divide a day: one of {', '.join(map(str, _HOURS))}"
         raise argument_error(f"Tumbling has hours={hours!r}", expected, argument="hours")
-    try:
-        known = not _NOT_A_ZONE.match(zone) and ZoneInfo(zone) is not None
-    except (KeyError, ValueError, OSError):  # an unknown or invalid name
-        known = False
-    if not known:
-        expected = 'a time zone that this machine knows, such as "America/New_York" or "UTC"'
-        raise argument_error(f"Tumbling has zone={zone!r}", expected, argument="zone")
+    check_zone("Tumbling has zone", zone, argument="zone")
 
 
 def window_start(time: Column, kind: Tumbling) -> Column:

@@ -53,8 +53,9 @@ _RESERVED_SETTINGS = {
     "plugin.library.paths": "libraries are not loaded by a setting",
 }
 _FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+_LOGIN_CODES = ("_AUTHENTICATION", "SASL_AUTHENTICATION_FAILED")
 _REFUSED_CODES = (
-    "_AUTHENTICATION", "SASL_AUTHENTICATION_FAILED", "_SSL", "UNSUPPORTED_SASL_MECHANISM", "ILLEGAL_SASL_STATE",
+    *_LOGIN_CODES, "_SSL", "UNSUPPORTED_SASL_MECHANISM", "ILLEGAL_SASL_STATE",
 )  # fmt: skip
 # A partition is changing its leader.
 _LEADER_CHANGE_CODES = {
@@ -202,6 +203,8 @@ class BrokerRefusals:
     def __init__(self, settings: KafkaSettings) -> None:
         self._settings = settings
         self._refusal: Any = None
+        self.has_tokens = False
+        """Whether the client logs in by tokens, which expire and are asked for again."""
 
     def __call__(self, error: Any) -> None:
         if error.name() in _REFUSED_CODES:
@@ -217,6 +220,9 @@ class BrokerRefusals:
             problem = f"{self._settings.where}: {reason[:300]}."
             raise errors.StreamUnavailableError(problem, step, system=self._settings.name)
         problem = f"{self._settings.where} rejected the connection: {self._refusal.name().lstrip('_')}: {reason[:300]}."
+        if self.has_tokens and self._refusal.name() in _LOGIN_CODES:
+            step = "The token has expired, or is wrong: the next client asks the token callback for another one."
+            raise errors.StreamUnavailableError(problem, step, system=self._settings.name)
         step = "Check security.protocol, the SASL mechanism and credentials, and the certificates."
         raise errors.ConfigurationError(problem, step, system=self._settings.name)
 
@@ -272,9 +278,9 @@ def new_client(
     client: Any = {"admin": AdminClient, "consumer": Consumer, "producer": Producer}[kind]
     always = {**_DEFAULTS, "logger": ClientLog(settings.name)}
     try:
-        return client(
-            {**always, **_with_token(resolve_client_settings(settings), settings), **own, "error_cb": refusals}
-        )
+        resolved = _with_token(resolve_client_settings(settings), settings)
+        refusals.has_tokens = str(resolved.get("sasl.mechanism", resolved.get("sasl.mechanisms"))) == "OAUTHBEARER"
+        return client({**always, **resolved, **own, "error_cb": refusals})
     except (KafkaException, TypeError, ValueError) as error:
         reason = error.args[0].str() if isinstance(error, KafkaException) else str(error)
         raise errors.ConfigurationError(

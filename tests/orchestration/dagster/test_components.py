@@ -18,7 +18,16 @@ from dagster.components.core.component_tree import ComponentTree
 from dagster.components.scaffold.scaffold import ScaffoldRequest
 from dagster_shared.yaml_utils import parse_yaml_with_source_position, parse_yamls_with_source_position
 
-from dagster_adjunct import Application, Lake, LakeStreams, Schema, bounded_dataset, open_lake, unbounded_dataset
+from dagster_adjunct import (
+    Application,
+    Lake,
+    LakeStreams,
+    Schema,
+    VersionPartitions,
+    bounded_dataset,
+    open_lake,
+    unbounded_dataset,
+)
 from dagster_adjunct.automation import new_records, new_version, stale
 from dagster_adjunct.changes import DebeziumEnvelope, DeltaCompaction
 from dagster_adjunct.components import AdjunctComponent
@@ -513,6 +522,26 @@ def test_conditions_are_declared_in_yaml_too() -> None:
     assert "shop_automation" in {sensor.name for sensor in sensors}
     nightly = component(AUTOMATED.replace("{new_records: }", "\"{{ dg.AutomationCondition.on_cron('0 3 * * *') }}\""))
     assert nightly.applications()["shop"].automation_condition == dg.AutomationCondition.on_cron("0 3 * * *")
+
+
+DAYS = """
+bounded_datasets:
+  rates:
+    input: lake.rates
+    key: currency
+    broadcast: true
+    versions: {VersionPartitions: {by: day, start: "2026-11-01", timezone: Pacific/Auckland}}
+applications:
+  shop: {datasets: [rates], steps: []}
+"""
+
+
+def test_days_of_a_zone_are_declared_in_yaml_too(tmp_path: Path) -> None:
+    (rates,) = component(DAYS).applications()["shop"].datasets
+    assert rates.versions == VersionPartitions("day", start="2026-11-01", timezone="Pacific/Auckland")
+    mistyped = component(DAYS.replace("Auckland", "Aukland"), tmp_path)
+    with pytest.raises(dg.DagsterInvalidDefinitionError, match=r"defs.yaml:8:68: .*timezone"):
+        mistyped.build_defs(ComponentTree.for_test().load_context)
 
 
 @pytest.mark.parametrize("line", [4, 9])

@@ -672,7 +672,7 @@ def not_sent():
         (not_sent, State.FAILED, TableUnavailableError, None),
         (lambda: client_error("AccessDeniedException"), State.REFUSED, TableAccessError, None),
         (lambda: client_error("ItemCollectionSizeLimitExceededException"), State.REFUSED, TableError, None),
-        (lambda: client_error("RequestExpired"), State.REFUSED, TableError, None),
+        (lambda: client_error("RequestExpired"), State.FAILED, TableUnavailableError, 1.0),
         (lambda: RuntimeError("the refreshed credentials are still expired"), State.REFUSED, TableError, None),
     ],
 )

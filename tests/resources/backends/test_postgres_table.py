@@ -215,6 +215,35 @@ def test_a_refused_login_is_not_tried_again_and_shows_no_password(postgres_serve
     assert "wr0ng-pass" not in str(error.value) + caplog.text
 
 
+def test_a_password_that_is_changed_while_a_process_runs_is_read_again(postgres_server, monkeypatch, tmp_path):
+    user, file = "rotated", tmp_path / "pgpass"
+    postgres_server.execute(
+        f"CREATE ROLE {user} LOGIN PASSWORD 'first'; CREATE TABLE for_rotated (id text PRIMARY KEY)"
+    )
+    postgres_server.execute(f"GRANT ALL ON for_rotated TO {user}")
+    postgres_server.require_password(user)
+    postgres_server.execute("SELECT pg_reload_conf()")
+
+    def write_password(password: str) -> None:
+        file.write_text(f"*:*:*:*:{password}\n")
+        file.chmod(0o600)
+
+    monkeypatch.setenv(VARIABLE, f"postgresql://{user}@127.0.0.1:{postgres_server.port}/adjunct?passfile={file}")
+    store = table_of("for_rotated", columns=None, create=False)
+    write_password("wrong")
+    with blocking(store) as table, pytest.raises(TableAccessError, match="rejected the login"):
+        table.get("a")
+    write_password("first")
+    with blocking(store) as table:
+        assert table.get("a") is None
+    postgres_server.execute(f"ALTER ROLE {user} PASSWORD 'second'")
+    with blocking(store) as table, pytest.raises(TableUnavailableError, match="a login that it accepted before"):
+        table.get("a")
+    write_password("second")
+    with blocking(store) as table:
+        assert table.get("a") is None
+
+
 def test_the_right_password_works_and_is_in_no_repr_pickle_or_description(postgres_server, monkeypatch, caplog):
     postgres_server.execute(
         f"CREATE TABLE for_guarded (id text PRIMARY KEY); GRANT ALL ON for_guarded TO {GUARDED_USER}"

@@ -240,6 +240,27 @@ def test_settings_that_can_not_travel_are_refused(client: Any, factory: str | No
         KafkaSettings("kafka", "127.0.0.1:9", client, factory)
 
 
+@pytest.mark.parametrize(
+    ("client", "kind"),
+    [
+        ({"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "OAUTHBEARER"}, StreamUnavailableError),
+        ({"security.protocol": "SASL_PLAINTEXT", "sasl.mechanisms": "OAUTHBEARER"}, StreamUnavailableError),
+        ({}, ConfigurationError),
+    ],
+)
+def test_a_rejected_token_is_transient_and_a_rejected_password_is_not(
+    client: dict[str, Any], kind: type[Exception]
+) -> None:
+    from confluent_kafka import KafkaError
+
+    settings = KafkaSettings("main", "127.0.0.1:9", client)
+    refusals = BrokerRefusals(settings)
+    new_client("producer", settings, {}, refusals)
+    refusals(KafkaError(KafkaError._AUTHENTICATION))
+    with pytest.raises(kind):
+        refusals.check()
+
+
 def test_what_librdkafka_says_is_logged_once_for_each_broker_and_cause(
     caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
