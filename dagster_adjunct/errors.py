@@ -13,6 +13,7 @@ from dagster_adjunct.resources.errors import DatasetError as DatasetError
 from dagster_adjunct.resources.errors import DatasetNotFoundError as DatasetNotFoundError
 from dagster_adjunct.resources.errors import InvalidNameError as InvalidNameError
 from dagster_adjunct.resources.errors import IteratorStateError as IteratorStateError
+from dagster_adjunct.resources.errors import KeyOrderError as KeyOrderError
 from dagster_adjunct.resources.errors import KeyTooLongError as KeyTooLongError
 from dagster_adjunct.resources.errors import KeyValueTableError as KeyValueTableError
 from dagster_adjunct.resources.errors import KeyValueTableExistsError as KeyValueTableExistsError

@@ -18,7 +18,8 @@
     |   |-- StreamNotFoundError, StreamExistsError, OffsetOutOfRangeError
     |   |-- StillReadError             a reader still needs what was to be deleted or rewritten
     |   |-- DatasetNotFoundError, NoSealedVersionError, MarkerConflictError, DatasetError
-    |   |-- VersionDiscardedError, LeaseLostError, ValidatorError, BadChangeError, StaleDatasetError
+    |   |-- VersionDiscardedError, LeaseLostError, ValidatorError, StaleDatasetError
+    |   |-- BadChangeError, KeyOrderError
     |   |-- PlanningError, PartitionCountMismatchError
     |   |-- OperatorFailedError        an expression or a function of the application failed
     |   `-- TableError, RecordNotFoundError, TableAccessError, TableNotFoundError
@@ -264,6 +265,13 @@ class MarkerConflictError(DatasetError):
 
 class BadChangeError(DatasetError):
     """A change on a stream that can't be applied: it is unreadable, has no key, or an unknown operation."""
+
+
+class KeyOrderError(DatasetError):
+    """Changes of one key are in several partitions of a stream, where nothing says which one is the newest."""
+
+    partition: int | None = None
+    offset: str | None = None
 
 
 class ValidatorError(DatasetError):

@@ -43,6 +43,7 @@ from dagster_adjunct.resources.objects.commit_log import Commit
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from dagster_adjunct.resources.spark.tasks import translate_spark_errors
 from dagster_adjunct.resources.spark.tuning import interpret_small_plans
+from dagster_adjunct.resources.streams.system import PARTITION
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +166,7 @@ class CandidateVersion:
 
 _MAX_FOOTER_BYTES = 1024 * 1024
 # Errors of the data, which every attempt would repeat: the version is rejected, and the next one may follow.
-REJECTING_ERRORS = (errors.MarkerConflictError, errors.NullKeyError, errors.SchemaMismatchError)
+REJECTING_ERRORS = (errors.MarkerConflictError, errors.NullKeyError, errors.SchemaMismatchError, errors.KeyOrderError)
 
 
 def build_candidate(member: Member, delivery: Delivery) -> CandidateVersion:
@@ -238,7 +239,10 @@ def _build_version(member: Member, delivery: Delivery, attempt: Attempt) -> Seal
                     source.read(delivery, spark),
                     ARROW if spark is IN_PROCESS else SPARK,
                     WriteOptions(
-                        what, drop_tombstones=True, name_conflicting=MAX_NAMED if spec.duplicates == "error" else 0
+                        what,
+                        drop_tombstones=True,
+                        name_conflicting=MAX_NAMED if spec.duplicates == "error" else 0,
+                        one_per_key=PARTITION if source.ordered_by_offset else None,
                     ),
                     order_by=source.ordered_by,
                     partitioned=source.copartitioned,

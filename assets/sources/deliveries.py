@@ -100,6 +100,8 @@ class VersionSource(ABC):
     """
 
     copartitioned = False
+    # Whether offsets alone order the records of a key, which have to be in one of several partitions then.
+    ordered_by_offset = False
 
     def __init__(
         self, spec: AdjunctDataset, schema: Schema, declaration: DatasetDeclaration, ordered_by: tuple[str, ...]

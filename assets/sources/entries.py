@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.assets.declaration.change_values import (
@@ -260,9 +260,12 @@ class OpenedStream:
             problem = f"dataset {spec.name!r} (input {spec.input}): the stream's records are raw, without columns."
             raise errors.DatasetError(problem, "Use an input stream that declares its schema.", dataset=spec.name)
         entries = derive_entry_schema(spec, derive_row_schema(spec, info.schema))
+        opened = cls(spec, system, info, tuple(system.partitions(stream)), entries)
         if spec.follows_changes:
             check_changes_ordered(spec, info.key, info.partitions, info.partitioner)
-        return cls(spec, system, info, tuple(system.partitions(stream)), entries)
+            if opened.only_offsets_order_keys:
+                return replace(opened, system=system.checking_keys(spec.name))
+        return opened
 
     @property
     def records(self) -> Schema:
@@ -282,6 +285,20 @@ class OpenedStream:
         """The type of the changes' positions."""
         order = self.spec.following.order
         return "bigint" if order is None else position_type(order, derive_row_schema(self.spec, self.records))
+
+    @property
+    def only_offsets_order_keys(self) -> bool:
+        """Whether only offsets order the changes of a key, so that all of these have to be in one partition.
+
+        With `order_by`, and with a history of timestamps, the changes themselves say which one is newer.
+        """
+        following = self.spec.following
+        if len(self.ssps) == 1 or following.order_by is not None:
+            return False
+        if following.history is None:
+            return True
+        name = following.valid_from
+        return name is not None and derive_row_schema(self.spec, self.records).field(name).type == "date"
 
     @property
     def copartitioned(self) -> bool:

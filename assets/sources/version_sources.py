@@ -87,6 +87,7 @@ class StreamSource(VersionSource):
         ordered_by = (OFFSET,) if ordered else (OFFSET, PARTITION)
         super().__init__(spec, stream.schema, stream.declaration, ordered_by)
         self.copartitioned, self.info, self._now = stream.copartitioned, info, now
+        self.ordered_by_offset = info.partitions > 1 and not spec.by_offset
         self._system = systems[split_stream_name(str(spec.input))[0]]
         self._seen: tuple[dict[SystemStreamPartition, int], list[Marker]] | None = None
 

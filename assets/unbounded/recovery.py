@@ -44,11 +44,13 @@ from dagster_adjunct.assets.writing.generation import Runtime
 from dagster_adjunct.resources.errors import (
     CommitConflictError,
     DatasetError,
+    KeyOrderError,
     MalformedDocumentError,
     OffsetOutOfRangeError,
 )
 from dagster_adjunct.resources.objects.commit_log import Commit, is_deletion_commit
 from dagster_adjunct.resources.schemas.schema import Schema, incompatible_changes
+from dagster_adjunct.resources.streams.system import order_keys_step
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,11 +158,9 @@ def assess_continuity(snapshot: TableSnapshot) -> TableContinuity:
     refusal = source.recreated_error(manifest.stream, offsets, snapshot.ends)
     if refusal is not None:
         return TableContinuity("invalid", refusal.problem, building=building, refusal=refusal)
-    added, removed = sorted(set(source.ssps) - set(offsets)), sorted(set(offsets) - set(source.ssps))
-    if added or removed:
-        changed = ((added, "added"), (removed, "removed"))
-        problem = "; ".join(f"{', '.join(map(str, ssps))} {what}" for ssps, what in changed if ssps)
-        problem = f"the partitions of its stream have changed ({problem})"
+    changed = describe_changed_partitions(source, offsets)
+    if changed:
+        problem = f"the partitions of its stream have changed ({changed})"
         return TableContinuity("invalid", problem, building=building)
     lost = [ssp for ssp, offset in offsets.items() if source.system.compare(offset, snapshot.oldest[ssp]) < 0]
     if lost:
@@ -182,6 +182,13 @@ def assess_continuity(snapshot: TableSnapshot) -> TableContinuity:
             "read all that came since",
         )
     return TableContinuity("valid")
+
+
+def describe_changed_partitions(source: OpenedStream, offsets: Offsets) -> str:
+    """Return which partitions of the stream were added or removed since the table read these offsets, "" for none."""
+    added, removed = sorted(set(source.ssps) - set(offsets)), sorted(set(offsets) - set(source.ssps))
+    changed = ((added, "added"), (removed, "removed"))
+    return "; ".join(f"{', '.join(map(str, ssps))} {what}" for ssps, what in changed if ssps)
 
 
 def effective_max_age(source: OpenedStream) -> timedelta | None:
@@ -261,8 +268,9 @@ def plan_recovery(snapshot: TableSnapshot, *, rebuild: str | None = None, forced
     """Return what to do with the table; `rebuild` is the reason to rebuild it.
 
     `forced` bootstraps even from a stream that no longer holds every key. Raises DatasetError for incompatible columns
-    and for a bootstrap that would lack keys, OffsetOutOfRangeError and MalformedDocumentError where nothing can be
-    decided, and CommitConflictError where another writer committed meanwhile.
+    and for a bootstrap that would lack keys, KeyOrderError for a stream whose partitions were changed,
+    OffsetOutOfRangeError and MalformedDocumentError where nothing can be decided, and CommitConflictError where another
+    writer committed meanwhile.
     """
     manifest, source, spec = snapshot.manifest, snapshot.source, snapshot.spec
     # A table that is being rebuilt may have any columns and order.
@@ -281,6 +289,7 @@ def plan_recovery(snapshot: TableSnapshot, *, rebuild: str | None = None, forced
         require_complete_stream(snapshot, decision.reason)
     if decision.action == "serve-stale":
         return RecoveryPlan("leave", decision)
+    require_ordered_keys(snapshot)
     if decision.action != "continue":
         return RecoveryPlan("begin", decision)
     histories = served.history if served is not None else None, history_from_spec(spec)
@@ -318,6 +327,29 @@ def decide_recovery(snapshot: TableSnapshot) -> Decision:
         action = "create" if state.store == "none" else "recreate"
         reason = state.problem or "there is no table yet"
     return Decision(action=action, store=state.store, reason=reason, at=snapshot.at)
+
+
+def require_ordered_keys(snapshot: TableSnapshot) -> None:
+    """Raise KeyOrderError if a stream whose offsets order the changes has had other partitions.
+
+    A key that has moved then has changes in two partitions, and neither a table that continues nor one that is built
+    again can tell which one is newer. A bulk snapshot names a position in each of the present partitions, so only later
+    changes are read. Streams of the lake are rewritten when they are repartitioned.
+    """
+    manifest, source, spec = snapshot.manifest, snapshot.source, snapshot.spec
+    by_offset = source.only_offsets_order_keys and source.info.partitioner != "spark-murmur3"
+    if manifest is None or spec.following.initial is not None or not by_offset:
+        return
+    changed = describe_changed_partitions(source, offsets_by_partition(manifest.offsets))
+    if changed and not source.info.was_recreated(manifest.stream):
+        raise KeyOrderError(
+            f"dataset {spec.name!r} has to be built again, because the partitions of {spec.input} have changed "
+            f"({changed}): a key may have changes in two partitions now, and their offsets do not say which one is "
+            "newer.",
+            order_keys_step(spec.name),
+            dataset=spec.name,
+            stream=str(spec.input),
+        )
 
 
 def require_complete_stream(snapshot: TableSnapshot, why: str) -> None:

@@ -31,6 +31,7 @@ from dagster_adjunct.assets.unbounded.recovery import (
     order_change_error,
     plan_recovery,
     require_complete_stream,
+    require_ordered_keys,
 )
 from dagster_adjunct.assets.versions.actions import require_audit_fields
 from dagster_adjunct.assets.versions.leases import Lease
@@ -211,11 +212,13 @@ def resolve_rewind(snapshot: TableSnapshot, positions: Positions, force: Force) 
     if oldest and len(pending) == len(source.ssps):
         refusal = None
         try:
+            require_ordered_keys(snapshot)
             if not forced >= set(source.ssps):
                 require_complete_stream(snapshot, "a startpoint at the oldest offset of every partition")
         except errors.DatasetError as error:
             step = f"{error.next_step} With force, the rebuild keeps only the keys that the stream still holds."
-            refusal = error.reworded(error.problem, step)
+            by_force = not isinstance(error, errors.KeyOrderError)
+            refusal = error.reworded(error.problem, step) if by_force else error
         return RewindPlan(spec.name, "rebuild", partitions, refusal)
     return RewindPlan(spec.name, "rewind", partitions, _refusal_error(source, manifest, pending, partitions, forced))
 

@@ -19,7 +19,7 @@ from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.versions.dataset_log import Attempt, DatasetLog
 from dagster_adjunct.resources.bucketing.files import BucketFile, BucketLayout, Generation
 from dagster_adjunct.resources.bucketing.writer import DIGEST, WriteOptions, write_arrow_buckets, write_buckets
-from dagster_adjunct.resources.errors import SchemaMismatchError
+from dagster_adjunct.resources.errors import KeyOrderError, SchemaMismatchError
 from dagster_adjunct.resources.lazy_modules import pa, pc
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
 from dagster_adjunct.resources.objects.store import ObjectStore
@@ -169,7 +169,8 @@ def write_generation(
     `order_by` sorts the rows within each key, the one to keep last. Counters are the numbers of superseded rows, which
     have a later one of their key, and of deleted keys, whose last row is a dropped tombstone; for rows over time also
     of corrections of the past, pruned and forgotten rows, and `forgotten_to`, a position. With `name_conflicting` in
-    the options, raises SchemaMismatchError if superseded rows have other values than the row that is kept.
+    the options, raises SchemaMismatchError if superseded rows have other values than the row that is kept; with
+    `one_per_key`, KeyOrderError if rows of a key differ and come from several partitions.
     """
     files = writer(
         rows,
@@ -180,9 +181,18 @@ def write_generation(
         order_by=(*layout.key, *order_by),
         partitioned=partitioned,
     )
-    names = ("superseded", "deleted", "conflicting", "corrections", "pruned", "forgotten")
+    names = ("superseded", "deleted", "conflicting", "scattered", "corrections", "pruned", "forgotten")
     counters = {name: sum(int(file.stats.get(name, 0)) for file in files) for name in names}
     conflicting = counters.pop("conflicting")  # normal, unless each key is to be delivered once
+    if scattered := counters.pop("scattered"):
+        keys = [key for file in files for key in file.stats.get("scattered_keys", ())]
+        raise KeyOrderError(
+            f"{options.what}: {scattered} key(s) have records with different values in several partitions, and their "
+            f"offsets do not say which one is newer. Such keys: {format_first(keys)}.",
+            "Deliver the version again under a new name, with all records of a key in one partition: do not add "
+            "partitions within a version, and let all producers choose partitions in the same way.",
+            column=layout.key[0],
+        )
     if conflicting and options.name_conflicting:
         keys = [key for file in files for key in file.stats.get("conflicting_keys", ())]
         problem = (

@@ -99,8 +99,9 @@ def _check_added(app: Application, source: Input, info: StreamInfo, added: Seque
         raise ConfigurationError(
             f"{names}: added to {source.stream}, which is partitioned by key ({', '.join(info.key)}), after "
             f"application {app.name!r} began to read it: records of one key are in two partitions now.",
-            "Set a startpoint for each to accept that (adjunct startpoint set MODULE:APP "
-            f"{names} --oldest --reason …), or read the stream again from its oldest offset.",
+            "Set a startpoint for each to accept that older records of such a key may be applied after newer ones "
+            f"(adjunct startpoint set MODULE:APP {names} --oldest --reason …). Where that does harm, declare tables "
+            "with newest_by, or let the records be sent into a new stream that has its partitions from the start.",
             application=app.name,
         )
 

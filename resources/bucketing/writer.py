@@ -52,6 +52,7 @@ GROUP_KEYS = b"adjunct-group-keys"
 _FACTS = b"adjunct"
 _LEFT_OUT = ("pruned", "forgotten", "incomplete", "late")
 _SAMPLED = 4_096
+_NAMED_KEYS = 5
 _COPIED_AT_ONCE = 256 * 1024 * 1024
 
 
@@ -87,7 +88,9 @@ class WriteOptions:
     `what` names the target in errors. `last_per_key` keeps only the last of the rows with equal key, which must be
     adjacent; it counts the others as superseded, and as conflicting those whose values differ from the next row's.
     `drop_tombstones` then omits tombstones; `forget_to` omits, and counts as forgotten, those up to this position.
-    `name_conflicting` is how many keys of conflicting rows the stats name. `number_rows` adds `__row`, counted from 0.
+    `name_conflicting` is how many keys of conflicting rows the stats name. `one_per_key` is a column, such as that of
+    the record's partition: the stats count, and name a few, keys whose rows differ in values and in this column.
+    `number_rows` adds `__row`, counted from 0.
     `range_of` is a timestamp column whose minimum and maximum, in microseconds since the epoch, and number of nulls go
     into the stats. `differing` are two integer columns: the stats count the rows in which they differ, a null being 0.
     `over_time` is for rows over time, whose layout's key ends in `__valid_from`; its range goes into the stats
@@ -100,6 +103,7 @@ class WriteOptions:
     drop_tombstones: bool = False
     forget_to: int | None = None
     name_conflicting: int = 0
+    one_per_key: str | None = None
     number_rows: bool = False
     range_of: str | None = None
     differing: tuple[str, str] | None = None
@@ -127,6 +131,7 @@ class BucketFileWriter:
         self._waiting_rows = 0
         self._rows = self._superseded = self._conflicting = self._deleted = self._tombstones = 0
         self._conflicting_keys: list[str] = []
+        self._scattered = _ScatteredKeys(layout.key, options.one_per_key) if options.one_per_key else None
         self._digest: int | None = None
         self._min: list[Any] | None = None
         self._group_keys: list[Any] = []
@@ -225,6 +230,8 @@ class BucketFileWriter:
         differs = pa.array(key_changes(batch, self._layout.key))
         kept = batch.slice(0, count).filter(differs)
         self._superseded += count - kept.num_rows
+        if self._scattered is not None:
+            self._scattered.add(batch, differs.to_numpy(zero_copy_only=False))
         if DIGEST in batch.column_names and kept.num_rows < count:
             digests = batch.column(DIGEST)
             other = pc.and_(pc.invert(differs), pc.not_equal(digests.slice(0, count), digests.slice(1)))
@@ -238,8 +245,7 @@ class BucketFileWriter:
             return
         # Records of one key are adjacent, so comparing with the last named key is enough.
         for record in rows.select(list(self._layout.key)).filter(conflicting).to_pylist():
-            values = list(record.values())
-            key = repr(values[0]) if len(values) == 1 else repr(tuple(values))
+            key = _show_key(record)
             if key not in self._conflicting_keys[-1:]:
                 self._conflicting_keys.append(key)
             if len(self._conflicting_keys) == self._options.name_conflicting:
@@ -319,6 +325,8 @@ class BucketFileWriter:
             "superseded": self._superseded,
             "conflicting": self._conflicting,
             "conflicting_keys": self._conflicting_keys,
+            "scattered": 0 if self._scattered is None else self._scattered.count,
+            "scattered_keys": [] if self._scattered is None else self._scattered.named,
             "deleted" if self._options.drop_tombstones else "forgotten": self._deleted,
             "tombstones": self._tombstones,
             "range": list(self._range or ()),
@@ -349,6 +357,50 @@ class BucketFileWriter:
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()
             footer = pack_footer(_footer_bytes(file, size)) if self._layout.key else None
         return BucketFile(self._bucket, self._name, size=size, sha256=sha256, footer=footer, **facts)
+
+
+class _ScatteredKeys:
+    """Counts the keys whose rows have different values, and different ones of the column `scatters`.
+
+    The rows of a key are adjacent, over several batches: the last row of a batch is the first one of the next.
+    """
+
+    def __init__(self, key: Sequence[str], scatters: str) -> None:
+        self._key = list(key)
+        self._scatters = scatters
+        self._moves = self._varies = False  # of the key whose rows the last batch ended with
+        self.count = 0
+        self.named: list[str] = []
+
+    def add(self, batch: pa.Table, differs: Any) -> None:
+        """Add a batch; `differs` says for each row but the last whether the next one is of another key."""
+        count = batch.num_rows - 1
+        changes = {
+            name: pc.not_equal(batch.column(name).slice(0, count), batch.column(name).slice(1)).to_numpy()
+            for name in (self._scatters, DIGEST, TOMBSTONE)
+        }
+        moves = changes[self._scatters] & ~differs
+        varies = (changes[DIGEST] | changes[TOMBSTONE]) & ~differs
+        # Number the keys: the last row of each is where the next one differs.
+        numbers = np.concatenate([[0], np.cumsum(differs)])
+        keys = int(numbers[-1]) + 1
+        moved = np.bincount(numbers[:count], moves, keys) > 0
+        varied = np.bincount(numbers[:count], varies, keys) > 0
+        moved[0] |= self._moves
+        varied[0] |= self._varies
+        found = moved & varied
+        if self._moves and self._varies:  # counted with an earlier batch
+            found[0] = False
+        self.count += int(found.sum())
+        ends = np.concatenate([np.nonzero(differs)[0], [count]])
+        room = max(0, _NAMED_KEYS - len(self.named))
+        self.named += map(_show_key, batch.select(self._key).take(ends[found][:room]).to_pylist())
+        self._moves, self._varies = bool(moved[-1]), bool(varied[-1])
+
+
+def _show_key(record: dict[str, Any]) -> str:
+    values = list(record.values())
+    return repr(values[0]) if len(values) == 1 else repr(tuple(values))
 
 
 def check_key_order(key: Sequence[str], what: str, last: pa.Table | None, rows: pa.Table) -> None:
@@ -474,6 +526,7 @@ def write_buckets(
         df = df.sortWithinPartitions(*by)
     df = df if one_task else df.withColumn(DIGEST, digest)
     extra = [TOMBSTONE] if options.drop_tombstones and TOMBSTONE not in layout.columns else []
+    extra += [options.one_per_key] if options.one_per_key else []
     extra += [] if options.completion is None else options.completion.input_columns
     there = set(df.columns)
     df = df.select(*[quote_name(name) for name in (*layout.columns, *extra, DIGEST, _BUCKET) if name in there])

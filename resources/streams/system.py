@@ -252,6 +252,16 @@ def time_from_micros(micros: int) -> datetime:
     return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=micros)
 
 
+def order_keys_step(dataset: str) -> str:
+    """Return the next step for a dataset whose stream has records of one key in several partitions."""
+    return (
+        "What is served stays. Declare order_by=COLUMN, which says of two changes of a key which one is newer (or a "
+        f"path such as source.lsn), and rebuild: adjunct dataset rebuild {dataset} MODULE:APP --reason …. Or let the "
+        "source send all rows into a new stream that has its partitions from the start, and read that one under a new "
+        "name of the dataset."
+    )
+
+
 # Columns that a read adds to the record's own; entries of a dataset have those of META too. `__epoch` is 0, and higher
 # in the results of a replay.
 PARTITION = "__partition"
@@ -504,6 +514,14 @@ class StreamSystem(ABC):
         """Return a read-only view of this system, to ask several questions about one stream and to read it.
 
         If an answer needs requests, the view sends these only once, so that all its answers are of the same moment.
+        """
+        return self
+
+    def checking_keys(self, dataset: str) -> StreamSystem:
+        """Return a view whose reads raise KeyOrderError for a record that is not in the partition of its key.
+
+        Offsets order the records of a key only if all of them are in one partition. `dataset` is the reader, for the
+        error. This default returns the system itself: it has nothing to check, or can't.
         """
         return self
 

@@ -144,7 +144,8 @@ class TopicFacts:
     """What is known of a stream's topic: its name, id (`identity`), partition count and declaration; picklable.
 
     `config` are the topic's settings by Kafka's names. It is empty if these were not requested (see
-    `KafkaStreams.topic`), or if we are not authorized to read them.
+    `KafkaStreams.topic`), or if we are not authorized to read them. `keys_checked_for` is the dataset for which reads
+    check that each record is in its key's partition, "" for none.
     """
 
     settings: KafkaSettings
@@ -154,6 +155,7 @@ class TopicFacts:
     partitions: int
     declared: KafkaTopic = field(default_factory=KafkaTopic)
     config: Mapping[str, str] = field(default_factory=dict)
+    keys_checked_for: str = ""
 
     def __str__(self) -> str:
         return f"{self.settings.name}.{self.stream}"

@@ -20,6 +20,7 @@ from dagster_adjunct.resources.streams.kafka import record_formats
 from dagster_adjunct.resources.streams.kafka.client import TopicFacts
 from dagster_adjunct.resources.streams.kafka.consume import TopicRange, is_marker, read_ranges
 from dagster_adjunct.resources.streams.kafka.formats import Raw
+from dagster_adjunct.resources.streams.kafka.partitioner import check_key_partitions
 from dagster_adjunct.resources.streams.kafka.produce import RESERVED
 from dagster_adjunct.resources.streams.kafka.record_formats import HEADERS, KEY, VALUE, KafkaTopic
 from dagster_adjunct.resources.streams.system import EPOCH, OFFSET, PARTITION, RECORD_META_DDL, TIMESTAMP, TOMBSTONE
@@ -124,6 +125,7 @@ def read_record_batches(topic: TopicFacts, ranges: Sequence[TopicRange]) -> Iter
             kept = [message for message in got if not is_marker(message.headers())]
             headers = [message.headers() for message in kept]
         if kept:
+            check_key_partitions(topic, wanted.partition, kept)
             yield decoded(_batch_from_messages(kept, headers, wanted.partition, declared.headers is not None))
 
 

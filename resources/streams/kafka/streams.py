@@ -176,6 +176,7 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
         self.admin = KafkaAdmin(settings)
         self._declarations = DeclaredTopics(lake, settings)
         self._answers: dict[object, object] | None = None  # set in a snapshot: the answers that it has had
+        self._keys_checked_for = ""
 
     def list_streams(self) -> list[str]:
         """Return all streams that have a topic: declared and created ones, and topics whose name can be a stream's."""
@@ -433,8 +434,17 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
 
     def snapshot(self, stream: str) -> StreamSystem:
         """Return a view of the streams that requests each answer only once, for all partitions of a stream."""
+        return self._view(answers={})
+
+    def checking_keys(self, dataset: str) -> StreamSystem:
+        """Return a view whose reads raise KeyOrderError for a record that is not in the partition of its key."""
+        return self._view(answers=None if self._answers is None else {}, keys_checked_for=dataset)
+
+    def _view(self, *, answers: dict[object, object] | None, keys_checked_for: str = "") -> KafkaStreams:
         view = KafkaStreams(self.lake, self.settings)
-        view.admin, view._answers = self.admin, {}
+        view.admin = self.admin
+        view._answers = answers
+        view._keys_checked_for = keys_checked_for
         return view
 
     def _ask_once(self, question: object, ask: Callable[[], T]) -> T:
@@ -470,7 +480,7 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
             if described is None:
                 raise self._not_found(stream, topic)
             settings = replace(self.settings, topics={})  # tasks do not need the declarations of other streams
-            return TopicFacts(settings, stream, topic, *described, declared)
+            return TopicFacts(settings, stream, topic, *described, declared, keys_checked_for=self._keys_checked_for)
 
         return self._ask_once(stream, ask)
 

@@ -20,6 +20,7 @@ from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.kafka import produce
 from dagster_adjunct.resources.streams.kafka.client import KafkaAdmin, KafkaSettings, TopicFacts
+from dagster_adjunct.resources.streams.kafka.partitioner import choose_partitions
 from dagster_adjunct.resources.streams.kafka.produce import SentSpan, TaskAppend, send_without_transaction
 from dagster_adjunct.resources.streams.kafka.record_formats import KafkaTopic
 from dagster_adjunct.resources.streams.kafka.streams import KafkaStreams
@@ -55,6 +56,13 @@ def murmur2(data: bytes) -> int:
 
 def javas_partition(key: bytes, partitions: int) -> int:
     return (murmur2(key) & 0x7FFFFFFF) % partitions
+
+
+def test_partitions_are_chosen_for_keys_of_any_length_as_java_does() -> None:
+    drawn = random.Random(7)
+    keys = [drawn.randbytes(length) for length in [*range(70), 255, 256, 257, 1001] for _ in range(3)]
+    for count in (2, 3, 4, 7):
+        assert choose_partitions(keys, count).tolist() == [javas_partition(key, count) for key in keys]
 
 
 def test_the_oracle_gives_the_values_of_kafkas_own_tests() -> None:
