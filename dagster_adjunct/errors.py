@@ -57,3 +57,4 @@ from dagster_adjunct.resources.errors import TransientError as TransientError
 from dagster_adjunct.resources.errors import ValidatorError as ValidatorError
 from dagster_adjunct.resources.errors import ValueTooLongError as ValueTooLongError
 from dagster_adjunct.resources.errors import VersionDiscardedError as VersionDiscardedError
+from dagster_adjunct.resources.errors import ZoneRulesError as ZoneRulesError

@@ -3,7 +3,8 @@
     AdjunctError
     |-- PermanentError                 the same call fails again: change something first
     |   |-- ConfigurationError         a setting, a name, a declaration
-    |   |   `-- InvalidNameError
+    |   |   |-- InvalidNameError
+    |   |   `-- ZoneRulesError         Java and Python have different rules of a time zone
     |   |-- SchemaMismatchError        data or a declaration does not fit the schema
     |   |-- NullKeyError               a null where a key is needed
     |   |-- MalformedDocumentError     a stored pointer, manifest or index that can't be parsed
@@ -136,6 +137,16 @@ class InvalidNameError(ConfigurationError):
     """A name that is not safe as part of a path or key."""
 
     name: str | None = None  # as it was given
+
+
+class ZoneRulesError(ConfigurationError):
+    """The rules of a time zone are not those of Java, or not those by which state was computed."""
+
+    zone: str | None = None
+    java_rules: str | None = None  # the version of Java's database, such as "2025b"
+    python_rules: str | None = None  # the version of Python's
+    stored_rules: str | None = None  # the version by which state was computed
+    at: str | None = None  # a moment for which the rules differ
 
 
 class SchemaMismatchError(PermanentError):

@@ -111,13 +111,15 @@ class OwnedBy:
     """The input of a local table: what the batches of one application send. `schema` are its columns.
 
     `expires` is the timestamp column of a state table after which a row is expired, None if rows never expire.
-    `kept_for` says what the rows of a state table are kept for, in words.
+    `kept_for` says what the rows of a state table are kept for, in words, and `zone_rules` which rules of a time zone
+    their times were computed by.
     """
 
     application: str
     schema: Schema
     expires: str | None = None
     kept_for: str = ""
+    zone_rules: str = ""
 
     def __str__(self) -> str:
         return f"application {self.application}"
@@ -486,11 +488,13 @@ def local_table(
     partition_by: tuple[str, ...] = (),
     expires: str | None = None,
     kept_for: str = "",
+    zone_rules: str = "",
     **options: Unpack[LocalTableOptions],
 ) -> AdjunctDataset:
     """Return the local table `name` of an application, with these columns; see `Application.local_table`.
 
-    With `expires`, a timestamp column, it holds the state of an operator, whose purpose `kept_for` describes.
+    With `expires`, a timestamp column, it holds the state of an operator, whose purpose `kept_for` describes. Its times
+    depend on the `zone_rules`.
     Raises ConfigurationError.
     """
     what = f"local table {name!r}"
@@ -501,7 +505,7 @@ def local_table(
     return AdjunctDataset(
         name,
         "unbounded",
-        OwnedBy(application, schema, expires, kept_for),
+        OwnedBy(application, schema, expires, kept_for, zone_rules),
         key,
         partition_by or key,
         partitions,

@@ -527,7 +527,8 @@ class StateSpec:
     `expires` is a timestamp among the columns of `schema`: a row expires once the operator's watermark has reached it.
     When a key is written again or deleted, its time must not move back, or an older row would reappear after the newest
     one expired. `append_only` says that each key is written once, so that reads merge nothing. `kept_for` describes the
-    operator's settings: an operator rejects state that was kept for other settings.
+    operator's settings: an operator rejects state that was kept for other settings. `zone_rules` are the rules of the
+    time zone by which the rows' times are computed, with their version; "" if they depend on no zone.
     """
 
     schema: Schema
@@ -537,6 +538,7 @@ class StateSpec:
     expires: str
     append_only: bool = False
     kept_for: str = ""
+    zone_rules: str = ""
 
 
 # Only the batch that began with an earlier state reads it, and holds a lease on it.
@@ -565,6 +567,7 @@ def declare_state_dataset(application: str, name: str, spec: StateSpec) -> Adjun
         description=f"What an operator of application {application} keeps until its time.",
         expires=spec.expires,
         kept_for=spec.kept_for,
+        zone_rules=spec.zone_rules,
     )
 
 

@@ -276,7 +276,8 @@ class DatasetDeclaration(ManifestPart):
     """The stored declaration of a dataset, compared with the current one to reject incompatible changes.
 
     `computed` means that the input is a query, and `owner` is the application that owns a local table; `expires` is the
-    column of a state table with the expiry of a row, and `kept_for` the purpose of that table. `partitions` None is a
+    column of a state table with the expiry of a row, `kept_for` the purpose of that table, and
+    `zone_rules` the rules of the time zone that its times depend on. `partitions` None is a
     broadcast copy. `columns` are those that new versions store, None for all of the input's. `input_partitions` is the
     number of partitions of the input (0: files, a query or a local table). `order` is the order of versions: by arrival
     or by name (version partitions); with `by_time` it is by the time since when they are valid. For an unbounded
@@ -290,6 +291,7 @@ class DatasetDeclaration(ManifestPart):
     owner: str | None = None
     expires: str | None = None
     kept_for: str = ""
+    zone_rules: str = ""
     key: tuple[str, ...] = Field(min_length=1)
     key_types: tuple[str, ...]
     partition_by: tuple[str, ...]
@@ -324,6 +326,7 @@ def declaration_from_spec(
         owner=owned and owned.application,
         expires=owned and owned.expires,
         kept_for=owned.kept_for if owned else "",
+        zone_rules=owned.zone_rules if owned else "",
         key=spec.key,
         history=history_from_spec(spec),
         key_types=tuple(schema.field(name).type for name in spec.key),

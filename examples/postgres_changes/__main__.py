@@ -3,6 +3,7 @@
 ACCOUNTS_DSN says where the database is. The first run takes a snapshot and bootstraps the dataset `accounts` from it,
 in the lake `lake`; every further run applies what was committed since. --drop ends it: a slot that nobody reads would
 keep PostgreSQL from deleting its log. A run after that begins anew, and readers keep the old table until it is there.
+--accept-partitions goes on after partitions were attached, detached or truncated.
 """
 
 from __future__ import annotations
@@ -50,6 +51,8 @@ def main() -> None:
     if "--drop" in sys.argv:
         slot.drop()
         return
+    if "--accept-partitions" in sys.argv:
+        slot.accept_partitions()
     capture = TableCapture(slot, lake, "accounts", COLUMNS, key=("id",), ends="accounts-ends")
     taken = capture.start_with_snapshot(SNAPSHOT)
     print("captured", capture.read())  # noqa: T201

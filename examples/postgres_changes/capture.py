@@ -9,16 +9,15 @@ round: enough to learn from, and for small tables. For large ones run Debezium, 
 
 from __future__ import annotations
 
-import base64
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from datetime import UTC, date, datetime
-from decimal import Decimal
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct import Lake, LakeStreams, Schema, SystemStreamPartition
+from dagster_adjunct.examples.postgres_changes.catalogue import Facts, Partitions
 from dagster_adjunct.examples.postgres_changes.envelopes import (
     Event,
     commit_of,
@@ -29,10 +28,12 @@ from dagster_adjunct.examples.postgres_changes.envelopes import (
 )
 from dagster_adjunct.examples.postgres_changes.pgoutput import Transaction, transactions
 from dagster_adjunct.examples.postgres_changes.slot import Rows, Slot
+from dagster_adjunct.examples.postgres_changes.values import read_row, readers, to_json, unreadable_error
 from dagster_adjunct.streams import OffsetRange
 
 if TYPE_CHECKING:
     import psycopg
+    import pyarrow as pa
 
 VALUE = "value"
 POSITION_FILE = "position.json"
@@ -59,7 +60,11 @@ class TableCapture:
     most: int = 10_000
 
     def start(self) -> None:
-        """Create what is missing: streams, publication, slot. What is committed from here on will be captured."""
+        """Create what is missing: streams, publication, slot. What is committed from here on will be captured.
+
+        Raises ConfigurationError for a table whose changes would not have all declared columns.
+        """
+        self.slot.require_capturable(self._schema.names, self.key)
         value = Schema.of({VALUE: "string"})
         key = self._schema.select(self.key)
         self._streams.create(
@@ -67,7 +72,7 @@ class TableCapture:
         )
         if self.ends is not None:
             self._streams.create(self.ends, schema=value, partitions=1)
-        self.slot.create()
+        self.slot.create(self._schema.names)
 
     def start_with_snapshot(self, folder: Path) -> datetime:
         """Start, with a snapshot in `folder` where the slot is new; return when the snapshot was finished.
@@ -86,9 +91,12 @@ class TableCapture:
         """Append all that is committed now (below the log position `until`); return how many changes were new."""
         appended, whole = 0, False
         with self.slot.reading() as connection:
+            facts = self.slot.check(connection, self._schema.names, self.key)
             while not whole:
-                added, whole = self._round(connection, until)
+                added, whole = self._round(connection, facts, until)
                 appended += added
+            if facts.is_partitioned:
+                self.slot.remember_partitions(connection, Partitions.of(facts))
         return appended
 
     def snapshot(self, folder: Path) -> dict[SystemStreamPartition, str]:
@@ -115,22 +123,40 @@ class TableCapture:
         names = self._schema.names
         with self.slot.moment(names) as (moment, rows):
             self.read(until=moment)
-            records = [dict(zip(names, map(_plain, row), strict=True)) for batch in rows for row in batch]
+            records = [dict(zip(names, row, strict=True)) for batch in rows for row in batch]
         values = [snapshot_value(self.slot.table, row, moment) for row in records]
         return self._append(self.stream, records, values, self._records(self.stream))
 
-    def _round(self, connection: psycopg.Connection[Any], until: int | None) -> tuple[int, bool]:
+    def _round(self, connection: psycopg.Connection[Any], facts: Facts, until: int | None) -> tuple[int, bool]:
         """Take one look at the slot; return how many changes were new, and whether that was all."""
         end = self.slot.end(connection)
         end = end if until is None else min(end, until)
         messages = self.slot.peek(connection, end, _LOOK)
         whole = len(messages) < _LOOK
-        received = list(transactions(messages))
+        received = [self._typed(one, facts) for one in transactions(messages)]
         taken = [one for one in received if one.commit_lsn < end]
         appended = self._append_all(taken)
         whole = whole or len(taken) < len(received)
         self.slot.advance(connection, end if whole else taken[-1].end_lsn)
         return appended, whole
+
+    def _typed(self, transaction: Transaction, facts: Facts) -> Transaction:
+        """Return a transaction with the values of its changes as Python has them.
+
+        Raises SchemaMismatchError for a change without all declared columns, or one of the key.
+        """
+        table, read = self.slot.table, readers(facts.columns)
+        changes = []
+        for change in transaction.changes:
+            before, after = change.before, change.after
+            changes.append(
+                replace(
+                    change,
+                    before=before and read_row(before, read, self.key, table),
+                    after=after and read_row(after, read, self._schema.names, table),
+                )
+            )
+        return replace(transaction, changes=tuple(changes))
 
     def _append_all(self, taken: Sequence[Transaction]) -> int:
         """Append what of these transactions is not on the stream; return how many changes that were."""
@@ -165,7 +191,7 @@ class TableCapture:
 
         schema = self._schema.to_arrow()
         names = self.key if stream == self.stream else ()
-        columns = {name: pa.array([key.get(name) for key in keys], schema.field(name).type) for name in names}
+        columns = {name: self._array([key.get(name) for key in keys], schema.field(name)) for name in names}
         columns[VALUE] = pa.array(values, pa.string())
         columns["__tombstone"] = pa.array([value is None for value in values], pa.bool_())
         return self._streams.append(stream, pa.table(columns), producer=self.slot.name, sequence=before).rows
@@ -191,10 +217,19 @@ class TableCapture:
         schema = self._schema.to_arrow()
         with pq.ParquetWriter(path, schema) as file:
             for batch in rows:
-                arrays = [
-                    pa.array(values, field.type) for values, field in zip(zip(*batch, strict=True), schema, strict=True)
-                ]
+                arrays = [self._array(*column) for column in zip(zip(*batch, strict=True), schema, strict=True)]
                 file.write_table(pa.table(arrays, schema=schema))
+
+    def _array(self, values: Sequence[Any], field: pa.Field) -> pa.Array:
+        """Return the values of a column. Raises SchemaMismatchError for one that its declared type does not hold."""
+        import pyarrow as pa
+
+        if pa.types.is_string(field.type):
+            values = [_text(value) for value in values]
+        try:
+            return pa.array(values, field.type)
+        except (pa.ArrowException, ValueError, OverflowError) as error:
+            raise unreadable_error(field.name, self.slot.table, error) from error
 
     @property
     def _schema(self) -> Schema:
@@ -205,16 +240,7 @@ class TableCapture:
         return LakeStreams(self.lake)
 
 
-def _plain(value: Any) -> Any:
-    """Return a value as pgoutput.py reads it from the text of a change."""
-    match value:
-        case datetime():
-            return value.isoformat().replace("+00:00", "Z")
-        case date() | Decimal():
-            return str(value)
-        case bytes():
-            return base64.b64encode(value).decode()
-        case float() if value - value != 0:
-            return str(value)
-        case _:
-            return value
+def _text(value: Any) -> str | None:
+    """Return a value of a column that is declared as STRING."""
+    plain = to_json(value)
+    return plain if plain is None or isinstance(plain, str) else json.dumps(plain, ensure_ascii=False)

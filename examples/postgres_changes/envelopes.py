@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dagster_adjunct.examples.postgres_changes.pgoutput import Change, Row, Transaction
+from dagster_adjunct.examples.postgres_changes.values import to_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,11 +102,15 @@ def _envelope(change: Change, xid: int | None, at_ms: int | None, place: dict[st
         "ts_ms": at_ms,
     }
     envelope = {
-        "before": change.before,
-        "after": change.after,
+        "before": _plain_row(change.before),
+        "after": _plain_row(change.after),
         "source": source,
         "op": change.op,
         "ts_ms": at_ms,
         "transaction": place,
     }
     return json.dumps(envelope, ensure_ascii=False)
+
+
+def _plain_row(row: Row | None) -> Row | None:
+    return None if row is None else {name: to_json(value) for name, value in row.items()}

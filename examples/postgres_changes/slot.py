@@ -5,7 +5,7 @@ Positions in the server's log are plain integers here.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +16,16 @@ from psycopg.conninfo import make_conninfo
 from psycopg.pq.abc import PGconn
 
 from dagster_adjunct.errors import ConfigurationError
+from dagster_adjunct.examples.postgres_changes.catalogue import (
+    Column,
+    Facts,
+    Partitions,
+    check_partitions,
+    check_publication,
+    read_facts,
+    require_capturable,
+)
+from dagster_adjunct.examples.postgres_changes.values import is_selected_as_text, readers, selected, unreadable_error
 
 Rows = Iterable[list[tuple[Any, ...]]]
 # How values look as text, in changes as in snapshots.
@@ -35,14 +45,56 @@ class Slot:
         with self.connected() as connection:
             return _found(connection, "pg_replication_slots", "slot_name", self.name)
 
-    def create(self) -> None:
+    def require_capturable(self, columns: Sequence[str], key: Sequence[str]) -> None:
+        """Raise ConfigurationError for a table whose changes would not have all these columns; nothing is made."""
+        with self.connected() as connection:
+            facts = read_facts(connection, self.table)
+            require_capturable(facts, columns, key)
+            if _found(connection, "pg_publication", "pubname", self.name):
+                check_publication(connection, self.name, facts, columns)
+
+    def create(self, columns: Sequence[str]) -> None:
         """Make publication and slot where they are missing. From here on no change is lost."""
         with self.connected() as connection:
+            facts = read_facts(connection, self.table)
             if not _found(connection, "pg_publication", "pubname", self.name):
-                make = "CREATE PUBLICATION {} FOR TABLE {}"
-                connection.execute(sql.SQL(make).format(sql.Identifier(self.name), self._table))
+                self._publish(connection, facts, columns)
             if not _found(connection, "pg_replication_slots", "slot_name", self.name):
                 connection.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [self.name])
+
+    def _publish(self, connection: psycopg.Connection[Any], facts: Facts, columns: Sequence[str]) -> None:
+        options = ["publish_via_partition_root = true"] if facts.is_partitioned else []
+        if any(facts.column(name).generated for name in columns):
+            options.append("publish_generated_columns = stored")
+        make = "CREATE PUBLICATION {} FOR TABLE {}" + (f" WITH ({', '.join(options)})" if options else "")
+        with connection.transaction():
+            connection.execute(sql.SQL(make).format(sql.Identifier(self.name), self._table))
+            if facts.is_partitioned:
+                self.remember_partitions(connection, Partitions.of(facts))
+
+    def check(self, connection: psycopg.Connection[Any], columns: Sequence[str], key: Sequence[str]) -> Facts:
+        """Return what the catalogue says of the table now.
+
+        Raises ConfigurationError if its changes don't have all these columns, or rows came or went without changes.
+        """
+        facts = read_facts(connection, self.table)
+        require_capturable(facts, columns, key)
+        check_publication(connection, self.name, facts, columns)
+        query = "SELECT obj_description(oid, 'pg_publication') FROM pg_publication WHERE pubname = %s"
+        seen = Partitions.from_json(_one(connection, query, self.name)[0])
+        if seen is not None:
+            check_partitions(connection, facts, seen)
+        return facts
+
+    def accept_partitions(self) -> None:
+        """Go on with the table's present partitions, though no change says which rows came or went with others."""
+        with self.connected() as connection:
+            self.remember_partitions(connection, Partitions.of(read_facts(connection, self.table)))
+
+    def remember_partitions(self, connection: psycopg.Connection[Any], seen: Partitions) -> None:
+        """Keep the partitions that were seen, as the publication's comment."""
+        comment = sql.SQL("COMMENT ON PUBLICATION {} IS {}")
+        connection.execute(comment.format(sql.Identifier(self.name), sql.Literal(seen.to_json())))
 
     def drop(self) -> None:
         """Remove both. A slot that nobody reads keeps PostgreSQL from deleting its log, so remove it in time."""
@@ -94,6 +146,8 @@ class Slot:
     def moment(self, columns: Sequence[str]) -> Iterator[tuple[int, Rows]]:
         """Give a position in the log and the table's rows as they were there, in batches, while the block lasts.
 
+        The table's partitions of the moment are those that are seen from then on.
+
         Transactions that committed below the position are in the rows, the others are not. Only the replication
         protocol exports such a snapshot: a second slot, which lives as long as its connection, stands for the moment.
         """
@@ -108,7 +162,11 @@ class Slot:
             with self.connected() as connection, connection.transaction():
                 connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
                 connection.execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(exported)))
-                yield (int(high, 16) << 32) + int(low, 16), self._rows(connection, columns)
+                facts = read_facts(connection, self.table)
+                if facts.is_partitioned:
+                    with self.connected() as writing:
+                        self.remember_partitions(writing, Partitions.of(facts))
+                yield (int(high, 16) << 32) + int(low, 16), self._rows(connection, [*map(facts.column, columns)])
         finally:
             server.finish()
 
@@ -122,12 +180,24 @@ class Slot:
     def _table(self) -> sql.Identifier:
         return sql.Identifier(*self.table.split("."))
 
-    def _rows(self, connection: psycopg.Connection[Any], columns: Sequence[str]) -> Iterator[list[tuple[Any, ...]]]:
-        names = sql.SQL(", ").join(map(sql.Identifier, columns))
+    def _rows(self, connection: psycopg.Connection[Any], columns: Sequence[Column]) -> Iterator[list[tuple[Any, ...]]]:
+        names = sql.SQL(", ").join(map(selected, columns))
+        read = [_reader_of_snapshot(column) for column in columns]
         with connection.cursor(name="snapshot") as cursor:
             cursor.execute(sql.SQL("SELECT {} FROM {}").format(names, self._table))
-            while batch := cursor.fetchmany(_FETCH):
-                yield batch
+            try:
+                while batch := cursor.fetchmany(_FETCH):
+                    yield [tuple(map(_call, read, row)) for row in batch]
+            except psycopg.DataError as error:
+                raise unreadable_error(None, self.table, error) from error
+
+
+def _reader_of_snapshot(column: Column) -> Callable[[str], Any] | None:
+    return readers([column])[column.name] if is_selected_as_text(column) else None
+
+
+def _call(read: Callable[[str], Any] | None, value: Any) -> Any:
+    return value if read is None or value is None else read(value)
 
 
 def _one(connection: psycopg.Connection[Any], query: str, *values: object) -> tuple[Any, ...]:

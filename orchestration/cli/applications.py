@@ -23,7 +23,7 @@ from dagster_adjunct.orchestration.cli import options, output
 from dagster_adjunct.orchestration.cli.maintenance import show_stage
 from dagster_adjunct.orchestration.maintenance.rename import rename_application
 from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
-from dagster_adjunct.orchestration.planner.planner import check_syntax, plan_application, systems_for
+from dagster_adjunct.orchestration.planner.planner import check_syntax, check_zones, plan_application, systems_for
 from dagster_adjunct.orchestration.planner.render import describe_differences
 from dagster_adjunct.orchestration.startpoints.coordinator import describe_other_writers
 from dagster_adjunct.orchestration.step.progress import StepEvent
@@ -63,7 +63,8 @@ def plan(
 ) -> None:
     """Validate an application's partition counts and show its plan, without reading data or starting Spark.
 
-    Spark's own parser checks the SQL, in a JVM that takes a second or two, if Java is installed.
+    Spark's own parser checks the SQL, and the rules of time zones are compared, in a JVM that takes a second or two, if
+    Java is installed.
 
     Exits with 4 if the plan differs (--against) or Spark would do something else (--verify, which starts Spark but
     reads no data).
@@ -85,6 +86,7 @@ def plan(
         planned = replace(planned, notes=(*planned.notes, *lake_notes))
     if not verify:  # with --verify Spark parses all SQL itself
         check_syntax(app)
+        check_zones(app)
     differs = False
     document: dict[str, Any] = planned.to_json()
     if verify:

@@ -11,7 +11,7 @@ import os
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
@@ -21,7 +21,8 @@ import click
 
 from dagster_adjunct.orchestration.application.application import Application, load_application
 from dagster_adjunct.orchestration.cli import options, output
-from dagster_adjunct.orchestration.planner.planner import check_syntax, plan_application
+from dagster_adjunct.orchestration.operators.windows.zone_rules import differing_spans, java_database, python_database
+from dagster_adjunct.orchestration.planner.planner import check_syntax, list_zones, plan_application
 from dagster_adjunct.resources.common import utc_now
 from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError
 from dagster_adjunct.resources.lazy_modules import pa
@@ -109,6 +110,11 @@ def examine(reference: str | None, master: str | None, lake_url: str | None) -> 
         return
     (app,), lake = loaded, lake_in(store[0])
     yield run_check("streams", lambda: check_plan(app, lake, parse=not in_process))
+    zones = list_zones(app)
+    if zones and (in_process or java.state == "failed"):
+        yield Finding("time zones", "skipped", "there is no session" if in_process else "they need Java")
+    elif zones:
+        yield run_check("time zones", lambda: check_time_zones(zones, master))
     for table in app.tables.values():
         yield run_check(f"table {table.name}", lambda table=table: check_table(table))  # type: ignore[misc]
 
@@ -264,6 +270,16 @@ def check_plan(app: Application, lake: Lake, *, parse: bool) -> str:
     edges = [edge for edge in planned.streams if edge.role != "intermediate"]
     reached = ", ".join(f"{edge.name} ({edge.partitions or 'one copy'})" for edge in edges)
     return f"the plan is proven; partitions of {reached}" if reached else "the plan is proven"
+
+
+def check_time_zones(zones: Sequence[str], master: str | None) -> str:
+    """Check that the rules of these time zones are the same for Spark's Java and for Python."""
+    with session_scope(master=master) as session:
+        spark = session()
+        for zone in zones:
+            differing_spans(spark, zone)
+        java, python = java_database(spark), python_database(zones[0])
+    return f"the rules of {', '.join(zones)} are the same by {java} and by Python's {python}"
 
 
 def check_table(table: RemoteTable[Any, Any, Any]) -> str:

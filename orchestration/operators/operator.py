@@ -193,6 +193,11 @@ class Spec(ABC):
         return ()
 
     @property
+    def zones(self) -> Sequence[str]:
+        """The time zones whose clocks it follows."""
+        return ()
+
+    @property
     def keeps_partitioning(self) -> bool:
         """Whether the user promises that a function leaves records in their partitions, with the same key columns."""
         return False

@@ -18,6 +18,7 @@ from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.application.graph import describe_partitions
 from dagster_adjunct.orchestration.operators.operator import Exchange, PlanContext, PlannedStream
 from dagster_adjunct.orchestration.operators.stream_facts import Catalog, Columns, StreamFacts
+from dagster_adjunct.orchestration.operators.windows.zone_rules import check_zones_in_jvm
 from dagster_adjunct.orchestration.planner import notes, partition_counts
 from dagster_adjunct.orchestration.planner.co_partitioning import (
     apply_insertions,
@@ -292,6 +293,28 @@ def check_syntax(app: Application) -> None:
             problem = f"{what}: {text!r} is not a valid Spark SQL {'query' if whole else 'expression'}: {mistake}."
             step = "Correct the SQL; Spark's parser reports the position."
             raise PlanningError(problem, step, application=app.name, **facts)
+
+
+def list_zones(app: Application) -> list[str]:
+    """Return the time zones whose clocks the application's operators follow."""
+    return sorted({zone for operator in app.operators for zone in operator.spec.zones})
+
+
+def check_zones(app: Application) -> None:
+    """Raise ZoneRulesError if Java's and Python's rules differ for a time zone of the application.
+
+    A JVM without a session starts if there is a zone. Without Java, nothing is checked.
+    """
+    zones = list_zones(app)
+    if not zones:
+        return
+    from dagster_adjunct.resources.spark.session import check_java
+
+    try:
+        check_java()
+    except ConfigurationError:
+        return
+    check_zones_in_jvm(zones)
 
 
 def _iter_sql(app: Application) -> Iterator[tuple[str, bool, str, dict[str, str | None]]]:

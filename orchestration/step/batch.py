@@ -447,6 +447,12 @@ class BatchContext:
             self._state_tables[name] = table
         return self._state_tables[name]
 
+    def check_zone_rules(self, state: batch_outputs.StateTable, zone: str, outdated: Column) -> None:
+        """Check in the dry run that the present rules of the zone are those of the stored rows, or make no difference.
+
+        `outdated` says whether they would give a row other times.
+        """
+
     def write_local(
         self, operator: str, frame: DataFrame, table: str, *, deleted: str | None, on_null_key: OnNullKey
     ) -> None:

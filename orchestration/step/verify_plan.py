@@ -21,6 +21,8 @@ from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.sources.entries import derive_row_schema, derive_stored_schema, entries_from_frame
 from dagster_adjunct.assets.unbounded.local_table import StateSpec, declare_state_dataset, validate_state
+from dagster_adjunct.assets.versions.dataset_log import DatasetLog
+from dagster_adjunct.assets.versions.manifest import as_unbounded
 from dagster_adjunct.assets.writing.generation import Runtime
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batch_log.batch_log import Intent
@@ -39,7 +41,7 @@ from dagster_adjunct.orchestration.step.lookups import add_unknown_answers
 from dagster_adjunct.orchestration.step.recorded_answers import plan_results
 from dagster_adjunct.resources.bucketing.files import GENERATION_COLUMN, BucketLayout, bucketed_frame
 from dagster_adjunct.resources.common import split_stream_name
-from dagster_adjunct.resources.errors import OperatorFailedError, PermanentError, PlanningError
+from dagster_adjunct.resources.errors import OperatorFailedError, PermanentError, PlanningError, ZoneRulesError
 from dagster_adjunct.resources.lazy_modules import F
 from dagster_adjunct.resources.schemas.schema import Schema, named_column
 from dagster_adjunct.resources.spark.in_process import is_remote
@@ -58,7 +60,7 @@ from dagster_adjunct.resources.tables.operation import run_blocking
 from dagster_adjunct.resources.tables.spark import check_record_columns
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame
 
 
 _log = logging.getLogger("adjunct.step")
@@ -251,7 +253,9 @@ def _partitioning_text(partitioning: Any) -> str:
 def analyze_batch(
     context: StepContext, views: Mapping[str, View], starts: Mapping[SystemStreamPartition, str] | None = None
 ) -> PhysicalProof:
-    """Return what Spark would do with a batch over these dataset versions; nothing is read and no job runs.
+    """Return what Spark would do with a batch over these dataset versions; no record is read.
+
+    Jobs run only to compare rules of time zones.
 
     Raises the errors that creating an output stream would raise, and PlanningError for what Spark rejects. Functions of
     the application are called with an empty DataFrame, as may happen in a batch; one that fails on it is rejected.
@@ -274,7 +278,7 @@ _UNSEEN = "Spark Connect does not show its clients the plan: joins and shuffles 
 
 
 class DryRun(BatchContext):
-    """A batch without records, which writes nothing and runs no Spark job.
+    """A batch without records, which writes nothing. Spark jobs only compare rules of time zones.
 
     It collects Spark's physical plans, each operator once, and compares them with the application's plan.
     """
@@ -427,6 +431,33 @@ class DryRun(BatchContext):
         self._states.append(declare_state_dataset(self.context.writer, name, spec))
         validate_state(self.context.lake, self._states[-1])
         return super().state(name, spec, of=of)
+
+    def check_zone_rules(self, state: StateTable, zone: str, outdated: Column) -> None:
+        """Raise ZoneRulesError for stored rows, not expired, to which the present rules of a zone give other times.
+
+        A Spark job looks for them if the rules are not those that the rows were stored under.
+        """
+        manifest = DatasetLog(self.context.lake, state.writes.name).read()[1]
+        if manifest is None or manifest.version is None or manifest.declaration.zone_rules == state.spec.zone_rules:
+            return
+        written = as_unbounded(manifest).written
+        rows = VersionReader(self.context.lake.store, manifest.name, manifest.version).frame(self.context.spark)
+        if written is not None and written.watermark is not None:
+            rows = rows.filter(named_column(state.spec.expires) > F.lit(written.watermark))
+        first = rows.filter(outdated).limit(1).collect()
+        if not first:
+            return
+        was, now = manifest.declaration.zone_rules.split()[0], state.spec.zone_rules.split()[0]
+        raise ZoneRulesError(
+            f"state {manifest.name!r} has open windows that were computed by the rules {was} of the zone {zone!r}, and "
+            f"by the present ones ({now}) they start or end at other times.",
+            f"Run with the rules {was} until these windows have closed, then change to others. Or start the state "
+            f"over, without the records in open windows: adjunct dataset delete {manifest.name} --reason ….",
+            dataset=manifest.name,
+            zone=zone,
+            stored_rules=was,
+            python_rules=now,
+        )
 
     def send(
         self, operator: str, frame: DataFrame, stream: str, *, key: Sequence[str], partitions: int

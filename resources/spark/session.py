@@ -148,7 +148,7 @@ def syntax_errors(texts: Sequence[tuple[str, bool]]) -> list[str]:
 
     Starts a JVM, which takes a second or two, unless the process has one. Raises ConfigurationError without Java.
     """
-    with _jvm() as jvm:
+    with open_jvm() as jvm:
         parser = getattr(getattr(jvm.org.apache.spark.sql.catalyst.parser, "CatalystSqlParser$"), "MODULE$")
         return [_error(parser.parsePlan if is_query else parser.parseExpression, text) for text, is_query in texts]
 
@@ -175,7 +175,11 @@ def _java_exception(error: BaseException) -> Any:
 
 
 @contextlib.contextmanager
-def _jvm() -> Iterator[Any]:
+def open_jvm() -> Iterator[Any]:
+    """Yield the JVM of the process's session, or one without a session, which starts in a second or two.
+
+    Raises ConfigurationError without Java.
+    """
     check_java()
     from py4j.java_gateway import GatewayParameters, JavaGateway, launch_gateway
 

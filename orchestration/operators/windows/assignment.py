@@ -238,6 +238,14 @@ def update_fixed_windows(stored: DataFrame, records: DataFrame, windows: Windows
     return select_changed_windows(rows.withColumn(END, end), windows, watermarks.after)
 
 
+def is_of_other_rules(windows: Windows) -> Column:
+    """Return whether a stored row's window starts or ends at another time by the present rules of its zone."""
+    assert isinstance(windows.kind, Tumbling)
+    start = F.unix_micros(START)
+    other_end = window_end(start, windows.kind) != F.unix_micros(END)
+    return (window_start(start, windows.kind) != start) | other_end
+
+
 _NUMBER, _BEGINS, _ITEMS, _STORED, _FIRST_OF_SESSION = "__number", "__begins", "__items", "__stored", "__first"
 _CLOSES = "__closes"
 

@@ -7,23 +7,25 @@ also starts when the clock, put back, shows a full hour for the second time.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from functools import cache
 from typing import TYPE_CHECKING, TypeAlias
 from zoneinfo import ZoneInfo
 
 from dagster_adjunct.orchestration.operators.columns import MAX_DURATION, check_duration
+from dagster_adjunct.orchestration.operators.windows.zone_rules import clock_changes, differing_spans
 from dagster_adjunct.resources.common import argument_error, check_zone
-from dagster_adjunct.resources.errors import ConfigurationError
+from dagster_adjunct.resources.errors import ConfigurationError, ZoneRulesError
 from dagster_adjunct.resources.lazy_modules import F
+from dagster_adjunct.resources.spark.tasks import raise_error_column
 from dagster_adjunct.resources.validation import validated
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
 
 _HOUR = 3_600_000_000
-_EPOCH = datetime(1970, 1, 1)
 _MAX_OVERLAP = 1_000
 _HOURS = (1, 2, 3, 4, 6, 8, 12)
 
@@ -153,8 +155,10 @@ def window_start(time: Column, kind: Tumbling) -> Column:
     if kind.zone is None or kind.local is None:
         assert kind.size is not None
         return time - F.pmod(time, F.lit(to_micros(kind.size)))
+    from pyspark.sql import SparkSession
+
     zone, length = kind.zone, to_micros(kind.local)
-    _check_known_to_spark(zone)
+    spans = differing_spans(SparkSession.active(), zone)
     label = _floor(_utc_to_clock(time, zone), length)
     # The label is the clock's time, rounded down. A clock that is put back shows times twice, and one that is put
     # forward skips some, so the label may be that of the window before or after.
@@ -164,10 +168,30 @@ def window_start(time: Column, kind: Tumbling) -> Column:
         .when(time >= following, following)
         .otherwise(begin)
     )
+    start = _refuse_spans(start, time, kind, spans)
     if length != _HOUR:
         return start
     again = time - (_utc_to_clock(time, zone) - label)
     return F.when(_utc_to_clock(again, zone) == label, again).otherwise(start)
+
+
+def _refuse_spans(start: Column, time: Column, kind: Tumbling, spans: Sequence[tuple[int, int]]) -> Column:
+    """Return the start of a record's window, which raises if the window may be in one of these spans.
+
+    In them, long ago or far ahead, Java and Python have different rules for the zone.
+    """
+    assert kind.local is not None
+    for first, last in spans:
+        problem = F.concat(
+            F.lit(f"{kind.describe()}: a record is of "),
+            F.timestamp_micros(time).cast("string"),
+            F.lit(f", for which Java and Python have different rules of the zone {kind.zone}."),
+        )
+        step = "Filter records of that time before the window, or count them by windows of a fixed size."
+        refused = raise_error_column(ZoneRulesError, problem, step, zone=kind.zone or "")
+        reach = to_micros(max_duration_after(kind))
+        start = F.when(time.between(first - reach, last + reach), refused.cast("bigint")).otherwise(start)
+    return start
 
 
 def window_end(start: Column, kind: Tumbling | Sliding) -> Column:
@@ -182,23 +206,6 @@ def window_end(start: Column, kind: Tumbling | Sliding) -> Column:
     later = start + length
     again = F.pmod(_utc_to_clock(later, zone), F.lit(length)) == 0
     return F.when(again & ((later < end) | (end <= start)), later).otherwise(end)
-
-
-@cache
-def _check_known_to_spark(zone: str) -> None:
-    """Raise ConfigurationError for a zone that Spark's Java does not know: its database differs from Python's."""
-    from pyspark.errors import PySparkException
-    from pyspark.sql import SparkSession
-
-    query = "select from_utc_timestamp(timestamp'1970-01-01 00:00:00', :zone)"
-    try:
-        SparkSession.active().sql(query, args={"zone": zone}).collect()
-    except PySparkException as error:
-        if "INVALID_TIMEZONE" not in str(error):
-            raise
-        problem = f"Tumbling has zone={zone!r}, which Spark's Java does not know."
-        step = 'Write another name of the same clocks, such as "Asia/Taipei" for "ROC", or update Java.'
-        raise ConfigurationError(problem, step, argument="zone") from error
 
 
 def _floor(clock: Column, length: int) -> Column:
@@ -231,34 +238,8 @@ def skipped_multiples(zone: str, length: int) -> tuple[tuple[int, int], ...]:
     that day.
     """
     found = []
-    for moment, before, after in _clock_changes(zone):
+    for moment, before, after in clock_changes(zone):
         shown, next_shown = moment + before, moment + after
         first = (shown // length + 1) * length
         found += [(multiple, moment) for multiple in range(first, next_shown, length)]
     return tuple(found)
-
-
-@cache
-def _clock_changes(zone: str) -> tuple[tuple[int, int, int], ...]:
-    """Return (UTC time, offset before, offset after) of each change of the zone's clock from 1850 to 2100.
-
-    All in microseconds.
-    """
-    clocks, step = ZoneInfo(zone), timedelta(days=3)  # no zone has changed its clock twice within three days
-
-    def offset(moment: datetime) -> timedelta:
-        return clocks.utcoffset(moment.replace(tzinfo=UTC).astimezone(clocks)) or timedelta(0)
-
-    changes, time = [], datetime(1850, 1, 1)
-    before = offset(time)
-    while time < datetime(2100, 1, 1):
-        after = offset(time + step)
-        if after != before:
-            low, high = time, time + step
-            while high - low > timedelta(seconds=1):
-                middle = low + (high - low) // 2
-                low, high = (middle, high) if offset(middle) == before else (low, middle)
-            moment = high.replace(microsecond=0)
-            changes.append(tuple(span // timedelta(microseconds=1) for span in (moment - _EPOCH, before, after)))
-        time, before = time + step, after
-    return tuple((moment, before, after) for moment, before, after in changes)

@@ -55,6 +55,7 @@ from dagster_adjunct.orchestration.operators.windows.assignment import (
     build_session_runs,
     call_window_functions,
     classify_window_records,
+    is_of_other_rules,
     merge_records,
     merge_sessions,
     prepare_records,
@@ -63,7 +64,8 @@ from dagster_adjunct.orchestration.operators.windows.assignment import (
     union_sessions,
     update_fixed_windows,
 )
-from dagster_adjunct.orchestration.operators.windows.kinds import Kind, Session, max_duration_after
+from dagster_adjunct.orchestration.operators.windows.kinds import Kind, Session, Tumbling, max_duration_after
+from dagster_adjunct.orchestration.operators.windows.zone_rules import describe_rules
 from dagster_adjunct.resources.common import argument_error, check_name
 from dagster_adjunct.resources.errors import ConfigurationError, OperatorFailedError, PlanningError
 from dagster_adjunct.resources.lazy_modules import F
@@ -206,6 +208,11 @@ class Window(PassThroughSpec):
         return (self.name, f"{self.name}-records") if self._has_functions else (self.name,)
 
     @property
+    def zones(self) -> Sequence[str]:
+        zone = self.windows.zone if isinstance(self.windows, Tumbling) else None
+        return () if zone is None else (zone,)
+
+    @property
     def watermark_delay(self) -> timedelta:
         return self.allowed_lateness
 
@@ -279,8 +286,13 @@ class Window(PassThroughSpec):
         partitions = batch.partitions_at(operator)
         counted = self._count(operator, frame, windows, batch)
         key, stored_for = (*self.by, START), self.summary() + windows.units
-        spec = StateSpec(windows.schema, key, self.partition_by, partitions, EXPIRES, kept_for=stored_for)
+        rules = "".join(map(describe_rules, self.zones))
+        spec = StateSpec(
+            windows.schema, key, self.partition_by, partitions, EXPIRES, kept_for=stored_for, zone_rules=rules
+        )
         state = batch.state(self.name, spec)
+        for zone in self.zones:
+            batch.check_zone_rules(state, zone, is_of_other_rules(windows))
         rows = batch.materialize(operator, self._update_rows(operator, state.frame(), counted, windows, batch))
         state.write(select_open_windows(rows, windows), partitioned=True)
         if windows.functions:

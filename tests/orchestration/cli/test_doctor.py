@@ -14,6 +14,7 @@ from dagster._daemon.types import DaemonHeartbeat
 
 from dagster_adjunct import Lake, LakeStreams, Schema, open_lake
 from dagster_adjunct.orchestration.cli import doctor
+from dagster_adjunct.orchestration.operators.windows import zone_rules
 from tests.orchestration.cli.commands import document, printed
 
 APP = """
@@ -97,6 +98,33 @@ def test_workers_with_another_package_are_told(project: Project, spark: Any, mon
     monkeypatch.setattr(doctor, "version", lambda name: "9.9")  # here, and not in the workers
     found = project.findings("--master", "local[2]", code=1)["Spark"]
     assert (found["state"], "9.9" in found["found"], "PYSPARK_PYTHON" in found["next_step"]) == ("failed", True, True)
+
+
+ZONED = """
+from dagster_adjunct import Application
+from dagster_adjunct.windows import Count, Tumbling
+
+app = Application("takings")
+sales = app.input_stream("lake.sales", event_time="at")
+days = sales.window(Tumbling(days=1, zone="America/New_York"), by="k", name="days", aggregates={"n": Count()})
+days.send_to(app.output_stream("lake.days", partitions=1, key="k"))
+"""
+
+
+@pytest.mark.spark
+def test_rules_of_time_zones_are_compared(project: Project, spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    LakeStreams(project.lake).create("sales", schema=Schema.of(k="string", at="timestamp"), key=["k"], partitions=3)
+    (project.folder / "shop_doctor.py").write_text(ZONED)
+    found = project.findings("shop_doctor:app")["time zones"]
+    assert found["state"] == "skipped"
+    found = project.findings("shop_doctor:app", "--master", "local[2]")["time zones"]
+    assert (found["state"], "America/New_York" in found["found"]) == ("ok", True)
+    zone_rules._differences.clear()
+    changes = zone_rules.clock_changes
+    monkeypatch.setattr(zone_rules, "clock_changes", lambda zone: changes("America/Chicago"))
+    found = project.findings("shop_doctor:app", "--master", "local[2]", code=1)["time zones"]
+    zone_rules._differences.clear()
+    assert (found["state"], "PYTHONTZPATH" in found["next_step"]) == ("failed", True)
 
 
 def test_a_wrong_java_is_told_and_spark_is_not_tried(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,8 +13,9 @@ from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from dagster_adjunct import Lake, LakeStreams, Schema, open_lake
-from dagster_adjunct.errors import ConfigurationError, PlanningError
+from dagster_adjunct.errors import ConfigurationError, PlanningError, ZoneRulesError
 from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog
+from dagster_adjunct.orchestration.operators.windows import zone_rules
 from dagster_adjunct.resources.spark.session import syntax_errors
 from dagster_adjunct.resources.streams.system import SystemStreamPartition
 from tests.orchestration.cli.commands import document, invoke, printed, refused
@@ -200,3 +201,20 @@ def test_a_plan_needs_no_java(project: Project, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("JAVA_HOME", "/nowhere")
     project.write('.map("k", "n + 1 as m")')
     assert "Application shop" in printed(project, "plan", "shop_app:app")
+
+
+WINDOWS = '.window(Tumbling(days=1, zone="America/New_York"), by="k", name="days", aggregates={"n": Count()})'
+
+
+def test_a_plan_is_refused_where_java_has_other_rules_of_a_zone(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    LakeStreams(project.lake).create("sales", schema=Schema.of(k="string", at="timestamp"), key=["k"], partitions=2)
+    text = APP.format(more=WINDOWS).replace('"lake.orders"', '"lake.sales", event_time="at"')
+    (project.folder / "shop_days.py").write_text(f"from dagster_adjunct.windows import Count, Tumbling\n{text}")
+    assert "America/New_York" in printed(project, "plan", "shop_days:app")
+    changes = zone_rules.clock_changes
+    monkeypatch.setattr(zone_rules, "clock_changes", lambda zone: changes("America/Chicago"))
+    error = invoke(project, "plan", "shop_days:app").exception
+    assert isinstance(error, ZoneRulesError)
+    assert error.zone == "America/New_York"

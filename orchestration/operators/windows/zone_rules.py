@@ -1,0 +1,261 @@
+"""The rules of time zones: Python's, and whether those of Spark's Java are the same.
+
+Windows of a zone need both: Spark converts times, and Python's rules say which times a clock skips. Each has a database
+of its own, of some version, and governments change the rules several times a year.
+"""
+
+from __future__ import annotations
+
+import re
+import zoneinfo
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from zoneinfo import ZoneInfo
+
+from dagster_adjunct.resources.common import to_microseconds, utc_now
+from dagster_adjunct.resources.errors import ConfigurationError, ZoneRulesError
+from dagster_adjunct.resources.lazy_modules import F, np
+from dagster_adjunct.resources.spark.in_process import identify_session
+from dagster_adjunct.resources.spark.session import open_jvm
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SPAN = timedelta(days=3653)
+"""The rules of a zone are compared from this long ago to as long ahead. Beyond, databases are known to differ: what
+they say of the time before 1970 depends on how they are built."""
+_SECOND, _DAY = 1_000_000, 86_400_000_000
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_FIRST, _END = datetime(1850, 1, 1, tzinfo=UTC), datetime(2100, 1, 1, tzinfo=UTC)
+_TASKS = 8  # each compares all rules: enough to meet several executors of a cluster
+
+
+@dataclass(frozen=True, slots=True)
+class Database:
+    """A database of time zones: its version ("2025b"), "" if it is unknown, and where it is."""
+
+    version: str
+    place: str
+
+    def __str__(self) -> str:
+        return f"{self.version or 'of an unknown version'} ({self.place})"
+
+
+@cache
+def python_database(zone: str) -> Database:
+    """Return the database that Python's rules of a zone are from: a folder of the system, else the package tzdata."""
+    for folder in map(Path, zoneinfo.TZPATH):
+        if (folder / zone).is_file():
+            return Database(_version_of_folder(folder), str(folder))
+    import tzdata
+
+    return Database(tzdata.IANA_VERSION, "the package tzdata")
+
+
+def _version_of_folder(folder: Path) -> str:
+    for name, form in (("tzdata.zi", r"# version (\S+)"), ("+VERSION", r"(\S+)")):
+        try:
+            with (folder / name).open(encoding="utf-8") as file:
+                found = re.match(form, file.readline())
+        except OSError:
+            continue
+        if found:
+            return found[1]
+    return ""
+
+
+@cache
+def clock_changes(zone: str) -> tuple[tuple[int, int, int], ...]:
+    """Return (UTC time, offset before, offset after) of each change of the zone's clock from 1850 to 2100.
+
+    All in microseconds, by Python's rules.
+    """
+    clocks, step = ZoneInfo(zone), timedelta(days=3)  # no zone has changed its clock twice within three days
+
+    def offset(moment: datetime) -> timedelta:
+        return clocks.utcoffset(moment.astimezone(clocks)) or timedelta(0)
+
+    changes, time = [], _FIRST
+    before = offset(time)
+    while time < _END:
+        after = offset(time + step)
+        if after != before:
+            low, high = time, time + step
+            while high - low > timedelta(seconds=1):
+                middle = low + (high - low) // 2
+                low, high = (middle, high) if offset(middle) == before else (low, middle)
+            moment = high.replace(microsecond=0)
+            changes.append(tuple(span // timedelta(microseconds=1) for span in (moment - _EPOCH, before, after)))
+        time, before = time + step, after
+    return tuple((moment, before, after) for moment, before, after in changes)
+
+
+def describe_rules(zone: str) -> str:
+    """Return the version of Python's rules of a zone, and a digest of the rules: "2025b 5f2c8a1e"."""
+    digest = sha256(repr((_first_offset(zone), clock_changes(zone))).encode()).hexdigest()
+    return f"{python_database(zone).version or 'unknown'} {digest[:16]}"
+
+
+_differences: dict[tuple[str, str], tuple[tuple[int, int], ...]] = {}
+
+
+def differing_spans(session: SparkSession, zone: str) -> tuple[tuple[int, int], ...]:
+    """Return the spans of time (first, last, in microseconds) for which Java's rules of a zone are not Python's.
+
+    A span begins up to a day early. Runs a Spark job, once for each session and zone. Raises ZoneRulesError if a span
+    is within SPAN of now, and ConfigurationError for a zone that Java does not know.
+    """
+    asked = identify_session(session), zone
+    if asked not in _differences:
+        moments, offsets = _offsets_by_spark(session, zone)
+        _differences[asked] = _find_differences(zone, moments, offsets)
+    spans = _differences[asked]
+    _check_near_spans(zone, spans, lambda: java_database(session))
+    return spans
+
+
+def check_zones_in_jvm(zones: Iterable[str]) -> None:
+    """Raise ZoneRulesError if Java and Python have different rules within SPAN of now for one of these zones.
+
+    Starts a JVM, which takes a second or two, unless the process has one; raises ConfigurationError without Java, and
+    for a zone that Java does not know. Of a cluster, only the driver's Java is asked.
+    """
+    with open_jvm() as jvm:
+        time = jvm.java.time
+        for zone in zones:
+            if not time.ZoneId.getAvailableZoneIds().contains(zone):
+                raise unknown_to_java_error(zone)
+            moments, offsets = _offsets_by_jvm(time, zone)
+            database = Database(
+                time.zone.ZoneRulesProvider.getVersions("UTC").lastKey(),
+                f"Java {jvm.java.lang.System.getProperty('java.version')}",
+            )
+            _check_near_spans(zone, _find_differences(zone, moments, offsets), lambda found=database: found)
+
+
+def java_database(session: SparkSession) -> Database:
+    """Return the database of time zones of Spark's Java."""
+    versions = "java_method('java.time.zone.ZoneRulesProvider', 'getVersions', 'UTC') as versions"
+    java = "java_method('java.lang.System', 'getProperty', 'java.version') as java"
+    (row,) = session.range(1).selectExpr(versions, java).collect()
+    found = re.match(r"\{(\w+)=", row.versions or "")
+    return Database(found[1] if found else "", f"Java {row.java}")
+
+
+def unknown_to_java_error(zone: str) -> ConfigurationError:
+    """Return the error for a zone that Python knows and Spark's Java does not."""
+    problem = f"Tumbling has zone={zone!r}, which Spark's Java does not know."
+    step = 'Write another name of the same clocks, such as "Asia/Taipei" for "ROC", or update Java.'
+    return ConfigurationError(problem, step, argument="zone")
+
+
+def _check_near_spans(zone: str, spans: Sequence[tuple[int, int]], java: Callable[[], Database]) -> None:
+    """Raise ZoneRulesError for the first of these spans that is within SPAN of now."""
+    now, reach = to_microseconds(utc_now()), SPAN // timedelta(microseconds=1)
+    near = [first for first, last in spans if last >= now - reach and first <= now + reach]
+    if not near:
+        return
+    theirs, ours = java(), python_database(zone)
+    at = _EPOCH + timedelta(microseconds=near[0] + _DAY)
+    raise ZoneRulesError(
+        f"Java and Python have different rules for the zone {zone!r}, as on {at:%Y-%m-%d}: those of Java are "
+        f"{theirs}, those of Python {ours}. Windows would not start when the zone's clocks say.",
+        _next_step(theirs, ours),
+        zone=zone,
+        java_rules=theirs.version or None,
+        python_rules=ours.version or None,
+        at=at.isoformat(),
+    )
+
+
+def _next_step(java: Database, python: Database) -> str:
+    """Return how to get the newer rules for both, and how to get Java's for Python."""
+    release = _package_version(java.version)
+    if java.version < python.version:
+        newest = f"Update Java to a release with the rules of {python.version}."
+    elif "/" in python.place:
+        newest = "Update the system's package tzdata."
+    else:
+        newest = "Update the package: pip install --upgrade tzdata."
+    if release is None:
+        return newest
+    return (
+        f"{newest} Or let Python use the rules of Java: pip install tzdata=={release}, and set the environment "
+        "variable PYTHONTZPATH to the empty text, so that Python reads this package."
+    )
+
+
+def _package_version(rules: str) -> str | None:
+    """Return the version of the package tzdata with these rules: "2025.2" for "2025b"."""
+    found = re.fullmatch(r"(\d{4})([a-z])", rules)
+    return f"{found[1]}.{ord(found[2]) - ord('a') + 1}" if found else None
+
+
+def _find_differences(zone: str, moments: Any, offsets: Any) -> tuple[tuple[int, int], ...]:
+    """Return the spans of these moments at which Java's offsets are not Python's; each begins a day early."""
+    changes = clock_changes(zone)
+    known = np.array([_first_offset(zone), *(after for _, _, after in changes)])
+    times = np.array([moment for moment, _, _ in changes], "int64")
+    ours = known[np.searchsorted(times, moments, side="right")]
+    wrong = np.unique(moments[offsets != ours])
+    if not len(wrong):
+        return ()
+    ends = np.flatnonzero(np.diff(wrong) > 2 * _DAY)
+    firsts, lasts = wrong[[0, *(ends + 1)]], wrong[[*ends, -1]]
+    return tuple((int(first) - _DAY, int(last) + _DAY) for first, last in zip(firsts, lasts, strict=True))
+
+
+def _first_offset(zone: str) -> int:
+    """Return the offset of the zone in 1850."""
+    changes = clock_changes(zone)
+    if changes:
+        return changes[0][1]
+    offset = ZoneInfo(zone).utcoffset(_FIRST.replace(tzinfo=None)) or timedelta(0)
+    return offset // timedelta(microseconds=1)
+
+
+def _moments_around_changes(zone: str) -> list[int]:
+    """Return each time at which the clock changes by Python's rules, and the second before."""
+    return [time for moment, _, _ in clock_changes(zone) for time in (moment - _SECOND, moment)]
+
+
+def _offsets_by_spark(session: SparkSession, zone: str) -> tuple[Any, Any]:
+    """Return moments and the offset of each by the rules of Spark's executors: every day, and around changes."""
+    from pyspark.errors import PySparkException
+
+    first, days = to_microseconds(_FIRST), (_END - _FIRST).days
+    around = _moments_around_changes(zone) or [first]
+    number = F.pmod(F.col("id"), F.lit(days + len(around)))
+    change = F.element_at(F.array(*map(F.lit, around)), (number - days + 1).cast("int"))
+    moment = F.when(number < days, F.lit(first) + number * _DAY).otherwise(change)
+    shown = F.unix_micros(F.from_utc_timestamp(F.timestamp_micros("moment"), zone))
+    tasks = 1 if session.conf.get("spark.master", "").startswith("local") else _TASKS
+    numbers = session.range(0, tasks * (days + len(around)), 1, tasks)
+    try:
+        found = numbers.select(moment.alias("moment")).select("moment", shown - F.col("moment")).toArrow()
+    except PySparkException as error:
+        if error.getCondition() != "INVALID_TIMEZONE" and "INVALID_TIMEZONE" not in str(error):
+            raise
+        raise unknown_to_java_error(zone) from error
+    return found.column(0).to_numpy(), found.column(1).to_numpy()
+
+
+def _offsets_by_jvm(time: Any, zone: str) -> tuple[Any, Any]:
+    """Return moments within SPAN of now and the offset of each by the rules of this JVM; `time` is java.time."""
+    now, reach = to_microseconds(utc_now()), SPAN // timedelta(microseconds=1)
+    rules, begin = time.ZoneId.of(zone).getRules(), time.Instant.ofEpochSecond((now - reach) // _SECOND)
+    times: list[int] = []
+    offsets = [rules.getOffset(begin).getTotalSeconds()]
+    change = rules.nextTransition(begin)
+    while change is not None and change.toEpochSecond() * _SECOND < now + reach:
+        times.append(change.toEpochSecond() * _SECOND)
+        offsets.append(change.getOffsetAfter().getTotalSeconds())
+        change = rules.nextTransition(change.getInstant())
+    around = [moment for moment in _moments_around_changes(zone) if abs(moment - now) < reach]
+    moments = np.concatenate((np.arange(now - reach, now + reach, _DAY), np.array([*around, *times], "int64")))
+    return moments, np.array(offsets)[np.searchsorted(np.array(times, "int64"), moments, side="right")] * _SECOND
