@@ -30,6 +30,7 @@ from dagster_adjunct.resources.lazy_modules import pa, pq, pt
 from dagster_adjunct.resources.objects.arrow_files import RangedFile
 from dagster_adjunct.resources.objects.store import ObjectStore
 from dagster_adjunct.resources.schemas.schema import Field, Plain, plain_converter
+from dagster_adjunct.resources.schemas.texts import text_form
 from dagster_adjunct.resources.validation import validated
 
 T = TypeVar("T")
@@ -74,10 +75,22 @@ def key_from_text(what: str, fields: Sequence[Field], texts: Sequence[str]) -> t
     values = []
     for field, text in zip(fields, texts, strict=True):
         try:
+            _check_form(field.type, text)
             values.append(_text_parser(field.type)(text))
         except (ValueError, InvalidOperation) as error:
             raise _wrong_type_error(what, field, text) from error
     return coerce_key(what, fields, tuple(values))
+
+
+def _check_form(kind: str, text: str) -> None:
+    """Raise ValueError unless a text is written as in a file (docs/sources.md), but a time may lack its zone or hour.
+
+    Python's own converters would take the digits of any script, and underscores between them.
+    """
+    form = text_form(kind)
+    ends = ("", "Z", "T00Z") if kind == "timestamp" else ("",)
+    if form is not None and not any(form.matches(text + end) for end in ends):
+        raise ValueError
 
 
 def decode_key(types: Sequence[str], encoded: Sequence[Any]) -> tuple[Any, ...]:
