@@ -30,7 +30,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from dagster_adjunct.resources.common import map_in_threads
+from dagster_adjunct.resources.common import RepeatedMemberError, map_in_threads, unique_members
 from dagster_adjunct.resources.errors import AdjunctError, SchemaMismatchError, file_error
 from dagster_adjunct.resources.files.tree import FileTree, ListedFile
 from dagster_adjunct.resources.lazy_modules import F, np, pa, pc, pq
@@ -407,18 +407,6 @@ def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is no number of JSON")
 
 
-def _unique_members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    record = dict(pairs)
-    if len(record) < len(pairs):
-        twice = next(name for place, (name, _) in enumerate(pairs) if name in dict(pairs[:place]))
-        raise _RepeatedMember(twice)
-    return record
-
-
-class _RepeatedMember(ValueError):
-    """An object has a member twice; the text is its name."""
-
-
 _JSON_KINDS = {_Number: "a number", str: "a text", bool: "a boolean", list: "a list", dict: "an object"}
 # The kinds of JSON values with which the values of a type are written.
 _MEMBERS: dict[str, tuple[type, ...]] = {
@@ -430,7 +418,7 @@ _MEMBERS: dict[str, tuple[type, ...]] = {
 
 
 _decode_line = json.JSONDecoder(
-    parse_float=_Number, parse_int=_Number, parse_constant=_no_constant, object_pairs_hook=_unique_members
+    parse_float=_Number, parse_int=_Number, parse_constant=_no_constant, object_pairs_hook=unique_members
 ).decode
 
 
@@ -459,7 +447,7 @@ def _parse_line(line: bytes, number: int, schema: Schema, where: str) -> dict[st
         record = _decode_line(line.decode())
     except UnicodeDecodeError as error:
         problem = f"it is not UTF-8 at byte {error.start}"
-    except _RepeatedMember as error:
+    except RepeatedMemberError as error:
         column = str(error)
         problem = f"field {column!r} is specified twice"
     except (ValueError, RecursionError) as error:

@@ -65,6 +65,18 @@ _FORMS = {
 _WITHOUT_ZONE = re.compile(rf"{_DAY}(?:[T ]{_CLOCK})?")
 
 
+def parse_moment(text: str) -> dt.datetime:
+    """Return a time in ISO 8601, as in files, except that its zone (then UTC) and its time of day may be absent.
+
+    Raises ValueError for any other text.
+    """
+    form = _FORMS["timestamp"]
+    if not any(form.matches(text + end) for end in ("", "Z", "T00Z")):
+        raise ValueError(f"{_shown(text)} is no time")
+    moment = dt.datetime.fromisoformat(text)
+    return moment if moment.tzinfo else moment.replace(tzinfo=dt.UTC)
+
+
 def text_form(kind: str) -> TextForm | None:
     """Return how values of this Spark type are written as text, None for a type that takes any text."""
     return _FORMS.get(kind.partition("(")[0])
