@@ -276,6 +276,20 @@ class ClassRegistry(Generic[T]):
         return ", ".join(sorted({*self._ours, *self._classes}))
 
 
+class RepeatedMemberError(ValueError):
+    """A JSON object has a member twice; the text is the member's name."""
+
+
+def unique_members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the members of a JSON object, for `object_pairs_hook`. Raises RepeatedMemberError."""
+    members: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in members:
+            raise RepeatedMemberError(name)
+        members[name] = value
+    return members
+
+
 class StoredDocument(BaseModel):
     """A stored document, or a part of one: frozen, and rejecting fields that this release does not know."""
 
@@ -343,7 +357,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _FIRST, _LAST = datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)
 
 
-_DURATION = re.compile(r"(\d+)\s*(s|m|h|d|w)")
+_DURATION = re.compile(r"(\d+)\s*(s|m|h|d|w)", re.ASCII)
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
 

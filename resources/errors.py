@@ -19,6 +19,7 @@
     |   |-- StreamNotFoundError, StreamExistsError, OffsetOutOfRangeError
     |   |-- StillReadError             a reader still needs what was to be deleted or rewritten
     |   |-- DatasetNotFoundError, NoSealedVersionError, MarkerConflictError, DatasetError
+    |   |-- EmptyVersionError          a version without records, which nobody declared to be empty
     |   |-- VersionDiscardedError, LeaseLostError, ValidatorError, StaleDatasetError
     |   |-- BadChangeError, KeyOrderError
     |   |-- PlanningError, PartitionCountMismatchError
@@ -272,6 +273,10 @@ class MarkerConflictError(DatasetError):
 
     expected: str | None = None  # the number of rows or the checksum in the marker
     found: str | None = None  # the same, counted from the records
+
+
+class EmptyVersionError(DatasetError):
+    """A version has no records, and its delivery does not say that this is meant."""
 
 
 class BadChangeError(DatasetError):

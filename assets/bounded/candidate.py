@@ -166,7 +166,13 @@ class CandidateVersion:
 
 _MAX_FOOTER_BYTES = 1024 * 1024
 # Errors of the data, which every attempt would repeat: the version is rejected, and the next one may follow.
-REJECTING_ERRORS = (errors.MarkerConflictError, errors.NullKeyError, errors.SchemaMismatchError, errors.KeyOrderError)
+REJECTING_ERRORS = (
+    errors.EmptyVersionError,
+    errors.KeyOrderError,
+    errors.MarkerConflictError,
+    errors.NullKeyError,
+    errors.SchemaMismatchError,
+)
 
 
 def build_candidate(member: Member, delivery: Delivery) -> CandidateVersion:
@@ -224,6 +230,8 @@ def _build_version(member: Member, delivery: Delivery, attempt: Attempt) -> Seal
         valid_from = parse_valid_from(spec.name, spec.valid_from, delivery.version, delivery.valid_from, zone)
     generation = attempt.generation(manifest.next_generation)
     records = source.check(delivery, member.context.spark)
+    if records == 0:
+        _raise_if_unmeant(source, delivery)
     spark = member.context.spark_for(records, source.list_spark_needs())
     counters: dict[str, int] = {"read": records or 0}
     if records != 0:
@@ -252,6 +260,8 @@ def _build_version(member: Member, delivery: Delivery, attempt: Attempt) -> Seal
         entries = generation.rows + counted["superseded"] + counted["deleted"]
         if records is None:
             counters["read"] = entries
+            if entries == 0:
+                _raise_if_unmeant(source, delivery)
         elif spec.extractor is None and entries != records:
             problem = f"{what}: the source gave {entries} records where it counts {records}."
             step = "Nothing was published. Compare the stream's files with its manifest: adjunct stream show STREAM."
@@ -273,6 +283,13 @@ def _build_version(member: Member, delivery: Delivery, attempt: Attempt) -> Seal
         counters=counters,
         valid_from=valid_from,
     )
+
+
+def _raise_if_unmeant(source: VersionSource, delivery: Delivery) -> None:
+    """Raise EmptyVersionError for a version without records, unless its delivery says that it is empty."""
+    empty = source.empty_error(delivery)
+    if empty is not None:
+        raise empty
 
 
 def _with_record_places(error: errors.NullKeyError, member: Member, delivery: Delivery) -> errors.NullKeyError:

@@ -55,8 +55,9 @@ class FileSource:
     completion: to replace it, remove the completion object, replace the files, and write the completion object again.
 
     `complete` is the completion object's name. It is written last. It may be empty, or a JSON object with `rows`, the
-    number of records, `checksum`, as `records_checksum` returns it, and `valid_from`, a time. `schema` is the schema of
-    the files, checked strictly: see resources/files/formats.py for each format.
+    number of records, `checksum`, as `records_checksum` returns it, and `valid_from`, a time; other members reject the
+    version. A folder without records is rejected unless `rows` is 0. `schema` is the schema of the files, checked
+    strictly: see resources/files/formats.py for each format.
     """
 
     url: str
@@ -93,11 +94,13 @@ class QuerySource:
     and a Computation that returns a Spark, pandas or Polars frame or an Arrow table. `schema` is the schema of the
     result, checked strictly. `name` stands for the query in the stored declaration, so another name needs a rebuild.
     Without Spark, `query` must be a function, which gets IN_PROCESS instead of a session and returns no Spark frame.
+    An answer without rows rejects the version, unless `allow_empty`.
     """
 
     query: str | Callable[[Any, Computation], DataFrame | ArrowFrame]
     schema: Schema
     name: str = "query"
+    allow_empty: bool = False
 
     def __post_init__(self) -> None:
         check_name("query", self.name)

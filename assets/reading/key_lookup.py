@@ -30,6 +30,7 @@ from dagster_adjunct.resources.lazy_modules import pa, pq, pt
 from dagster_adjunct.resources.objects.arrow_files import RangedFile
 from dagster_adjunct.resources.objects.store import ObjectStore
 from dagster_adjunct.resources.schemas.schema import Field, Plain, plain_converter
+from dagster_adjunct.resources.schemas.texts import parse_moment, text_form
 from dagster_adjunct.resources.validation import validated
 
 T = TypeVar("T")
@@ -74,10 +75,21 @@ def key_from_text(what: str, fields: Sequence[Field], texts: Sequence[str]) -> t
     values = []
     for field, text in zip(fields, texts, strict=True):
         try:
+            _check_form(field.type, text)
             values.append(_text_parser(field.type)(text))
         except (ValueError, InvalidOperation) as error:
             raise _wrong_type_error(what, field, text) from error
     return coerce_key(what, fields, tuple(values))
+
+
+def _check_form(kind: str, text: str) -> None:
+    """Raise ValueError unless a text is written as in a file (docs/sources.md).
+
+    Python's own converters would take the digits of any script, and underscores between them.
+    """
+    form = None if kind == "timestamp" else text_form(kind)
+    if form is not None and not form.matches(text):
+        raise ValueError
 
 
 def decode_key(types: Sequence[str], encoded: Sequence[Any]) -> tuple[Any, ...]:
@@ -86,15 +98,10 @@ def decode_key(types: Sequence[str], encoded: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(_text_parser(kind)(value) if isinstance(value, str) else value for kind, value in typed)
 
 
-def _timestamp(text: str) -> dt.datetime:
-    value = dt.datetime.fromisoformat(text)
-    return value if value.tzinfo else value.replace(tzinfo=dt.UTC)
-
-
 _PARSERS: dict[str, Callable[[str], Any]] = {
     **dict.fromkeys(_BITS, int),
     "date": dt.date.fromisoformat,
-    "timestamp": _timestamp,
+    "timestamp": parse_moment,
     "decimal": Decimal,
     "binary": partial(base64.b64decode, validate=True),
 }

@@ -26,7 +26,7 @@ from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.sources import entries
 from dagster_adjunct.assets.versions.manifest import BoundedManifest, DatasetManifest, Lost, MarkerFacts, as_bounded
 from dagster_adjunct.assets.versions.version import DatasetDeclaration, check_declaration
-from dagster_adjunct.resources.errors import MarkerConflictError
+from dagster_adjunct.resources.errors import EmptyVersionError, MarkerConflictError
 from dagster_adjunct.resources.lazy_modules import pa
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
@@ -147,6 +147,10 @@ class VersionSource(ABC):
 
         Raises MarkerConflictError if the records differ from what the markers state.
         """
+
+    def empty_error(self, delivery: Delivery) -> EmptyVersionError | None:
+        """Return the error for a delivery without records; None if that is meant, as the markers of a stream say."""
+        return None
 
     def read(self, delivery: Delivery, spark: Callable[[], SparkSession]) -> DataFrame | pa.Table:
         """Return the delivery's entries: `schema`, META and `ordered_by`, with exactly these types.

@@ -17,7 +17,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -28,11 +28,13 @@ from dagster_adjunct.assets.sources.entries import derive_entry_schema
 from dagster_adjunct.assets.versions.manifest import BoundedManifest, Delivered, MarkerFacts
 from dagster_adjunct.assets.versions.version import declaration_from_spec
 from dagster_adjunct.resources.bucketing import hashing
-from dagster_adjunct.resources.errors import DatasetError, MarkerConflictError, SourceChangedError
+from dagster_adjunct.resources.common import RepeatedMemberError, unique_members
+from dagster_adjunct.resources.errors import DatasetError, EmptyVersionError, MarkerConflictError, SourceChangedError
 from dagster_adjunct.resources.files import formats
 from dagster_adjunct.resources.files.formats import DeclaredFiles
 from dagster_adjunct.resources.files.tree import FileTree, ListedFile, open_tree
 from dagster_adjunct.resources.lazy_modules import pa
+from dagster_adjunct.resources.schemas.texts import parse_moment
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from dagster_adjunct.resources.spark.tasks import translate_spark_errors
 from dagster_adjunct.resources.streams.system import OFFSET, PARTITION
@@ -95,14 +97,22 @@ def group_folders(files: list[ListedFile], complete: str) -> list[Folder]:
     return [Folder("", _by_name(everything), whole.complete), *rest]
 
 
+_MEMBERS = ("rows", "checksum", "valid_from")
+
+
 def parse_promise(data: bytes) -> Promise:
-    """Parse a completion object: a JSON object, or empty; unknown fields are ignored."""
+    """Parse a completion object: empty, or a JSON object with no other members than these, each at most once."""
     try:
-        promised = json.loads(data)
+        promised = json.loads(data, object_pairs_hook=unique_members)
+    except RepeatedMemberError as error:
+        return Promise(problem=f"states {error} twice")
     except (ValueError, RecursionError):
         return Promise(problem="is neither empty nor JSON") if data.strip() else Promise()
     if not isinstance(promised, dict):
         return Promise(problem=f"holds a JSON {type(promised).__name__} where an object is expected")
+    if unknown := [name for name in promised if name not in _MEMBERS]:
+        problem = f"has the unknown member {unknown[0]!r}: expected {', '.join(_MEMBERS)}"
+        return Promise(problem=problem)
     rows, checksum = promised.get("rows"), promised.get("checksum")
     if rows is not None and (isinstance(rows, bool) or not isinstance(rows, int) or rows < 0):
         return Promise(problem=f"states rows {rows!r}: expected an integer, 0 or more")
@@ -110,10 +120,10 @@ def parse_promise(data: bytes) -> Promise:
         return Promise(problem=f"states checksum {checksum!r}: expected a text")
     valid_from = promised.get("valid_from")
     try:
-        at = None if valid_from is None else datetime.fromisoformat(valid_from)
+        at = None if valid_from is None else parse_moment(valid_from)
     except (ValueError, TypeError):
         return Promise(problem=f"states valid_from {valid_from!r}: expected a time such as 2026-01-31T00:00:00Z")
-    return Promise(rows, checksum, valid_from=at if at is None or at.tzinfo else at.replace(tzinfo=UTC))
+    return Promise(rows, checksum, valid_from=at)
 
 
 def _by_name(files: Iterable[ListedFile]) -> tuple[ListedFile, ...]:
@@ -229,21 +239,14 @@ class FileVersions(VersionSource):
         folder, promise = delivery.content
         what = self._what(delivery)
         self._check_same(what, folder)
-        problem = ""
         if promise.problem:
             problem = f"the completion object {self._marker(folder)} {promise.problem}."
             step = (
                 "Write it empty, or as JSON with rows, checksum and valid_from, and deliver under a new version name."
             )
-        elif not folder.files and promise.rows != 0:
-            place = "/".join(filter(None, [self._source.url.rstrip("/"), folder.path]))
-            problem = (
-                f"the folder {place} is complete and holds no data file: expected {self._source.format} files below "
-                "it, not called _… or .…, or a completion object that states rows 0."
-            )
-            step = 'Deliver the files and complete it again; for an empty version, write {"rows": 0} into that object.'
-        if problem:
             raise MarkerConflictError(f"{what}: {problem}", step, dataset=self.spec.name, version=delivery.version)
+        if not folder.files and (empty := self.empty_error(delivery)) is not None:
+            raise empty
         expected = hashing.parse_records_checksum(promise.checksum)
         rows = self._count(delivery, spark, must=promise.rows is not None)
         if promise.rows is not None and rows != promise.rows:
@@ -257,6 +260,22 @@ class FileVersions(VersionSource):
             if checksum != expected:
                 raise self._promise_error(delivery, f"checksum {expected}", f"checksum {checksum}")
         return rows
+
+    def empty_error(self, delivery: Delivery) -> EmptyVersionError | None:
+        """Return the error for a folder without records, None if its completion object states rows 0."""
+        folder: Folder
+        promise: Promise
+        folder, promise = delivery.content
+        if promise.rows == 0:
+            return None
+        place = "/".join(filter(None, [self._source.url.rstrip("/"), folder.path]))
+        found = f"{len(folder.files)} data file(s) without a record" if folder.files else "no data file"
+        problem = (
+            f"{self._what(delivery)}: the folder {place} is complete and holds {found}: expected "
+            f"{self._source.format} files below it, not called _… or .…, or a completion object that states rows 0."
+        )
+        step = 'Deliver the files and complete it again; for an empty version, write {"rows": 0} into that object.'
+        return EmptyVersionError(problem, step, dataset=self.spec.name, version=delivery.version)
 
     def _count(self, delivery: Delivery, spark: Callable[[], SparkSession], *, must: bool) -> int | None:
         """Return the number of records; None if that needs reading large text files and `must` is false."""

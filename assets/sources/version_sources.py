@@ -28,7 +28,7 @@ from dagster_adjunct.assets.versions.manifest import (
 from dagster_adjunct.assets.versions.version import declaration_from_spec
 from dagster_adjunct.resources.bucketing import hashing
 from dagster_adjunct.resources.common import split_stream_name
-from dagster_adjunct.resources.errors import DatasetError, SchemaMismatchError
+from dagster_adjunct.resources.errors import DatasetError, EmptyVersionError, SchemaMismatchError
 from dagster_adjunct.resources.lazy_modules import F, pa
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.schemas.schema import (
@@ -281,6 +281,15 @@ class QueryVersions(VersionSource):
     def check(self, delivery: Delivery, spark: Callable[[], SparkSession]) -> int | None:
         """Return None: the number of rows is not known before they are computed."""
         return None
+
+    def empty_error(self, delivery: Delivery) -> EmptyVersionError | None:
+        """Return the error for an answer without entries, None if the query may be empty."""
+        if self._query.allow_empty:
+            return None
+        left = "returned no rows" if self.spec.extractor is None else "returned no rows from which an entry is made"
+        step = "Correct the query or what it reads; if it may be empty, declare QuerySource(…, allow_empty=True)."
+        problem = f"{self._what(delivery)} {left}."
+        return EmptyVersionError(problem, step, dataset=self.spec.name, version=delivery.version)
 
     def list_spark_needs(self) -> list[str]:
         """Return, in words, why the query can't be run, or entries made, without Spark."""

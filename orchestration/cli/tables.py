@@ -38,6 +38,7 @@ from dagster_adjunct.resources.key_value.serializers import serializer_named
 from dagster_adjunct.resources.key_value.table import BlockingKeyValueTable
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.schemas.schema import Field
+from dagster_adjunct.resources.schemas.texts import WHOLE_NUMBER
 from dagster_adjunct.resources.tables.table import BlockingTable
 
 _TYPES = ("text", "json", "int", "bytes")
@@ -201,6 +202,8 @@ def _parse_value(kind: str, text: str, what: str) -> Any:
     """Parse a command-line value of this type; bytes are given in base64."""
     try:
         if kind == "int":
+            if not WHOLE_NUMBER.matches(text):
+                raise ValueError("only digits after an optional sign count")
             return int(text)
         if kind == "json":
             return json.loads(text)

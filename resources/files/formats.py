@@ -18,13 +18,10 @@ groups.
 
 from __future__ import annotations
 
-import base64
-import binascii
 import csv
 import io
 import json
 import re
-from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -33,12 +30,20 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from dagster_adjunct.resources.common import map_in_threads
+from dagster_adjunct.resources.common import RepeatedMemberError, map_in_threads, unique_members
 from dagster_adjunct.resources.errors import AdjunctError, SchemaMismatchError, file_error
 from dagster_adjunct.resources.files.tree import FileTree, ListedFile
 from dagster_adjunct.resources.lazy_modules import F, np, pa, pc, pq
 from dagster_adjunct.resources.objects.arrow_files import ArrowReadableFile, open_input, read_json_lines
-from dagster_adjunct.resources.schemas.schema import Field, Schema, arrow_type, check_column_names, fit_to_schema
+from dagster_adjunct.resources.schemas.schema import (
+    Field,
+    Schema,
+    arrow_type,
+    check_column_names,
+    decimal_digits,
+    fit_to_schema,
+)
+from dagster_adjunct.resources.schemas.texts import TextMisfit, convert_texts
 from dagster_adjunct.resources.schemas.values import first_unreadable
 from dagster_adjunct.resources.spark.tasks import read_in_tasks
 from dagster_adjunct.resources.streams.system import OFFSET, PARTITION, TIMESTAMP, TOMBSTONE
@@ -154,8 +159,9 @@ class QuoteReader(ArrowReadableFile):
 
 _HEADER = 1024 * 1024
 _BLOCK = 16 * 1024 * 1024
-_CONVERSION = re.compile(r"In CSV column #(\d+): (?:Row #(\d+): )?(?:CSV conversion error to [^:]*: )?(.*)", re.S)
+_NOT_UTF8 = re.compile(r"In CSV column #(\d+): (?:Row #(\d+): )?.*invalid UTF8 data", re.S)
 _ROW = re.compile(r"CSV parse error: Row #(\d+): (.*)", re.S)
+_VALUE_STEP = "Correct the value, or the column's declared type."
 
 
 def read_csv(tree: FileTree, file: ListedFile, schema: Schema, where: str) -> Iterator[tuple[int, pa.Table]]:
@@ -163,55 +169,50 @@ def read_csv(tree: FileTree, file: ListedFile, schema: Schema, where: str) -> It
     with tree.on_disk(file) as path:
         names = _read_header(path, file.path, schema, where)
         number = 0
-        numbers = {field.name for field in schema.fields if field.type in ("float", "double")}
         source = QuoteReader(open_decompressed(path, file.path))
         try:
             for batch in _csv_reader(source, schema):
-                table = pa.Table.from_batches([batch])
-                for name in [name for name in numbers if pc.any(pc.is_inf(table.column(name))).as_py()]:
-                    numbers.remove(name)
-                    _check_infinities(path, file.path, schema.field(name), schema, where)
-                yield number, table.select(list(schema.names))
-                number += table.num_rows
+                columns = [_convert_field(batch.column(field.name), field, number, where) for field in schema.fields]
+                yield number, pa.table(columns, schema=schema.to_arrow())
+                number += batch.num_rows
         except pa.ArrowInvalid as error:
             if "Empty CSV file or block" in str(error):
                 return  # there is only a header line, without a line break
             raise source.quote_error(where) or _csv_error(error, names, schema, where) from error
+        except SchemaMismatchError as error:
+            raise source.quote_error(where) or error from None
         except OSError as error:
             raise unreadable_file_error(where, error) from error
         if (misquoted := source.quote_error(where)) is not None:
             raise misquoted
 
 
-def _check_infinities(path: Path, name: str, field: Field, schema: Schema, where: str) -> None:
-    """Raise SchemaMismatchError for the first number of a column that is so large that Arrow reads it as infinite."""
-    number = 0
-    texts = Schema(tuple(Field(each.name, "string") if each is field else each for each in schema.fields))
-    for batch in _csv_reader(open_decompressed(path, name), texts):
-        column = pc.utf8_trim_whitespace(batch.column(field.name))
-        numbers = pc.if_else(pc.match_substring_regex(column, r"\d"), column, None)  # not for "inf", which is infinite
-        row = pc.index(pc.is_inf(numbers.cast(arrow_type(field.type))), True).as_py()
-        if row >= 0:
-            place, about = record_label("csv", number, row)
-            problem = f"{where}, {place}: {describe_column(field)}: {column[row]} is too large."
-            step = "Correct the value, or the column's declared type."
-            raise SchemaMismatchError(problem, step, column=field.name, line=about["line"])
-        number += batch.num_rows
+def _convert_field(fields: pa.Array, field: Field, first: int, where: str) -> pa.Array:
+    """Return the values of the fields of a CSV column. `first` is the number of the first record."""
+    if field.type in ("string", "binary"):
+        return fields
+    try:
+        return convert_texts(pc.ascii_trim(fields, characters=" \t"), field.type)
+    except TextMisfit as misfit:
+        line = record_label("csv", first, misfit.row)[1]["line"]
+        problem = f"{where}, line {line}: {describe_column(field)}: {misfit.reason}."
+        raise SchemaMismatchError(problem, _VALUE_STEP, column=field.name, line=line) from misfit
 
 
 def _csv_reader(source: Any, schema: Schema) -> Any:
     import pyarrow.csv as pc
 
+    # Arrow would also convert hexadecimal numbers, and decimals of more digits than declared, so that it only divides
+    # the lines into fields.
     convert = pc.ConvertOptions(
-        column_types={field.name: arrow_type(field.type) for field in schema.fields},
+        column_types={f.name: pa.binary() if f.type == "binary" else pa.string() for f in schema.fields},
         null_values=[""],
         strings_can_be_null=True,
         quoted_strings_can_be_null=False,
-        true_values=["true", "True", "TRUE"],
-        false_values=["false", "False", "FALSE"],
-        timestamp_parsers=[pc.ISO8601],
     )
-    read, parse = pc.ReadOptions(use_threads=False, block_size=_BLOCK), pc.ParseOptions(newlines_in_values=True)
+    read = pc.ReadOptions(use_threads=False, block_size=_BLOCK)
+    # In a file of one column, an empty line is an empty field, as any other field can be.
+    parse = pc.ParseOptions(newlines_in_values=True, ignore_empty_lines=len(schema.fields) > 1)
     return pc.open_csv(source, read_options=read, parse_options=parse, convert_options=convert)
 
 
@@ -220,11 +221,13 @@ def _read_header(path: Path, name: str, schema: Schema, where: str) -> list[str]
     try:
         with open_decompressed(path, name) as source:
             text = bytes(source.read(_HEADER)).decode("utf-8-sig", errors="replace")
-        names = next((row for row in csv.reader(io.StringIO(text, newline="")) if row), None)
+        rows = csv.reader(io.StringIO(text, newline=""))
+        names = next((row for row in rows if row or len(schema.fields) == 1), None)
     except (OSError, csv.Error) as error:
         raise unreadable_file_error(where, error) from error
-    if names is None:
-        problem = f"{where} is empty: expected a header line with {', '.join(schema.names)}."
+    if not names:
+        begins = "is empty" if names is None else "begins with an empty line"
+        problem = f"{where} {begins}: expected a header line with {', '.join(schema.names)}."
         step = "Deliver the file again; a file without records needs a header line too."
         raise SchemaMismatchError(problem, step, line=1)
     check_column_names(names, schema, where, next_step=_COLUMNS_STEP)
@@ -233,12 +236,12 @@ def _read_header(path: Path, name: str, schema: Schema, where: str) -> list[str]
 
 def _csv_error(error: Exception, names: list[str], schema: Schema, where: str) -> AdjunctError:
     text = str(error)
-    if misfit := _CONVERSION.match(text):
+    if misfit := _NOT_UTF8.match(text):
         name = names[int(misfit[1])]
         line = int(misfit[2]) if misfit[2] else None
         place = where if line is None else f"{where}, line {line}"
-        problem = f"{place}: {describe_column(schema.field(name))}: {misfit[3].rstrip('.')}."
-        return SchemaMismatchError(problem, "Correct the value, or the column's declared type.", column=name, line=line)
+        problem = f"{place}: {describe_column(schema.field(name))}: the text is not UTF-8."
+        return SchemaMismatchError(problem, "Write the file in UTF-8.", column=name, line=line)
     if misfit := _ROW.match(text):
         problem = f"{where}, line {misfit[1]}: {misfit[2].rstrip('.')}."
         return SchemaMismatchError(problem, "Correct the line: it needs a value for every column.", line=int(misfit[1]))
@@ -315,6 +318,7 @@ class DeclaredFiles:
 
 
 _JSON_BLOCK = 8 * 1024 * 1024
+_BLANKS = b" \t\r"
 _TEXTS = ("date", "timestamp", "binary")
 
 
@@ -323,7 +327,7 @@ def read_jsonl(tree: FileTree, file: ListedFile, schema: Schema, where: str) -> 
     number, line = 0, 1
     with tree.on_disk(file) as path:
         for block in _blocks(open_decompressed(path, file.path), where):
-            if block.strip():
+            if block.strip(_BLANKS + b"\n"):
                 table = _parse_block(block, line, schema, where)
                 yield number, table
                 number += table.num_rows
@@ -351,91 +355,142 @@ def _blocks(source: Any, where: str) -> Iterator[bytes]:
 
 
 def _parse_block(block: bytes, line: int, schema: Schema, where: str) -> pa.Table:
+    table = _parse_fast(block, schema)
+    return _parse_lines(block, line, schema, where) if table is None else table
+
+
+_INVALID_NUMBER = re.compile(rb"[:\[,]\s*-?(?:NaN|Inf(?:inity)?)\s*[,}\]]")
+
+
+def _parse_fast(block: bytes, schema: Schema) -> pa.Table | None:
+    """Return the records as Arrow's parser reads them, or None if that is not certain to be right."""
+    lines = [text for text in (line.strip(_BLANKS) for line in block.split(b"\n")) if text]
+    # Arrow would read a line `null` as a record of nulls, or crash, and NaN as a number.
+    if not all(text[:1] == b"{" and text[-1:] == b"}" for text in lines) or _INVALID_NUMBER.search(block):
+        return None
+    kinds = [(field.name, _json_type(field.type)) for field in schema.fields]
     try:
-        # Arrow would read a line `null` as a record of nulls, or crash.
-        if not all(text[:1] == b"{" and text[-1:] == b"}" for text in map(bytes.strip, block.split(b"\n")) if text):
-            raise pa.ArrowInvalid("a line is not an object")
-        table = _read_json(block, schema.fields)
-    except pa.ArrowInvalid as error:
-        raise _json_error(block, line, schema, where, error) from error
-    columns = []
-    for field in schema.fields:
-        try:
-            columns.append(_convert_column(table.column(field.name), field))
-        except (pa.ArrowInvalid, binascii.Error, ValueError) as error:
-            problem = f"{where}: {describe_column(field)}: {str(error).splitlines()[0]}"
-            step = "Write dates as 2026-01-31, timestamps as ISO 8601 with a zone, binary values as base64."
-            raise SchemaMismatchError(problem, step, column=field.name) from error
+        table = read_json_lines(block, pa.schema(kinds), others="error")
+        columns = [
+            _convert_parsed(table.column(place).combine_chunks(), field) for place, field in enumerate(schema.fields)
+        ]
+    except (pa.ArrowInvalid, TextMisfit):
+        return None
+    if table.num_rows != len(lines):  # Arrow reads any number of objects in a line
+        return None
     return pa.table(columns, schema=schema.to_arrow())
 
 
-def _read_json(block: bytes, fields: tuple[Field, ...], *, others: str = "error") -> pa.Table:
-    kinds = [(field.name, pa.string() if field.type in _TEXTS else arrow_type(field.type)) for field in fields]
-    table = read_json_lines(block, pa.schema(kinds), others=others)
-    for column in table.columns:
-        if pa.types.is_floating(column.type) and pc.any(pc.is_inf(column)).as_py():  # not in JSON
-            raise pa.ArrowInvalid("a number is too large")
-    return table
+def _json_type(kind: str) -> pa.DataType:
+    """Return the Arrow type with which values of this type are parsed: none is changed while it is parsed."""
+    if kind in _TEXTS:
+        return pa.string()
+    # Arrow rescales a number without a check that it fits the declared digits: in 256 bits it does not overflow.
+    digits = decimal_digits(kind)
+    return arrow_type(kind) if digits is None else pa.decimal256(*digits)
 
 
-def _convert_column(column: pa.ChunkedArray, field: Field) -> pa.ChunkedArray:
+def _convert_parsed(column: pa.Array, field: Field) -> pa.Array:
     if field.type in _TEXTS:
         column.validate(full=True)  # the parser accepts strings that are not UTF-8
-    if field.type == "binary":
-        values = [None if text is None else base64.b64decode(text, validate=True) for text in column.to_pylist()]
-        return pa.chunked_array([pa.array(values, pa.binary())])
+        return convert_texts(column, field.type)
+    if pa.types.is_floating(column.type) and pc.any(pc.is_inf(column)).as_py():  # a number that is too large
+        raise pa.ArrowInvalid("infinite")
     return column.cast(arrow_type(field.type))
 
 
-def _json_error(block: bytes, first: int, schema: Schema, where: str, error: Exception) -> AdjunctError:
-    """Return the error for a block that can't be read; finds the line and column by reading it again, which is slow."""
-    lines = block.split(b"\n")
-    for number, line in enumerate(lines, first):
-        if problem := _find_line_problem(line, schema):
-            declared = ", ".join(f"{field.name} {field.type}" for field in schema.fields)
-            step = "Correct the line: it must be one JSON object with declared fields only."
-            problem = f"{where}, line {number}: {problem}. Declared are {declared}."
-            return SchemaMismatchError(problem, step, line=number)
-    for fields in ((), *((field,) for field in schema.fields)):  # without columns: a line that Arrow can't parse
+class _Number(str):
+    """A number as it is written in JSON."""
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+_JSON_KINDS = {_Number: "a number", str: "a text", bool: "a boolean", list: "a list", dict: "an object"}
+# The kinds of JSON values with which the values of a type are written.
+_MEMBERS: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("tinyint", "smallint", "int", "bigint", "float", "double"), (_Number,)),
+    **dict.fromkeys(("string", *_TEXTS), (str,)),
+    "decimal": (_Number, str),
+    "boolean": (bool,),
+}
+
+
+_decode_line = json.JSONDecoder(
+    parse_float=_Number, parse_int=_Number, parse_constant=_no_constant, object_pairs_hook=unique_members
+).decode
+
+
+def _parse_lines(block: bytes, first: int, schema: Schema, where: str) -> pa.Table:
+    """Return the records, read line by line, which is slow. Raises SchemaMismatchError, which names the line."""
+    numbers: list[int] = []
+    records: list[dict[str, Any]] = []
+    for number, line in enumerate(block.split(b"\n"), first):
+        if line.strip(_BLANKS):
+            numbers.append(number)
+            records.append(_parse_line(line, number, schema, where))
+    columns = []
+    for field in schema.fields:
         try:
-            _read_json(block, fields, others="ignore")
-        except pa.ArrowInvalid as arrow_error:
-            number = first + _find_first_bad_line(lines, fields)
-            about = "".join(f"{describe_column(field)}: " for field in fields)
-            column = fields[0].name if fields else None
-            step = "Correct the value, or the column's declared type."
-            return SchemaMismatchError(
-                f"{where}, line {number}: {about}{arrow_error}", step, column=column, line=number
-            )
-    return unreadable_file_error(where, error)
+            columns.append(convert_texts(_member_texts(records, field), field.type))
+        except TextMisfit as misfit:
+            line = numbers[misfit.row]
+            problem = f"{where}, line {line}: {describe_column(field)}: {misfit.reason}."
+            raise SchemaMismatchError(problem, _VALUE_STEP, column=field.name, line=line) from misfit
+    return pa.table(columns, schema=schema.to_arrow())
 
 
-def _find_line_problem(line: bytes, schema: Schema) -> str:
-    if not line.strip():
-        return ""
+def _parse_line(line: bytes, number: int, schema: Schema, where: str) -> dict[str, Any]:
+    column = None
     try:
-        record = json.loads(line)
+        record = _decode_line(line.decode())
+    except UnicodeDecodeError as error:
+        problem = f"it is not UTF-8 at byte {error.start}"
+    except RepeatedMemberError as error:
+        column = str(error)
+        problem = f"field {column!r} is specified twice"
     except (ValueError, RecursionError) as error:
-        return f"it is not JSON ({error})"
-    if not isinstance(record, dict):
-        return f"it is {'null' if record is None else f'a {type(record).__name__}'}, expected an object"
-    unknown = [name for name in record if name not in schema]
-    return f"field {unknown[0]!r} is not declared" if unknown else ""
+        problem = f"it is not JSON ({error})"
+    else:
+        if isinstance(record, dict):
+            unknown = [name for name in record if name not in schema]
+            if not unknown:
+                return record
+            problem = f"field {unknown[0]!r} is not declared"
+        else:
+            found = "null" if record is None else _JSON_KINDS[type(record)]
+            problem = f"it is {found}, expected an object"
+    declared = ", ".join(f"{field.name} {field.type}" for field in schema.fields)
+    step = "Correct the line: it must be one JSON object with declared fields only."
+    problem = f"{where}, line {number}: {problem}. Declared are {declared}."
+    raise SchemaMismatchError(problem, step, line=number, column=column)
 
 
-def _find_first_bad_line(lines: list[bytes], fields: tuple[Field, ...]) -> int:
-    """Return the index of the first line that can't be read with only these columns; finds it by bisection."""
+def _member_texts(records: list[dict[str, Any]], field: Field) -> pa.Array:
+    """Return the texts of a field for `convert_texts`. Raises TextMisfit for another kind of JSON value."""
+    base = field.type.partition("(")[0]
+    expected = _MEMBERS[base]
+    texts: list[str | None] = []
+    for row, record in enumerate(records):
+        value = record.get(field.name)
+        if value is not None and type(value) not in expected:
+            found = f"the number {value}" if type(value) is _Number else _JSON_KINDS[type(value)]
+            kinds = " or ".join(_JSON_KINDS[kind] for kind in expected)
+            raise TextMisfit(row, f"it is {found}, expected {kinds}")
+        text = None if value is None else str(value)
+        if text is not None and not _is_unicode(text):
+            raise TextMisfit(row, "the text has half of a surrogate pair")
+        texts.append(text)
+    return pa.array(texts, pa.string())
 
-    def fails(index: int) -> bool:
-        part = b"\n".join(lines[: index + 1])
-        try:
-            if part.strip():
-                _read_json(part, fields, others="ignore")
-        except pa.ArrowInvalid:
-            return True
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
         return False
-
-    return bisect_left(range(len(lines)), True, key=fails)
+    return True
 
 
 _BATCH = 65_536

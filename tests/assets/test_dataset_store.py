@@ -159,7 +159,15 @@ def test_values_that_do_not_fit_the_declared_type_are_refused(kind: str, value: 
     assert caught.value.column == "k"
 
 
-def test_a_text_that_is_no_value_of_the_keys_type_is_refused() -> None:
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("date", "tomorrow"), ("date", "20260131"), ("bigint", "1_000"), ("bigint", "\u0663"), ("bigint", "0x1F"),
+        ("int", " 1"), ("decimal(5,2)", "1_0"), ("decimal(5,2)", "NaN"), ("decimal(5,2)", "\u0663"),
+        ("timestamp", "20260131T100000Z"), ("timestamp", "2026-01-31T10:00:00+01:70"), ("binary", "YQ"),
+    ],
+)  # fmt: skip
+def test_a_text_that_is_no_value_of_the_keys_type_is_refused(kind: str, text: str) -> None:
     with pytest.raises(SchemaMismatchError) as caught:
-        key_from_text("dataset", [Field("k", "date")], ["tomorrow"])
+        key_from_text("dataset", [Field("k", kind)], [text])
     assert caught.value.column == "k"

@@ -16,9 +16,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from dagster_adjunct.assets.advancing.advance_dataset import advance_dataset
-from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, FileSource, bounded_dataset
+from dagster_adjunct.assets.bounded.advance import advance_version_set
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, FileSource, bounded_dataset, version_set
 from dagster_adjunct.assets.declaration.policies import VersionPartitions
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
+from dagster_adjunct.assets.sources import file_source
 from dagster_adjunct.assets.sources.deliveries import Awaiting, Delivery
 from dagster_adjunct.assets.sources.file_source import FileVersions
 from dagster_adjunct.assets.sources.version_sources import open_source
@@ -68,7 +70,7 @@ class Place:
         """Deliver a version of one CSV file; `done` is what its completion object says, None leaves it out."""
         self.put(f"{version}/{name}", "tailnum,seats\n" + "".join(f"{key},{value}\n" for key, value in rows.items()))
         if done is not None:
-            self.put(f"{version}/_SUCCESS", done)
+            self.put(f"{version}/_SUCCESS", done or ("" if rows else '{"rows": 0}'))
 
 
 @pytest.fixture
@@ -178,7 +180,7 @@ def test_an_empty_place_waits_for_a_first_folder_and_reports_the_path(place: Pla
 
     place.csv("v1", {}, done=None)
     assert "missing or empty" not in world.advance(spec).summary()
-    place.put("v1/_SUCCESS")
+    place.put("v1/_SUCCESS", '{"rows": 0}')
     assert world.advance(spec).action == "sealed"
     shutil.rmtree(place.url)
     report = world.advance(spec)
@@ -188,7 +190,7 @@ def test_an_empty_place_waits_for_a_first_folder_and_reports_the_path(place: Pla
 
 def test_a_named_marker_completes_a_folder_and_is_no_data(place: Place) -> None:
     place.csv("v1", {"N1": 1}, done=None)
-    place.put("v1/done.json", '{"rows": 1, "source": "nightly"}')
+    place.put("v1/done.json", '{"rows": 1}')
     place.csv("v2", {"N1": 1})
     spec = dataset(place, complete="done.json")
     assert in_order(spec)[0] == ["v1"]
@@ -297,7 +299,7 @@ def test_a_folder_that_comes_too_late_is_refused_when_new_ones_are_taken(place: 
 def test_a_copy_of_a_delivered_folder_beside_it_is_left_out_and_told(place: Place, world: World) -> None:
     spec = dataset(place)
     for number in (1, 2):
-        place.csv(f"v{number}", {}, done=f'{{"rows": 0, "of": {number}}}')
+        place.csv(f"v{number}", {}, done='{"rows": 0}' + " " * number)
     advance_dataset(spec, lake=world.lake, systems={}, spark=no_spark, by="test")
     shutil.copytree(Path(place.url) / "v1", Path(place.url) / "v1-backup")
     report = advance_dataset(spec, lake=world.lake, systems={}, spark=no_spark, by="test")
@@ -307,7 +309,7 @@ def test_a_copy_of_a_delivered_folder_beside_it_is_left_out_and_told(place: Plac
 
 def test_a_copy_of_a_folder_written_in_place_is_the_version_that_it_was(place: Place, world: World) -> None:
     place.put("part-0.csv", "tailnum,seats\n", modified=1_790_000_000)
-    place.put("_SUCCESS", modified=1_790_000_001)
+    place.put("_SUCCESS", '{"rows": 0}', modified=1_790_000_001)
     spec = dataset(place)
     assert advance_dataset(spec, lake=world.lake, systems={}, spark=no_spark, by="test").action == "sealed"
     for name, at in (("_SUCCESS", 1_790_000_100), ("part-0.csv", 1_790_000_200)):
@@ -323,11 +325,11 @@ def test_a_copy_of_a_folder_written_in_place_is_the_version_that_it_was(place: P
 
 def test_a_folder_completed_twice_in_a_second_with_other_contents_is_told(place: Place, world: World) -> None:
     place.put("part-0.csv", "tailnum,seats\n", modified=1_790_000_000)
-    place.put("_SUCCESS", modified=1_790_000_001)
+    place.put("_SUCCESS", '{"rows": 0}', modified=1_790_000_001)
     spec = dataset(place)
     assert advance_dataset(spec, lake=world.lake, systems={}, spark=no_spark, by="test").action == "sealed"
     place.put("part-0.csv", "tailnum,seats\nN1,1\n", modified=1_790_000_001)
-    place.put("_SUCCESS", modified=1_790_000_001)
+    place.put("_SUCCESS", '{"rows": 0}', modified=1_790_000_001)
     report = advance_dataset(spec, lake=world.lake, systems={}, spark=no_spark, by="test")
     assert "was completed twice in the second that names version" in report.summary()
     assert "_SUCCESS again" in report.summary()
@@ -400,7 +402,7 @@ def test_changed_files_are_another_delivery_once_their_folder_is_completed_again
     spec = dataset(place)
     manifest = StoredVersions(world.lake, "planes").require_manifest()
     assert in_order(spec, manifest)[1].idle, "nobody has completed it again"
-    place.put("v1/_SUCCESS", modified=2e9)
+    place.put("v1/_SUCCESS", '{"rows": 0}', modified=2e9)
     assert re.search(
         r"v1/_SUCCESS was written again at 2033.*with other contents", in_order(spec, manifest)[1].notes[0]
     )
@@ -491,6 +493,13 @@ def test_another_number_of_records_than_promised_refuses_the_version(place: Plac
         ('{"rows": -1}', "states rows -1"),
         ('{"rows": true}', "states rows True"),
         ('{"checksum": 7}', "states checksum 7"),
+        ('{"row": 5}', "unknown member 'row'"),
+        ('{"rows": 1, "Rows": 5}', "unknown member 'Rows'"),
+        ('{"rows": 5, "rows": 1}', "states rows twice"),
+        ('{"rows": 1.0}', "states rows 1.0"),
+        ('{"valid_from": 20260131}', "states valid_from 20260131"),
+        ('{"valid_from": "20260131"}', "states valid_from '20260131'"),
+        ('{"valid_from": "2026-01-31T10:00:00+01:70"}', "states valid_from"),
     ],
 )
 def test_a_completion_object_that_says_nothing_sensible_refuses_the_version(
@@ -529,6 +538,63 @@ def test_a_complete_folder_without_data_files_is_refused_unless_it_promises_no_r
     place.put(f"{folder}_SUCCESS", '{"rows": 0}', modified=1_790_000_001)
     report = world.advance(dataset(place))
     assert (report.action, report.rows) == ("sealed", 0)
+
+
+def _without_records(format: str) -> dict[str, bytes]:
+    table = pa.table({"tailnum": pa.array([], pa.string()), "seats": pa.array([], pa.int32())})
+    buffer = pa.BufferOutputStream()
+    pq.write_table(table, buffer)
+    return {
+        "csv": {"header.csv": b"tailnum,seats\n", "lines.csv": b"tailnum,seats\n\n\n", "begun.csv": b"tailnum,seats"},
+        "jsonl": {"nothing.jsonl": b"", "blank.jsonl": b"\n \n"},
+        "parquet": {"a.parquet": buffer.getvalue().to_pybytes(), "b.parquet": buffer.getvalue().to_pybytes()},
+    }[format]
+
+
+@pytest.mark.parametrize("format", ["csv", "jsonl", "parquet"])
+def test_files_without_a_record_are_refused_unless_the_completion_object_says_so(
+    place: Place, world: World, format: str
+) -> None:
+    files = _without_records(format)
+    for name, content in files.items():
+        place.put(f"v1/{name}", content)
+    place.put("v1/_SUCCESS", '{"checksum": "r2-0000000000000000"}', modified=1_790_000_000)
+    report = world.advance(dataset(place, format=format))
+    assert (report.action, len(report.rejected)) == ("rejected", 1)
+    assert "is rejected: EmptyVersionError: " in report.note
+    assert f"{len(files)} data file(s) without a record" in report.note
+    assert StoredVersions(world.lake, "planes").current() is None
+    place.put("v1/_SUCCESS", '{"rows": 0}', modified=1_790_000_001)
+    report = world.advance(dataset(place, format=format))
+    assert (report.action, report.rows) == ("sealed", 0)
+
+
+def test_large_files_without_a_record_are_refused_after_they_were_read(
+    place: Place, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file_source, "_MAX_LOCAL_BYTES", 10)
+    world.spark = IN_PROCESS
+    place.csv("v1", {}, done="{}")
+    report = world.advance(dataset(place))
+    assert report.action == "rejected"
+    assert "is rejected: EmptyVersionError: " in report.note
+    place.csv("v2", {"N1": 1})
+    assert world.advance(dataset(place)).action == "sealed"
+
+
+def test_an_empty_member_of_a_version_set_refuses_the_version_of_all(tmp_path: Path, world: World) -> None:
+    full, bare = Place(str(tmp_path / "full")), Place(str(tmp_path / "bare"))
+    sources = {name: FileSource(place.url, "csv", PLANES) for name, place in (("full", full), ("bare", bare))}
+    members = [bounded_dataset(name, input=files, key="tailnum", partitions=2) for name, files in sources.items()]
+    fleet = version_set("fleet", *members)
+    full.csv("v1", {"N1": 1})
+    bare.csv("v1", {}, done="{}")
+    reports = advance_version_set(fleet, lake=world.lake, systems={}, spark=IN_PROCESS, by="test")
+    assert [report.action for report in reports] == ["rejected", "rejected"]
+    full.csv("v2", {"N1": 1})
+    bare.csv("v2", {}, done='{"rows": 0}')
+    reports = advance_version_set(fleet, lake=world.lake, systems={}, spark=IN_PROCESS, by="test")
+    assert [(report.action, report.rows) for report in reports] == [("sealed", 1), ("sealed", 0)]
 
 
 @pytest.mark.parametrize("change", ["added", "replaced", "completed anew"])

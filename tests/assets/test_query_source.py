@@ -102,6 +102,26 @@ def test_a_new_query_result_is_published_whatever_the_order_of_its_columns(spark
     assert sparkling.advance(changed).action == "sealed"
 
 
+def test_an_answer_without_rows_is_refused_unless_the_query_may_be_empty(either: World) -> None:
+    rows = pa.table({"key": ["a"], "number": [1]})
+
+    def query(spark: Any, asked: Computation) -> Any:
+        return rows if spark is IN_PROCESS else spark.createDataFrame(rows)
+
+    def answering(**more: Any) -> AdjunctDataset:
+        source = QuerySource(query, Schema.of(key="string", number="bigint"), name="rows", **more)
+        return bounded_dataset("rows", input=source, key="key", broadcast=True)
+
+    assert either.advance(answering()).rows == 1
+    rows = rows.slice(0, 0)
+    report = either.advance(answering())
+    assert report.action == "rejected"
+    assert "is rejected: EmptyVersionError: " in report.note
+    assert either.view(answering()).get("a") == {"key": "a", "number": 1}
+    report = either.advance(answering(allow_empty=True))
+    assert (report.action, report.rows) == ("sealed", 0)
+
+
 def test_of_rows_with_one_key_the_greatest_counts_and_nulls_are_least(either: World) -> None:
     keys = ["a", "a", "b", "b", "b", "c", "c"]
     numbers = [None, 5.0, math.nan, None, 3.0, None, None]

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
 from typing import TYPE_CHECKING, TypeAlias
-from zoneinfo import ZoneInfo
 
 from dagster_adjunct.orchestration.operators.columns import MAX_DURATION, check_duration
 from dagster_adjunct.orchestration.operators.windows.zone_rules import clock_changes, differing_spans

@@ -7,6 +7,7 @@ rebalances: the consumer's partitions and offsets are assigned.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
@@ -15,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
 
-from dagster_adjunct.resources.common import first_validation_problem
+from dagster_adjunct.resources.common import RepeatedMemberError, first_validation_problem, unique_members
 from dagster_adjunct.resources.errors import AdjunctError, MalformedDocumentError, OffsetOutOfRangeError
+from dagster_adjunct.resources.sql.expression import nearest_names
 from dagster_adjunct.resources.streams.kafka import client
 from dagster_adjunct.resources.streams.kafka.client import BrokerRefusals, KafkaAdmin, TopicFacts
 from dagster_adjunct.resources.streams.kafka.produce import END_OF_DATASET
@@ -78,8 +80,9 @@ def read_ranges(topic: TopicFacts, ranges: Sequence[TopicRange]) -> Iterator[Par
 class MarkerHeader(BaseModel):
     """The header `adjunct-end-of-dataset` of an end-of-dataset marker, a record without key and value.
 
-    Any producer may write one, as JSON: {"version": "v7", "rows": 1200}. `rows` are those of the partition. Kafka has
-    no index of headers, so finding markers reads all records, about 100,000 a second.
+    Any producer may write one, as JSON: {"version": "v7", "rows": 1200}. `rows` are those of the partition. Members of
+    their own are ignored, unless their name is close to one of these. Kafka has no index of headers, so finding markers
+    reads all records, about 100,000 a second.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -99,16 +102,34 @@ def marker_from_message(message: Message, ssp: SystemStreamPartition) -> Marker:
     headers: list[tuple[str, bytes | None]] = message.headers() or []  # type: ignore[assignment]
     header = next((value for name, value in headers if name == END_OF_DATASET), None)
     try:
-        body = MarkerHeader.model_validate_json(header or b"")
-    except ValidationError as error:
+        body = MarkerHeader.model_validate_json(header or b"", strict=True)
+        _check_members(header or b"")
+    except (ValidationError, _WrongMember) as error:
+        reason = first_validation_problem(error) if isinstance(error, ValidationError) else str(error)
         problem = f"{ssp}: the end-of-dataset marker at offset {message.offset()} is {(header or b'')[:200]!r}: "
-        problem += f"{first_validation_problem(error)}."
+        problem += f"{reason}."
         step = 'Write markers as {"version": "v7"}, optionally with "rows", "checksum", "valid_from" and "partitions". '
         step += f"If no records follow this one, the right marker replaces it: append_markers({ssp.stream!r}, VERSION, "
         step += f"partitions=[{ssp.partition}], …). Otherwise remove the records up to and including this one with "
         step += "kafka-delete-records, and deliver the version again."
         raise MalformedDocumentError(problem, step, stream=ssp.qualified_stream) from error
     return Marker(ssp, str(message.offset()), **dict(body))
+
+
+class _WrongMember(ValueError):
+    """The reason why a marker's members are not what its producer can have meant."""
+
+
+def _check_members(header: bytes) -> None:
+    """Raise _WrongMember for a member that is stated twice, or probably misspelt: its check would be off."""
+    known = list(MarkerHeader.model_fields)
+    try:
+        members = json.loads(header, object_pairs_hook=unique_members)
+    except RepeatedMemberError as error:
+        raise _WrongMember(f"{error} is stated twice") from error
+    for name in members:
+        if name not in known and (near := nearest_names(name, known, 1)):
+            raise _WrongMember(f"{name!r} is no member of a marker, but close to {near[0]!r}")
 
 
 def is_marker(headers: Any) -> bool:

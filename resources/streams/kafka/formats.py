@@ -27,10 +27,10 @@ RowProblems = dict[int, str]
 
 MAX_SHOWN = 60
 CONVERSION_ERRORS = (ValueError, TypeError, ArithmeticError, LookupError)  # Arrow's own are ValueErrors
-_DATE = re.compile(r"\d{4}-\d\d-\d\d")
-_TIME = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d{1,6}0*)?)?(Z|[+-]\d\d:?\d\d)")
-_INTEGER = re.compile(r"[+-]?\d{1,40}")
-_DECIMAL = re.compile(r"[+-]?\d{1,80}(\.\d{1,80})?")
+_DATE = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII)
+_TIME = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d{1,6}0*)?)?(Z|[+-]\d\d:?[0-5]\d)", re.ASCII)
+_INTEGER = re.compile(r"[+-]?\d{1,40}", re.ASCII)
+_DECIMAL = re.compile(r"[+-]?\d{1,80}(\.\d{1,80})?", re.ASCII)
 _INTEGERS = ("tinyint", "smallint", "int", "bigint")
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 # By column type, the Python types whose values Arrow converts exactly, or rejects.

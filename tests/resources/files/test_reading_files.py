@@ -197,7 +197,7 @@ def test_an_open_value_of_bytes_is_no_value_and_the_header_alone_is_a_file(folde
 
 def test_a_csv_value_that_is_not_utf_8_or_has_no_zone_is_refused(folder: Path) -> None:
     (folder / "a.csv").write_bytes(b"tailnum,seats\n\xff,1\n")
-    refused(folder, "a.csv", "csv", "'tailnum'", "UTF8")
+    refused(folder, "a.csv", "csv", "'tailnum'", "UTF-8")
     (folder / "b.csv").write_text("at\n2026-01-31 12:00:00\n")
     refused(folder, "b.csv", "csv", "'at'", "zone", schema=Schema.of(at="timestamp"))
 
@@ -258,7 +258,7 @@ def test_a_json_lines_file_is_typed_by_the_schema_and_absent_fields_are_null(fol
         (f'{{"tailnum":{"[" * 100_000}{"]" * 100_000}}}\n', ["line 1", "not JSON"]),
         ('{"tailnum":"N1"}\n{"tailnum":"N2",\n', ["line 2", "not JSON"]),
         ('{"tailnum":"N1","tailnum":"N2"}\n', ["line 1", "'tailnum'", "twice"]),
-        ('{"tailnum":"N1"}\n{"tailnum":"N2","seats":1e400}\n', ["line 2: JSON parse error", "too big"]),
+        ('{"tailnum":"N1"}\n{"tailnum":"N2","seats":1e400}\n', ["line 2", "'seats'", "1e400"]),
     ],
 )  # fmt: skip
 def test_a_json_line_that_is_not_as_declared_is_refused_with_file_line_and_column(

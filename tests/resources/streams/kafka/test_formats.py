@@ -233,7 +233,7 @@ def test_key_columns_that_the_value_lacks_come_from_every_key() -> None:
     ]
 
 
-@pytest.mark.parametrize("key", [b"\xff", b"7.0", b"", b"x", b"9223372036854775808", "٣x".encode()])
+@pytest.mark.parametrize("key", [b"\xff", b"7.0", b"", b"x", b"9223372036854775808", "٣".encode(), b"0x7", b"1_0"])
 def test_a_key_that_can_not_be_read_is_refused_by_name(key: bytes) -> None:
     topic = KafkaTopic(value=Json("seats INT"), key=KeyText("no BIGINT"))
     with pytest.raises(SchemaMismatchError, match=rf"{STREAM}\.3: the key of the message at offset {FIRST} "):
@@ -249,6 +249,16 @@ def test_keys_of_several_columns_are_read_as_they_were_written(keys: list[tuple[
     rows = [dict(zip("abc", key, strict=True)) | {"seats": 1} for key in keys]
     messages = written(topic, *rows)
     assert read(topic, *(m["__value"] for m in messages), keys=[m["__key"] for m in messages]) == rows
+
+
+@pytest.mark.parametrize("text", ["2024-01-01T05:00:00+01:70", "2024-01-0\u0661T05:00:00Z", "20240101T050000Z"])
+def test_a_time_in_another_form_is_malformed_in_keys_and_values(text: str) -> None:
+    for topic, message, key in (
+        (KafkaTopic(value=Json("seats INT"), key=KeyText("hour TIMESTAMP")), b"{}", text.encode()),
+        (KafkaTopic(value=Json("hour TIMESTAMP")), json.dumps({"hour": text}).encode(), b""),
+    ):
+        with pytest.raises(SchemaMismatchError):
+            read(topic, message, keys=[key])
 
 
 def test_one_key_column_is_its_plain_text() -> None:

@@ -129,6 +129,20 @@ def test_markers_of_other_producers_count_and_bad_ones_are_named(
         system.markers("s")
 
 
+@pytest.mark.parametrize(
+    "members", ['"row": 5', '"Rows": 5', '"rows": "5"', '"rows": true', '"rows": 5, "rows": 6', '"validFrom": "x"']
+)
+def test_a_marker_whose_check_would_be_off_is_malformed(
+    kafka: KafkaServer, system: KafkaStreams, topic: str, members: str
+) -> None:
+    theirs = kafka.producer()
+    theirs.produce(topic, partition=1, headers={"adjunct-end-of-dataset": f'{{"version": "v1", {members}}}'})
+    theirs.flush()
+    with pytest.raises(MalformedDocumentError) as caught:
+        system.markers("s")
+    assert caught.value.facts == {"stream": "kafka.s"}
+
+
 def test_a_marker_behind_a_malformed_one_without_records_between_replaces_it(
     kafka: KafkaServer, system: KafkaStreams, topic: str
 ) -> None:
