@@ -3,7 +3,8 @@
     AdjunctError
     |-- PermanentError                 the same call fails again: change something first
     |   |-- ConfigurationError         a setting, a name, a declaration
-    |   |   `-- InvalidNameError
+    |   |   |-- InvalidNameError
+    |   |   `-- ComponentError         a mistake in a component's YAML
     |   |-- SchemaMismatchError        data or a declaration does not fit the schema
     |   |-- NullKeyError               a null where a key is needed
     |   |-- MalformedDocumentError     a stored pointer, manifest or index that can't be parsed
@@ -135,6 +136,17 @@ class InvalidNameError(ConfigurationError):
     """A name that is not safe as part of a path or key."""
 
     name: str | None = None  # as it was given
+
+
+class ComponentError(ConfigurationError):
+    """A mistake in the YAML of a component: `problem` begins with its place, and shows the lines around it."""
+
+    file: str | None = None
+    line: int | None = None  # of the file, counted from 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.args = (f"{self.problem}\n{self.next_step}",)  # the problem ends with the lines
 
 
 class SchemaMismatchError(PermanentError):
