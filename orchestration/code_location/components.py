@@ -48,6 +48,7 @@ from dagster_adjunct.orchestration.application.graph import DatasetHandle, Outpu
 from dagster_adjunct.orchestration.application.message_stream import MessageStream
 from dagster_adjunct.orchestration.code_location.definitions import build_definitions
 from dagster_adjunct.orchestration.operators.event_time import ARRIVAL
+from dagster_adjunct.orchestration.operators.records import Input
 from dagster_adjunct.orchestration.planner.planner import build_plan, check_syntax, read_catalog, systems_for
 from dagster_adjunct.resources.common import CodeLine, declaring_at, read_duration
 from dagster_adjunct.resources.errors import AdjunctError, ComponentError, ConfigurationError, InvalidNameError
@@ -254,9 +255,9 @@ Attributes = _model(
     build_definitions,
     without=("app", "more"),
     kafka=(dict[str, dict[str, Any]], Field({}, description="Kafka clusters by name: the arguments of kafka_system.")),
-    bounded_datasets=(dict[str, _by_shape(BoundedForm)], {}),  # type: ignore[valid-type]
-    unbounded_datasets=(dict[str, _by_shape(UnboundedForm)], {}),  # type: ignore[valid-type]
-    tables=(dict[str, _by_shape(TableForm)], {}),  # type: ignore[valid-type]
+    bounded_datasets=(dict[str, _by_shape(BoundedForm)], {}),  # type: ignore[misc]
+    unbounded_datasets=(dict[str, _by_shape(UnboundedForm)], {}),  # type: ignore[misc]
+    tables=(dict[str, _by_shape(TableForm)], {}),  # type: ignore[misc]
     applications=(dict[str, ApplicationForm], Field(..., min_length=1)),  # type: ignore[valid-type]
 )
 
@@ -758,7 +759,7 @@ class _ApplicationTranslation(_Translation):
 
     def awaited(self, missing: Mapping[str, str], whole: _Translation) -> dict[str, Place]:
         """Return the streams that the application needs and that are not there, with the lines that name them."""
-        inputs = {operator.spec.stream: operator.id for operator in self.app.operators if not operator.inputs}
+        inputs = {each.spec.stream: each.id for each in self.app.operators if isinstance(each.spec, Input)}
         needed = {stream: self.places[operator] for stream, operator in inputs.items()}
         needed |= {
             dataset.stream: (*whole.declared_in["dataset", dataset.name], "input")
