@@ -6,6 +6,7 @@ from dagster_adjunct.resources.errors import BadChangeError as BadChangeError
 from dagster_adjunct.resources.errors import BatchTooLargeError as BatchTooLargeError
 from dagster_adjunct.resources.errors import CommitConflictError as CommitConflictError
 from dagster_adjunct.resources.errors import CommitStateUnknownError as CommitStateUnknownError
+from dagster_adjunct.resources.errors import ComponentError as ComponentError
 from dagster_adjunct.resources.errors import ConditionalWritesUnsupportedError as ConditionalWritesUnsupportedError
 from dagster_adjunct.resources.errors import ConditionsNotMetError as ConditionsNotMetError
 from dagster_adjunct.resources.errors import ConfigurationError as ConfigurationError

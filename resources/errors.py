@@ -4,7 +4,8 @@
     |-- PermanentError                 the same call fails again: change something first
     |   |-- ConfigurationError         a setting, a name, a declaration
     |   |   |-- InvalidNameError
-    |   |   `-- ZoneRulesError         Java and Python have different rules of a time zone
+    |   |   |-- ZoneRulesError         Java and Python have different rules of a time zone
+    |   |   `-- ComponentError         a mistake in a component's YAML
     |   |-- SchemaMismatchError        data or a declaration does not fit the schema
     |   |-- NullKeyError               a null where a key is needed
     |   |-- MalformedDocumentError     a stored pointer, manifest or index that can't be parsed
@@ -148,6 +149,17 @@ class ZoneRulesError(ConfigurationError):
     python_rules: str | None = None  # the version of Python's
     stored_rules: str | None = None  # the version by which state was computed
     at: str | None = None  # a moment for which the rules differ
+
+
+class ComponentError(ConfigurationError):
+    """A mistake in the YAML of a component: `problem` begins with its place, and shows the lines around it."""
+
+    file: str | None = None
+    line: int | None = None  # of the file, counted from 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.args = (f"{self.problem}\n{self.next_step}",)  # the problem ends with the lines
 
 
 class SchemaMismatchError(PermanentError):

@@ -252,6 +252,24 @@ def test_what_is_mistyped_is_named_with_what_was_meant(call: Callable[[], object
         call()
 
 
+@pytest.mark.parametrize("number", [True, "2", 2.0])
+def test_nothing_but_a_whole_number_is_a_number_of_partitions(number: Any, known: dict[str, Any]) -> None:
+    app, schema, why = public.Application("a"), public.Schema.of(k="string"), {"reason": "why", "by": "me"}
+    calls: list[Callable[[], object]] = [
+        lambda: public.bounded_dataset("d", input="lake.s", key="k", partitions=number),
+        lambda: public.unbounded_dataset("d", input="lake.s", key="k", partitions=number),
+        lambda: public.LakeStreams(known["lake"]).create("x", schema=schema, key=["k"], partitions=number),
+        lambda: app.output_stream("lake.o", partitions=number),
+        lambda: app.local_table("t", key="k", schema=schema, partitions=number),
+        lambda: public.repartition_stream(known["lake"], "s", number, **why),
+        lambda: public.KeyValueTableConfiguration(number),
+    ]
+    for call in calls:
+        with pytest.raises(ConfigurationError) as caught:
+            call()
+        assert caught.value.argument == "partitions"
+
+
 @pytest.mark.parametrize(
     "name", ["Sum", "Min", "Max", "Mean", "Distinct", "IcebergTable", "FunctionSerializer", "LakeStreams"]
 )

@@ -225,7 +225,8 @@ def build_version(
     """
     return SealedVersion(
         name=name,
-        columns=columns,
+        # So that who reads it without the declaration masks them, too.
+        columns=columns.with_sensitive(*(column for column in spec.sensitive if column in columns)),
         key=spec.key,
         partition_by=spec.partition_by,
         partitions=spec.partitions,

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Literal, TypeVar, Unpack, overload
 
-from pydantic import SkipValidation
+from pydantic import SkipValidation, ValidationError
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, Condition, LocalTableOptions, local_table
 from dagster_adjunct.orchestration.application.graph import (
@@ -38,7 +38,7 @@ from dagster_adjunct.orchestration.operators.lookup_join import AnyTable
 from dagster_adjunct.orchestration.operators.operator import Operator
 from dagster_adjunct.orchestration.operators.records import DefaultOffset, Input, OnLost, check_task_column
 from dagster_adjunct.resources.common import argument_error, check_name, find_calling_line, split_stream_name
-from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, PlanningError
+from dagster_adjunct.resources.errors import AdjunctError, ComponentError, ConfigurationError, PlanningError
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.tables.table import RemoteTable
 from dagster_adjunct.resources.validation import validated_methods
@@ -390,11 +390,38 @@ def import_user_module(name: str) -> ModuleType:
     except AdjunctError:
         raise
     except (Exception, SystemExit) as error:  # importing runs the user's code
-        raise _import_error(name, error) from error
+        cause = _own_cause(error)
+        if isinstance(cause, AdjunctError):
+            raise cause from None
+        raise _import_error(name, cause) from error
+
+
+def _own_cause(error: BaseException) -> BaseException:
+    """Return the error itself, or what Dagster's component tree, which adds the state of its tree, wraps."""
+    module = sys.modules.get("dagster.components.core.component_tree")
+    wrapper = getattr(module, "ComponentTreeException", ())
+    while isinstance(error, wrapper) and error.__cause__ is not None:
+        error = error.__cause__
+    return error
 
 
 def _import_error(module: str, error: BaseException) -> ConfigurationError:
     """Return the error for a module that can't be imported, with the failing line of the user's code."""
+    from yaml import MarkedYAMLError  # of components; other modules need none of it
+
+    if isinstance(error, MarkedYAMLError) and error.problem_mark is not None:
+        mark = error.problem_mark
+        context = f"{error.context}: " if error.context else ""
+        problem = f"{mark.name}:{mark.line + 1}:{mark.column + 1}: this is not YAML: {context}{error.problem}."
+        step = "Correct it there; often a line above lacks a bracket, a quote, a colon or a blank."
+        return ComponentError(problem, step, module=module, file=mark.name, line=mark.line + 1)
+    if isinstance(error, ValidationError) and error.title == "ComponentFileModel":  # of a file's first level
+        mistake = error.errors(include_url=False)[0]
+        key, _, place = str(mistake["loc"][0]).rpartition(" at ")
+        file, _, line = place.rpartition(":")
+        step = "A component has type, attributes, and at most requirements, template_vars_module and post_processing."
+        at = int(line) if line.isdigit() else None
+        return ComponentError(f"{place}: {key}: {mistake['msg']}.", step, module=module, file=file, line=at)
     if isinstance(error, SyntaxError):
         where, problem = f"{error.filename}, line {error.lineno}", f"{error.msg}: {(error.text or '').strip()}"
     else:

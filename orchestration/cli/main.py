@@ -21,6 +21,7 @@ _COMMANDS = {
     "new": ("new", "Make a small project: datasets, an application, sample data, tests, Dagster's settings."),
     "plan": ("applications", "Validate an application's partition counts and show its plan."),
     "run": ("applications", "Bring datasets up to date and run an application until it has caught up."),
+    "sql": ("sql", "Query datasets, their versions and streams with SQL, by DuckDB; read-only."),
     "startpoint": ("startpoints", "Request that partitions are read from another position than their checkpoint."),
     "stream": ("streams", "Manage streams of the lake."),
     "table": ("tables", "Inspect remote tables that this lake's applications write."),

@@ -1,10 +1,11 @@
-"""`adjunct stream …`: list, show, export, maintain, repartition and delete streams of the lake."""
+"""`adjunct stream …`: list, show, export, append files to, maintain, repartition and delete streams of the lake."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import sys
+import tempfile
 import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, suppress
@@ -15,6 +16,7 @@ from typing import Any
 
 import click
 
+from dagster_adjunct.assets.exchange.file_appends import append_files
 from dagster_adjunct.orchestration.cli.options import deletion_command, lake_option, lake_options, repartition_command
 from dagster_adjunct.orchestration.cli.output import show_facts, show_items, show_json, show_line, show_table
 from dagster_adjunct.orchestration.maintenance.delete import delete_stream
@@ -25,6 +27,7 @@ from dagster_adjunct.resources.lazy_modules import pa, pq
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.streams.lake import readers
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams
+from dagster_adjunct.resources.streams.system import LAKE
 
 stream = click.Group("stream")
 
@@ -98,6 +101,59 @@ def export(
     records, files = export_records(parts, target, records_per_file=records_per_file)
     inside = "" if records_per_file is None else f" in {files} files"
     show_line(f"{records:,} records of {name} written to {target}{inside}.")
+
+
+@stream.command()
+@click.argument("name")
+@click.argument("files", nargs=-1, required=True, metavar="FILE...")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["csv", "jsonl", "parquet"]),
+    help="Of all files. Default: what their names end in: .csv, .jsonl, .ndjson, .json or .parquet, also with .gz, .bz2 "
+    "or .zst.",
+)
+@click.option("--dry-run", is_flag=True, help="Only read and check the files, and show what would be appended.")
+@lake_options()
+def append(lake: Lake, name: str, files: tuple[str, ...], form: Any, dry_run: bool) -> None:
+    """Append the records of files to a stream, each file once.
+
+    FILE is a CSV file with a header line, a file of JSON lines, or a Parquet file, with the stream's columns; - is the
+    standard input, which needs --format. All files are checked before anything is appended. A file that was appended
+    before, under any name, adds nothing, and an interrupted append is continued: repeat the command. The last 128 files
+    of a stream are remembered.
+    """
+    system, dot, _ = name.partition(".")
+    if dot and system != LAKE:
+        problem = f"{name} is a stream of the system {system!r}: files are appended to streams of the lake."
+        step = f"Write to it with a producer of {system}, or run an application that copies a stream of the lake to it."
+        raise ConfigurationError(problem, step, stream=name, system=system)
+    with tempfile.TemporaryDirectory(prefix="adjunct-") as folder:
+        paths = [_saved_input(Path(folder), form) if file == "-" else Path(file) for file in files]
+        done = append_files(lake, _lake_stream(name), paths, format=form, dry_run=dry_run)
+        names = dict(zip(map(str, paths), files, strict=True))
+    items = [{**file.to_json(), "file": names[file.file], "same_as": names.get(file.same_as or "")} for file in done]
+    show_json({"stream": f"lake.{_lake_stream(name)}", "dry_run": dry_run, "files": items})
+    for item in items:
+        what = f"{item['appended']:,} records {'would be ' if dry_run else ''}appended"
+        if item["same_as"] is not None:
+            what = f"nothing appended: the same contents as {item['same_as']}"
+        elif not item["appended"] and item["records"]:
+            what = f"nothing appended: its {item['records']:,} records were appended before"
+        elif item["appended"] < item["records"]:
+            what += f", {item['records'] - item['appended']:,} were before"
+        show_line(f"{item['file']}: {what}.")
+
+
+def _saved_input(folder: Path, form: str | None) -> Path:
+    """Store the standard input in a file, because it is read twice: to check it, and to append it."""
+    if form is None:
+        step = "Give --format csv, jsonl or parquet."
+        raise ConfigurationError("the standard input has no name that says its format.", step, setting="--format")
+    path = folder / "input"
+    with translate_file_errors(folder, "a copy of the standard input"), path.open("wb") as target:
+        shutil.copyfileobj(click.get_binary_stream("stdin"), target)
+    return path
 
 
 @stream.command()

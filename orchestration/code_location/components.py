@@ -2,18 +2,20 @@
 
 YAML uses the names of the Python API: a section or step is a function or method, its keys are the arguments. A value
 such as `{Tumbling: {size: 5m}}` calls a public class or function with arguments; `{python: "module:name"}` is an object
-of a module; a duration is 30s, 5m, 2h, 7d or 1w. Errors name the line and column.
+of a module; a duration is 30s, 5m, 2h, 7d or 1w. Values are checked as strictly as those of the Python API: no number
+is taken for a text, no `2.0` for a whole number. Errors name the line and column.
 """
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import inspect
 import os
 import re
 import types
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import is_dataclass
+from dataclasses import dataclass, is_dataclass
 from datetime import timedelta
 from enum import Enum
 from pathlib import Path
@@ -22,11 +24,23 @@ from typing import Annotated, Any, Literal, NoReturn, Union, get_args, get_origi
 import dagster as dg
 import yaml
 from dagster.components.resolved.context import ResolutionContext
+from dagster.components.resolved.errors import ResolutionException
 from dagster.components.scaffold.scaffold import Scaffolder, ScaffoldRequest
 from dagster_shared.yaml_utils.source_position import SourcePositionTree
-from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, create_model
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    GetJsonSchemaHandler,
+    RootModel,
+    Tag,
+    ValidationError,
+    create_model,
+    model_validator,
+)
 from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema
+from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, bounded_dataset, unbounded_dataset
 from dagster_adjunct.orchestration.application.application import Application, import_user_module
@@ -34,17 +48,19 @@ from dagster_adjunct.orchestration.application.graph import DatasetHandle, Outpu
 from dagster_adjunct.orchestration.application.message_stream import MessageStream
 from dagster_adjunct.orchestration.code_location.definitions import build_definitions
 from dagster_adjunct.orchestration.operators.event_time import ARRIVAL
-from dagster_adjunct.orchestration.planner.planner import plan_application
+from dagster_adjunct.orchestration.operators.records import Input
+from dagster_adjunct.orchestration.planner.planner import build_plan, check_syntax, read_catalog, systems_for
 from dagster_adjunct.resources.common import CodeLine, declaring_at, read_duration
-from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, redact_passwords
+from dagster_adjunct.resources.errors import AdjunctError, ComponentError, ConfigurationError, InvalidNameError
 from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.streams.lake.streams import LakeStreams
 from dagster_adjunct.resources.tables.table import RemoteTable
 from dagster_adjunct.resources.validation import type_hints, validated_methods
 
 Place = tuple[str | int, ...]
 _PYTHON = "python"
+_UNKNOWN = "unknown_key"
+_WHOLE_NUMBER = re.compile(r"-?(0|[1-9]\d*)")
 _IN_YAML = {"on": "by"}  # the key for the argument `on`, because YAML reads `on` as true
 _ON = re.compile(r"\bon=")
 _PLAIN = (str, int, float, bool, type(None))
@@ -56,23 +72,57 @@ _EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 # -- models of the YAML, made from the signatures of the API
 
 
+def _list_names(schema: dict[str, Any]) -> None:
+    """Let `dg check yaml` say which keys there are, where it finds an unknown one."""
+    schema["propertyNames"] = {"enum": list(schema.get("properties", ()))}
+
+
 class _Declaration(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", strict=True, json_schema_extra=_list_names)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_unknown_keys(cls, given: Any) -> Any:
+        known = [field.alias or name for name, field in cls.model_fields.items()]
+        for key in given if isinstance(given, Mapping) else ():
+            if key not in known:
+                raise PydanticCustomError(_UNKNOWN, "unknown key", {"key": key, "known": known})
+        return given
 
 
 class _ByShape:
     """Annotates a union: a declaration, an import with the key `python`, and possibly values that are no mappings.
 
-    The JSON schema chooses one of them by the value's shape, so that an error is about that one only.
+    The JSON schema chooses one of them by the value's shape, so that an error is about that one only. So does pydantic,
+    by `_shape`.
     """
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        forms = handler(core)["anyOf"]
+        forms = handler(core)["oneOf"]
         declared, imported = (form for form in forms if "$ref" in form)
         others = [form for form in forms if "$ref" not in form]
         chosen = {"if": {"required": [_PYTHON]}, "then": imported, "else": declared}
-        return {"if": {"type": "object"}, "then": chosen, "else": {"anyOf": others}} if others else chosen
+        return {"if": {"type": "object"}, "then": chosen, "else": others[0]} if others else chosen
+
+
+def _shape(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "imported" if _PYTHON in value else "declared"
+    return "alone"
+
+
+def _by_shape(declared: Any, alone: Any = None) -> Any:
+    """Return the type of a value that is a declaration, an import, or else of the type `alone`, if that is given."""
+    forms = Annotated[declared, Tag("declared")] | Annotated[Imported, Tag("imported")]
+    if alone is not None:
+        forms |= Annotated[alone, Tag("alone")]
+        return Annotated[forms, Discriminator(_shape), _ByShape]
+    return Annotated[forms, Discriminator(_mapping_shape), _ByShape]
+
+
+def _mapping_shape(value: Any) -> str:
+    return "imported" if _shape(value) == "imported" else "declared"
 
 
 def _arguments(function: Callable[..., Any]) -> dict[str, tuple[Any, inspect.Parameter]]:
@@ -161,13 +211,18 @@ def _step_form(name: str, function: Callable[..., Any]) -> Any:
     if any(other.default is other.empty for _, other in arguments[1:]):
         return form  # more than the first one is needed
     alone: Any = list[_form(hint)] | str if first.kind is first.VAR_POSITIONAL else str  # type: ignore[misc]
-    return Annotated[form | Imported | alone, _ByShape]
+    return _by_shape(form, alone)
 
 
 _METHODS = {name: method for name, method in vars(MessageStream).items() if inspect.isfunction(method)}
 _STEPS: dict[str, Callable[..., Any]] = {
     "input_stream": Application.input_stream,
     **{name: method for name, method in _METHODS.items() if not name.startswith("_") and name != "apply"},
+}
+_MADE_BY: dict[Any, type] = {
+    bounded_dataset: AdjunctDataset,
+    unbounded_dataset: AdjunctDataset,
+    RemoteTable: RemoteTable,
 }
 _FROM = "The step whose records this one gets, by its `as`; by default the step before it."
 _AS = "A name for the records that leave this step, for `from`, merge and join_stream."
@@ -200,11 +255,117 @@ Attributes = _model(
     build_definitions,
     without=("app", "more"),
     kafka=(dict[str, dict[str, Any]], Field({}, description="Kafka clusters by name: the arguments of kafka_system.")),
-    bounded_datasets=(dict[str, Annotated[BoundedForm | Imported, _ByShape]], {}),  # type: ignore[valid-type]
-    unbounded_datasets=(dict[str, Annotated[UnboundedForm | Imported, _ByShape]], {}),  # type: ignore[valid-type]
-    tables=(dict[str, Annotated[TableForm | Imported, _ByShape]], {}),  # type: ignore[valid-type]
+    bounded_datasets=(dict[str, _by_shape(BoundedForm)], {}),  # type: ignore[misc]
+    unbounded_datasets=(dict[str, _by_shape(UnboundedForm)], {}),  # type: ignore[misc]
+    tables=(dict[str, _by_shape(TableForm)], {}),  # type: ignore[misc]
     applications=(dict[str, ApplicationForm], Field(..., min_length=1)),  # type: ignore[valid-type]
 )
+
+
+class AsWritten(RootModel[Any]):
+    """The attributes as they are written: `AdjunctComponent.load` checks them, because it knows their lines."""
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        return handler(Attributes.__pydantic_core_schema__)
+
+
+# -- mistakes in values
+
+
+@dataclass(frozen=True, slots=True)
+class _Mistake:
+    """What is wrong with the value at a place, and what to do."""
+
+    place: Place
+    problem: str
+    next_step: str
+
+
+_KINDS = {
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "string_type": "a text",
+    "list_type": "a list",
+    "dict_type": "a mapping",
+    "model_type": "a mapping",
+    "model_attributes_type": "a mapping",
+}
+
+
+def find_mistake(given: Any, line_of: Callable[[Place], int]) -> _Mistake | None:
+    """Return the mistake in the attributes that comes first in the file, None if their keys and values are right."""
+    try:
+        Attributes.model_validate(given)
+    except ValidationError as error:
+        found: dict[Place, list[ErrorDetails]] = {}
+        for problem in error.errors(include_url=False):
+            found.setdefault(_place_of(problem, given), []).append(problem)
+        # An alternative of which only an element is wrong says more than those that are wrong as a whole.
+        whole = {place[:length] for place in found for length in range(len(place))}
+        first = min((place for place in found if place not in whole), key=line_of)
+        return _describe_mistake(("attributes", *first), found[first])
+    return None
+
+
+def _place_of(problem: ErrorDetails, given: Any) -> Place:
+    """Return the path to what the problem is about, without the names of alternatives in it."""
+    place: list[str | int] = []
+    value = given
+    for at in problem["loc"]:
+        is_key = isinstance(value, Mapping) and at in value
+        if is_key or (isinstance(value, list) and isinstance(at, int)):
+            value = value[at]
+            place.append(at)
+    if problem["type"] == _UNKNOWN:
+        place.append(problem["ctx"]["key"])
+    return tuple(place)
+
+
+def _describe_mistake(place: Place, problems: Sequence[ErrorDetails]) -> _Mistake:
+    first = problems[0]
+    if first["type"] == _UNKNOWN:
+        key, known = str(first["ctx"]["key"]), first["ctx"]["known"]
+        near = difflib.get_close_matches(key, known, n=1)
+        step = f"Did you mean {near[0]}?" if near else f"Give one of {', '.join(known)}."
+        return _Mistake(place, f"{place[-2]} takes no {key!r}.", step)
+    if missing := [str(problem["loc"][-1]) for problem in problems if problem["type"] == "missing"]:
+        return _Mistake(place, f"{place[-1]} lacks {', '.join(missing)}.", f"Add {missing[0]}: …")
+    value = first["input"]
+    expected = " or ".join(dict.fromkeys(map(_expected, problems)))
+    what = f"item {place[-1] + 1} of {place[-2]}" if isinstance(place[-1], int) else place[-1]
+    found = "is empty" if value is None or value in ({}, []) else f"is {_written(value)}"
+    return _Mistake(place, f"{what} {found}: expected {expected}.", _next_step(value, expected))
+
+
+def _expected(problem: ErrorDetails) -> str:
+    if problem["type"] == "literal_error":
+        return str(problem["ctx"]["expected"])
+    return _KINDS.get(problem["type"], problem["msg"].removeprefix("Input should be "))
+
+
+def _written(value: Any) -> str:
+    """Return a value as it would be written in YAML, in one line."""
+    text = str(yaml.safe_dump(value, default_flow_style=True, allow_unicode=True, sort_keys=False, width=1_000_000))
+    text = text.removesuffix("\n").removesuffix("\n...")
+    text = f"'{text}'" if isinstance(value, str) and not text.startswith(("'", '"')) else text
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _next_step(value: Any, expected: str) -> str:
+    if value is None:
+        return "Give a value, or remove the key."
+    if isinstance(value, bool | int | float) and "a text" in expected:
+        return f"Write it in quotes: '{_written(value)}'."
+    if isinstance(value, float) and value.is_integer() and "a whole number" in expected:
+        return f"Write {int(value)}."
+    if isinstance(value, str) and "number" in expected and re.fullmatch(_WHOLE_NUMBER, value):
+        return f"Write {value} without quotes."
+    if isinstance(value, str) and "true or false" in expected and value.lower() in ("true", "false"):
+        return f"Write {value.lower()} without quotes."
+    return f"Give {expected}."
 
 
 # -- from YAML to the API
@@ -217,8 +378,9 @@ class _Translation:
     path to it, such as ("attributes", "tables", "rates").
     """
 
-    def __init__(self, tree: SourcePositionTree | None) -> None:
+    def __init__(self, tree: SourcePositionTree | None, empty: Collection[Place] = ()) -> None:
         self.tree = tree
+        self.empty = set(empty)
         self.datasets: dict[str, AdjunctDataset] = {}
         self.tables: dict[str, Any] = {}
         self.declared_in: dict[tuple[str, str], Place] = {}
@@ -256,22 +418,28 @@ class _Translation:
         if name in self.datasets or name in self.tables:
             self.refuse(f"two datasets or tables have the name {name!r}.", "Rename one of them.", place)
 
-    def refuse_repeated_keys(self) -> None:
-        """Refuse a mapping that has the same key twice, of which Dagster would silently use the last."""
+    def read_source(self) -> None:
+        """Read the file again for what its values no longer show.
+
+        Remember which values are empty. Refuse a mapping that has the same key twice, of which Dagster would silently
+        use the last, and scalars that YAML reads as something else than they look like, such as 010 and yes.
+        """
         if self.tree is None or not Path(self.tree.position.filename).is_file():
             return
         text = Path(self.tree.position.filename).read_text(encoding="utf-8")
         for root in yaml.compose_all(text, Loader=yaml.SafeLoader):
             if (root.start_mark.line + 1, root.start_mark.column + 1) == self.tree.position.start:
-                self.refuse_repeated_keys_of(root, (), set())
+                self.read_node(root, (), set())
 
-    def refuse_repeated_keys_of(self, node: yaml.Node, place: Place, seen: set[yaml.Node]) -> None:
+    def read_node(self, node: yaml.Node, place: Place, seen: set[yaml.Node]) -> None:
         if node in seen:  # a YAML alias leads to it again
             return
         seen.add(node)
-        if isinstance(node, yaml.SequenceNode):
+        if isinstance(node, yaml.ScalarNode):
+            self.read_scalar(node, place)
+        elif isinstance(node, yaml.SequenceNode):
             for number, item in enumerate(node.value):
-                self.refuse_repeated_keys_of(item, (*place, number), seen)
+                self.read_node(item, (*place, number), seen)
         elif isinstance(node, yaml.MappingNode):
             lines: dict[str, int] = {}
             for key, value in node.value:
@@ -279,7 +447,31 @@ class _Translation:
                     found = f"the key {key.value!r} is given twice, first in line {lines[key.value]}."
                     self.refuse(found, "Rename or remove one; each step begins with `- `.", (*place, key.value))
                 lines[key.value] = key.start_mark.line + 1
-                self.refuse_repeated_keys_of(value, (*place, key.value), seen)
+                loaded = yaml.safe_load(key.value) if _is_misread(key) else key.value
+                self.read_scalar(key, (*place, loaded))
+                self.read_node(value, (*place, loaded), seen)
+
+    def read_scalar(self, node: yaml.Node, place: Place) -> None:
+        if place[:1] != ("attributes",):
+            return
+        if node.tag.endswith(":null") and node.value == "":
+            self.empty.add(place)
+        elif _is_misread(node):
+            read = _written(yaml.safe_load(node.value))
+            instead = _IN_YAML.get(node.value, f"{read} if you mean that")
+            self.refuse(f"YAML reads {node.value} as {read}.", f"Write {instead}, or '{node.value}' for a text.", place)
+
+    def check_values(self, given: Any) -> None:
+        """Refuse unknown and missing keys, and values of a wrong kind."""
+        mistake = find_mistake(given, lambda place: self.line_of(("attributes", *place)))
+        if mistake is not None:
+            self.refuse(mistake.problem, mistake.next_step, mistake.place)
+
+    def line_of(self, place: Place) -> int:
+        if self.tree is None:
+            return 0
+        position, _ = self.tree.lookup_closest_and_path(list(place), None)
+        return int(position.start.line)
 
     def definitions(self, given: Mapping[str, Any]) -> dg.Definitions:
         """Return the definitions of all applications."""
@@ -287,7 +479,7 @@ class _Translation:
         if os.environ.get("DAGSTER_IS_DEFS_VALIDATION_CLI"):  # `dg check defs`
             written = {stream for app in apps.values() for stream in app.app.outputs}
             for app in apps.values():
-                app.plan(given.get("lake"), written)
+                app.plan(given.get("lake"), written, self)
         options = {name: value for name, value in given.items() if name in _arguments(build_definitions)}
         made: dg.Definitions = self.call(
             build_definitions, options, ("attributes",), *(app.app for app in apps.values())
@@ -302,6 +494,10 @@ class _Translation:
         if arguments.keys() != {_PYTHON}:
             return self.call(function, arguments, place, name)
         made = self.imported(arguments[_PYTHON], (*place, _PYTHON))
+        kind = _MADE_BY[function]
+        if not isinstance(made, kind) or (isinstance(made, AdjunctDataset) and made.kind not in function.__name__):
+            found = f"{arguments[_PYTHON]!r} is {_describe(made)}: expected what {_label(function)} returns."
+            self.refuse(found, f"Name a {kind.__name__}, in the section of its kind.", (*place, _PYTHON))
         if getattr(made, "name", None) != name:
             found = f"{arguments[_PYTHON]!r} has the name {getattr(made, 'name', None)!r}: expected {name!r}."
             self.refuse(found, "Declare it under its own name.", (*place, _PYTHON))
@@ -330,6 +526,10 @@ class _Translation:
                 self.refuse(f"{_label(function)} takes no arguments, and has {given!r}.", "Leave it out.", place)
             given = {unnamed[0]: given} if unnamed and given is not None else {}
         named = {_IN_YAML.get(argument, argument): argument for argument in arguments}
+        for key in keywords.keys() | given.keys():
+            if (*place, key) in self.empty:
+                step = "Give its value, such as [] for an empty list, or remove the key."
+                self.refuse(f"{key} is empty.", step, (*place, key))
         for key, value in given.items():
             if key not in named:
                 takes = ", ".join(_IN_YAML.get(name, name) for name in unnamed) or "nothing"
@@ -346,6 +546,9 @@ class _Translation:
         try:
             with declaring_at(None if position is None else CodeLine(position.filename, position.start.line)):
                 return function(*positional, **keywords)
+        except InvalidNameError as error:
+            named_so = [(*place, key) for key, value in given.items() if value == error.name]
+            self.refuse_as(error, named_so[0] if named_so and error.argument is None else place)
         except AdjunctError as error:
             self.refuse_as(error, place)
 
@@ -413,16 +616,21 @@ class _Translation:
             if not hasattr(found, name):
                 self.refuse(f"{reference!r}: there is no {name!r}.", "Correct the name after the colon.", place)
             found = getattr(found, name)
+        if isinstance(found, (*_PLAIN, types.ModuleType)):
+            step = "Write texts and numbers in YAML; name a function, a dataset, a table or another object here."
+            self.refuse(f"{reference!r} is {_describe(found)}: expected an object of a module.", step, place)
         return found
 
     def refuse(self, problem: str, next_step: str, place: Place) -> NoReturn:
         self.refuse_as(ConfigurationError(problem, next_step, argument=str(place[-1])), place)
 
     def refuse_as(self, error: AdjunctError, place: Place) -> NoReturn:
-        """Raise the error as DagsterInvalidDefinitionError, with the file, line and column of `place` and its lines.
+        """Raise the error as ComponentError, with the file, line and column of `place` and its lines.
 
         If the error names an argument, its place is that of the argument.
         """
+        if isinstance(error, ComponentError):
+            raise error
         if place == ("attributes",):  # build_definitions has raised it: find the declaration that it names
             owners = ((kind, getattr(error, kind, None)) for kind in ("application", "dataset"))
             place = next((self.declared_in[one] for one in owners if one in self.declared_in), place)
@@ -431,20 +639,25 @@ class _Translation:
         if isinstance(about, str) and place[-1] != about:
             place = (*place, about)
         problem, next_step = (_ON.sub("by=", text) for text in (error.problem, error.next_step))
-        message = f"{problem} {next_step}"
+        facts = {name: value for name, value in error.facts.items() if name in ComponentError.__dataclass_fields__}
+        facts["argument"] = about if isinstance(about, str) else None
         if self.tree is not None:
             position, _ = self.tree.lookup_closest_and_path(list(place), None)
-            snippet = self.tree.source_error(list(place), problem, False).snippet
+            snippet = self.tree.source_error(list(place), "here", False).snippet
+            declared = re.escape(str(CodeLine(position.filename, 0)).removesuffix("0"))
+            problem = re.sub(rf"^{declared}\d+: ", "", problem)  # of the declaration, which may begin above
             where = f"{position.filename}:{position.start.line}:{position.start.col}"
-            message = f"{where}: {'.'.join(map(str, place))}\n{snippet}\n{next_step}"
-        raise dg.DagsterInvalidDefinitionError(redact_passwords(message)) from error
+            problem = f"{where}: {'.'.join(map(str, place))}: {problem}\n{snippet}"
+            facts |= {"file": position.filename, "line": position.start.line}
+        # Dagster prints the stack of each cause, which is no help to whoever writes YAML.
+        raise ComponentError(problem, next_step or "Correct it there.", **facts) from None
 
 
 class _ApplicationTranslation(_Translation):
     """Declares one application; `places` has, by operator id, the place of the step that made the operator."""
 
     def __init__(self, whole: _Translation, name: str, given: Mapping[str, Any], place: Place) -> None:
-        super().__init__(whole.tree)
+        super().__init__(whole.tree, whole.empty)
         self.datasets, self.tables = whole.datasets, whole.tables
         options = {argument: value for argument, value in given.items() if argument in _arguments(Application)}
         self.place, self.given = place, given
@@ -520,32 +733,72 @@ class _ApplicationTranslation(_Translation):
             self.targets[name] = self.call(self.app.table, stale, place, declared)
         return self.targets[name]
 
-    def plan(self, lake: str | None, written: Collection[str]) -> None:
-        """Let the planner check the application; an error names the line of the step.
+    def plan(self, lake: str | None, written: Collection[str], whole: _Translation) -> None:
+        """Let the planner check the application, and Spark's parser its SQL; an error names the line of the step.
 
-        Without a lake, or without an input stream that another application of this file writes (`written`), there is
-        nothing to check against: this is logged, and the first run checks.
+        Without a lake there is nothing to plan against, nor before its streams are there: this is logged, with the line
+        of the stream, and the first run checks. `written` are the streams that applications of this file write.
         """
         try:
+            check_syntax(self.app)
             opened = open_lake(lake)
-            begun = opened.exists()
-            there = {f"lake.{stream}" for stream in LakeStreams(opened).list_streams()} if begun else set()
+            if not opened.exists():
+                self.wait_for("there is no lake yet", f"{opened.url}. Run what writes to it first.", self.place)
+                return
+            catalog = read_catalog(self.app, systems_for(self.app, lake=opened))
+            awaited = self.awaited(catalog.missing, whole)
+            for stream, place in awaited.items():
+                problem = catalog.missing[stream]
+                step = "Run the application that writes it." if stream in written else "Create it, or correct the name."
+                self.wait_for(problem.rstrip("."), step, place)
+            if not awaited:
+                build_plan(self.app, catalog)
         except AdjunctError as error:
-            self.refuse_as(error, ("attributes", "lake"))
-        awaited = [stream for stream in self.app.inputs if stream in written and stream not in there]
-        if awaited or not begun:
-            why = f"there is no lake yet: {opened.url}" if not begun else f"nothing has written {awaited[0]} yet"
-            dg.get_dagster_logger().warning("%s is not planned: %s", self.app.name, why)
-            return
-        try:
-            plan_application(self.app, lake=opened)
-        except AdjunctError as error:
-            self.refuse_as(error, self.places.get(getattr(error, "operator", None) or "", self.place))
+            dataset = whole.declared_in.get(("dataset", error.dataset or ""), self.place)
+            self.refuse_as(error, self.places.get(getattr(error, "operator", None) or "", dataset))
+
+    def awaited(self, missing: Mapping[str, str], whole: _Translation) -> dict[str, Place]:
+        """Return the streams that the application needs and that are not there, with the lines that name them."""
+        inputs = {each.spec.stream: each.id for each in self.app.operators if isinstance(each.spec, Input)}
+        needed = {stream: self.places[operator] for stream, operator in inputs.items()}
+        needed |= {
+            dataset.stream: (*whole.declared_in["dataset", dataset.name], "input")
+            for dataset in self.app.datasets
+            if dataset.stream is not None and ("dataset", dataset.name) in whole.declared_in
+        }
+        return {stream: place for stream, place in needed.items() if stream in missing}
+
+    def wait_for(self, problem: str, next_step: str, place: Place) -> None:
+        where = ""
+        if self.tree is not None:
+            position, _ = self.tree.lookup_closest_and_path(list(place), None)
+            where = f"{position.filename}:{position.start.line}:{position.start.col}: "
+        dg.get_dagster_logger().warning("%s%s is not planned: %s. %s", where, self.app.name, problem, next_step)
 
 
 def _is_kind(hint: Any, kind: type) -> bool:
     origin = get_origin(hint)
     return isinstance(origin, type) and issubclass(origin, kind)
+
+
+def _is_misread(node: yaml.Node) -> bool:
+    """Return whether YAML reads a scalar as another value than people do: 010 is 8, 1:30 is 90, yes is true."""
+    if not isinstance(node, yaml.ScalarNode) or node.style is not None:
+        return False
+    if node.tag.endswith(":int"):
+        return not re.fullmatch(_WHOLE_NUMBER, node.value)
+    if node.tag.endswith(":bool"):
+        return node.value.lower() not in ("true", "false")
+    return node.tag.endswith(":float") and bool(set(node.value) & set(":_"))
+
+
+def _describe(value: Any) -> str:
+    """Return what an imported object is, for errors."""
+    if isinstance(value, types.ModuleType):
+        return "a module"
+    if isinstance(value, _PLAIN):
+        return f"the plain value {value!r}"
+    return f"the class {value.__name__}" if isinstance(value, type) else f"an object of {type(value).__name__}"
 
 
 def _label(function: Callable[..., Any]) -> str:
@@ -589,33 +842,50 @@ class AdjunctScaffolder(Scaffolder[Any]):
 class AdjunctComponent(dg.Component):
     """Streams joined with reference data and written to tables: datasets, remote tables and applications."""
 
-    def __init__(self, attributes: Mapping[str, Any], tree: SourcePositionTree | None = None) -> None:
-        self.attributes, self.tree = attributes, tree
+    def __init__(
+        self,
+        attributes: Mapping[str, Any],
+        tree: SourcePositionTree | None = None,
+        empty: Collection[tuple[str | int, ...]] = (),
+    ) -> None:
+        self.attributes, self.tree, self.empty = attributes, tree, empty
 
     @classmethod
     def get_model_cls(cls) -> type[BaseModel]:
-        """Return the model of `attributes` in `defs.yaml`."""
-        return Attributes
+        """Return the model of `attributes` in `defs.yaml`: its JSON schema says what `load` accepts."""
+        return AsWritten
 
     @classmethod
     def load(cls, attributes: BaseModel | None, context: dg.ComponentLoadContext) -> AdjunctComponent:
-        """Return the component of these attributes, with templates such as {{ env.LAKE }} filled in."""
+        """Return the component of these attributes, with templates such as {{ env.LAKE }} filled in.
+
+        Raises ComponentError for a mistake.
+        """
         resolution = context.resolution_context
         translation = _Translation(resolution.source_position_tree)
-        translation.refuse_repeated_keys()
-        if attributes is None:
-            translation.refuse("there are no attributes.", "Declare at least one application.", ("attributes",))
-        given = attributes.model_dump(by_alias=True, exclude_unset=True)
-        made = _filled_in(given, resolution.at_path("attributes"), translation, ("attributes",))
-        return cls(made, resolution.source_position_tree)
+        try:
+            translation.read_source()
+            if not isinstance(attributes, AsWritten):
+                translation.refuse("there are no attributes.", "Declare at least one application.", ("attributes",))
+            translation.check_values(attributes.root)
+            made = _filled_in(attributes.root, resolution.at_path("attributes"), translation, ("attributes",))
+        except ComponentError as error:
+            raise error.with_traceback(None) from None  # Dagster prints the stack
+        return cls(made, resolution.source_position_tree, translation.empty)
 
     def applications(self) -> dict[str, Application]:
-        """Return the applications by name, for programs and tests."""
-        return {name: made.app for name, made in _Translation(self.tree).applications(self.attributes).items()}
+        """Return the applications by name, for programs and tests. Raises ComponentError for a mistake."""
+        return {name: made.app for name, made in self._translation().applications(self.attributes).items()}
 
     def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:
-        """Return the definitions of the applications. Raises DagsterInvalidDefinitionError if one is invalid."""
-        return _Translation(self.tree).definitions(self.attributes)
+        """Return the definitions of the applications. Raises ComponentError if one is invalid."""
+        try:
+            return self._translation().definitions(self.attributes)
+        except ComponentError as error:
+            raise error.with_traceback(None) from None  # Dagster prints the stack
+
+    def _translation(self) -> _Translation:
+        return _Translation(self.tree, self.empty)
 
 
 def _filled_in(value: Any, context: ResolutionContext, translation: _Translation, place: Place) -> Any:
@@ -630,7 +900,16 @@ def _filled_in(value: Any, context: ResolutionContext, translation: _Translation
         return [inside(number, one) for number, one in enumerate(value)]
     if not isinstance(value, str) or "{{" not in value:
         return value
-    filled = context.resolve_value(value)
+    try:
+        filled = context.resolve_value(value)
+    except Exception as error:  # noqa: BLE001 - a template runs code of its own
+        cause: BaseException = error
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        why = " ".join(str(cause).split())
+        if not isinstance(cause, ResolutionException):
+            why = f"{type(cause).__name__}: {why}"
+        translation.refuse(f"{value!r} can't be filled in: {why.rstrip('.')}.", "Correct the template.", place)
     if filled is None:
         translation.refuse(f"{value!r} has no value.", "Set the variable, or write the value.", place)
     return filled

@@ -107,6 +107,10 @@ class LocalTree:
                     files.append(_listed_local_file(path.relative_to(root).as_posix(), path.stat()))
         return sorted((_require_utf8_name(self.url, file) for file in files), key=lambda file: file.path)
 
+    def listed(self, path: str) -> ListedFile:
+        """Return one file as `list` does, without listing the others."""
+        return _require_utf8_name(self.url, _listed_local_file(path, (Path(self.root) / path).stat()))
+
     def read(self, file: ListedFile) -> bytes:
         with self._opened(file) as opened:
             return opened.read()

@@ -52,6 +52,9 @@ if TYPE_CHECKING:
 # retried append adds nothing. A sequence before a full window is rejected: it may be a retry or a restarted counter.
 WINDOW = 32
 PRODUCERS = 256
+# Files that are appended by hand are producers, too. They never push out the others: only the last of them are kept.
+FILE_PRODUCER = "file:"
+FILE_PRODUCERS = 128
 
 Producers = Mapping[str, tuple[SentSequence, ...]]
 
@@ -84,12 +87,15 @@ def result_from_sequence(sent: SentSequence, *, duplicate: bool) -> AppendResult
 def record_sequence(producers: Producers, producer: str, sent: SentSequence) -> dict[str, tuple[SentSequence, ...]]:
     """Return the producers with one more sequence, ordered by their last append.
 
-    Drops the lowest sequence of a full window, and of too many producers the one whose last append is the oldest.
+    Drops the lowest sequence of a full window, and of too many producers the one whose last append is the oldest;
+    files that were appended by hand are counted by themselves.
     """
     window = tuple(sorted((*producers.get(producer, ()), sent)))[-WINDOW:]
     others = {name: entry for name, entry in producers.items() if name != producer}
-    while len(others) >= PRODUCERS:
-        del others[next(iter(others))]
+    is_file = producer.startswith(FILE_PRODUCER)
+    alike = [name for name in others if name.startswith(FILE_PRODUCER) == is_file]
+    for name in alike[: max(0, len(alike) + 1 - (FILE_PRODUCERS if is_file else PRODUCERS))]:
+        del others[name]
     return {**others, producer: window}
 
 

@@ -1,0 +1,133 @@
+"""Appends files to a stream of the lake by hand, each once, however often it is repeated.
+
+A file is its own producer, named by a digest of its bytes; its parts of 500,000 records are the sequences. So a file
+that was appended before, under any name, adds nothing, and an interrupted append goes on with the next part. The stream
+remembers the files that were appended last (`FILE_PRODUCERS`), separately from its other producers.
+
+All files are read and checked before anything is appended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+from dagster_adjunct.resources.errors import ConfigurationError, translate_file_errors
+from dagster_adjunct.resources.files.formats import DeclaredFiles, FileFormat
+from dagster_adjunct.resources.files.tree import ListedFile, LocalTree
+from dagster_adjunct.resources.lazy_modules import pa
+from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.streams.lake.append import FILE_PRODUCER
+from dagster_adjunct.resources.streams.lake.streams import LakeStreams
+
+PART = 500_000
+_FORMATS: dict[str, FileFormat] = {
+    ".csv": "csv",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "jsonl",
+    ".parquet": "parquet",
+}
+_COMPRESSED = (".gz", ".bz2", ".zst")
+
+
+@dataclass(frozen=True, slots=True)
+class AppendedFile:
+    """What was done, or would be done, with a file: `records` are those in it, `appended` those added now.
+
+    `same_as` is an earlier file of the same call with the same contents.
+    """
+
+    file: str
+    records: int
+    appended: int
+    same_as: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    name: str
+    declared: DeclaredFiles
+    file: ListedFile
+    producer: str
+
+    def parts(self) -> Iterator[pa.Table]:
+        """Yield the records in tables of PART records; the last one has the rest, and is empty without records."""
+        waiting = [self.declared.schema.to_arrow().empty_table()]
+        for _, table in self.declared.tables(self.file):
+            waiting.append(table)
+            while sum(each.num_rows for each in waiting) >= PART:
+                whole = pa.concat_tables(waiting)
+                yield whole.slice(0, PART)
+                waiting = [whole.slice(PART)]
+        yield pa.concat_tables(waiting)
+
+
+def append_files(
+    lake: Lake, stream: str, files: Sequence[Path], *, format: FileFormat | None = None, dry_run: bool = False
+) -> list[AppendedFile]:
+    """Append each file's records to a stream of the lake, unless it was appended before; return what was done.
+
+    The format is that of the file's name, unless `format` names it. Columns and types must be the stream's. With
+    `dry_run`, files are only read and checked. Raises SchemaMismatchError with the file and line,
+    ConfigurationError for a file that can't be read, StreamNotFoundError, and what `LakeStreams.append` raises.
+    """
+    streams = LakeStreams(lake)
+    _, state = streams.state(stream)
+    schema = state.declaration.columns
+    sources = [_open_source(path, f"stream lake.{stream}", schema, format) for path in files]
+    records = [_count_checked(source) for source in sources]
+    done: list[AppendedFile] = []
+    for source, count in zip(sources, records, strict=True):
+        first = next((other.name for other in sources if other.producer == source.producer), source.name)
+        if first != source.name:
+            done.append(AppendedFile(source.name, count, 0, same_as=first))
+            continue
+        sent = streams.state(stream)[1].producers.get(source.producer, ())
+        after = sent[-1].sequence if sent else 0  # parts are appended one after the other
+        added = 0
+        for sequence, part in enumerate(source.parts(), 1):
+            if sequence <= after:
+                continue
+            added += part.num_rows
+            if not dry_run:
+                streams.append(stream, part, producer=source.producer, sequence=sequence)
+        done.append(AppendedFile(source.name, count, added))
+    return done
+
+
+def _open_source(path: Path, what: str, schema: Any, format: FileFormat | None) -> _Source:
+    tree = LocalTree(str(path.absolute().parent))
+    with translate_file_errors(path, "a file to append"):
+        if not path.is_file():
+            problem = f"{path} is {'a folder' if path.is_dir() else 'not there'}: expected a file."
+            raise ConfigurationError(
+                problem, "Name files; a shell lists those of a folder: FOLDER/*.csv.", url=str(path)
+            )
+        file = tree.listed(path.name)
+        digest = tree.content_tag(file)
+    declared = DeclaredFiles(tree, format or format_of(path), schema, what, values=not schema.sensitive)
+    return _Source(str(path), declared, file, f"{FILE_PRODUCER}{digest}")
+
+
+def format_of(path: Path) -> FileFormat:
+    """Return the format that a file's name ends in, before that of a compression. Raises ConfigurationError."""
+    suffixes = [suffix.lower() for suffix in path.suffixes]
+    if suffixes and suffixes[-1] in _COMPRESSED:
+        suffixes.pop()
+    found = _FORMATS.get(suffixes[-1]) if suffixes else None
+    if found is None:
+        problem = f"the name of {path} does not say its format: expected {', '.join(_FORMATS)}."
+        step = f"Give --format {' or '.join(get_args(FileFormat))}."
+        raise ConfigurationError(problem, step, setting="--format", url=str(path))
+    return found
+
+
+def _count_checked(source: _Source) -> int:
+    """Return the number of records in a file. Raises what reading it raises."""
+    return sum(table.num_rows for _, table in source.declared.tables(source.file))

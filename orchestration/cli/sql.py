@@ -1,0 +1,151 @@
+"""`adjunct sql`: query datasets and streams by DuckDB, and print the result or write it to a file."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+import click
+
+from dagster_adjunct.assets.exchange.sql import query_lake
+from dagster_adjunct.orchestration.cli import output
+from dagster_adjunct.orchestration.cli.options import lake_options
+from dagster_adjunct.orchestration.cli.streams import check_export_target, export_records
+from dagster_adjunct.resources.common import to_json_value
+from dagster_adjunct.resources.errors import ConfigurationError, translate_file_errors
+from dagster_adjunct.resources.lazy_modules import pa
+from dagster_adjunct.resources.objects.lake import Lake
+
+if TYPE_CHECKING:
+    from dagster_adjunct.resources.lazy_modules import pa as arrow
+
+FORMATS = ("table", "json", "csv", "parquet")
+ROWS_OF_A_TABLE = 100
+
+
+@click.command()
+@click.argument("query")
+@click.option("--format", "form", type=click.Choice(FORMATS), help="Default: a table; with --json: json.")
+@click.option(
+    "--output", "target", metavar="FILE", type=click.Path(path_type=Path), help="Write to this new file instead."
+)
+@click.option(
+    "--limit",
+    type=click.IntRange(1, sys.maxsize),
+    help=f"Show at most this many rows. Default: {ROWS_OF_A_TABLE} in a table, else all.",
+)
+@lake_options()
+def sql(lake: Lake, query: str, form: str | None, target: Path | None, limit: int | None) -> None:
+    """Run one query over the lake; it reads only the datasets and streams that it names, and changes nothing.
+
+    Names are those of datasets (planes), of versions ("planes@v2") and of streams ("lake.flights"); QUERY - reads it
+    from the standard input. Values of sensitive columns are masked. Needs the extra duckdb.
+    """
+    form = form or ("json" if output.console.quiet else "table")
+    if form == "parquet" and target is None:
+        raise ConfigurationError("--format parquet needs a file.", "Give --output FILE.parquet.", setting="--output")
+    if form == "table" and target is not None:
+        step = "Give --format csv, json or parquet with it."
+        raise ConfigurationError("--output is for files, not for a table.", step, setting="--output")
+    if form == "parquet" and target is not None:
+        check_export_target(target, None)
+    text = click.get_text_stream("stdin").read() if query == "-" else query
+    with query_lake(lake, text) as reader:
+        if form == "table":
+            _show_table(reader, limit or ROWS_OF_A_TABLE)
+            return
+        tables = _limited(reader, limit)
+        if form == "parquet" and target is not None:
+            rows, _ = export_records(tables, target)
+        else:
+            with _opened(target) as file:
+                rows = (_write_json if form == "json" else _write_csv)(file, reader.schema, tables)
+    if target is not None:
+        output.show_line(f"{rows:,} rows written to {target}.")
+
+
+def _limited(reader: arrow.RecordBatchReader, limit: int | None) -> Iterator[arrow.Table]:
+    """Yield the result in tables, of at most `limit` rows together, and at least an empty one."""
+    left = sys.maxsize if limit is None else limit
+    yield reader.schema.empty_table()
+    for batch in reader:
+        if left <= 0:
+            return
+        table = pa.Table.from_batches([batch]).slice(0, left)
+        left -= table.num_rows
+        yield table
+
+
+def _show_table(reader: arrow.RecordBatchReader, limit: int) -> None:
+    rows: list[dict[str, Any]] = []
+    for table in _limited(reader, limit + 1):
+        rows += _rows_of(table)
+    shown = [list(row.values()) for row in rows[:limit]]
+    title = "1 row" if len(shown) == 1 else f"{len(shown):,} rows"
+    if len(rows) > limit:
+        title = f"the first {limit:,} rows; there are more (--limit)"
+    output.show_table(title, list(reader.schema.names), shown, own=True)
+
+
+def _rows_of(table: arrow.Table) -> list[dict[str, Any]]:
+    """Return rows by name, also where two columns have the same one."""
+    names = [f"{name}_{number}" if number else name for name, number in _numbered(table.schema.names)]
+    return table.rename_columns(names).to_pylist()  # type: ignore[no-any-return]
+
+
+def _numbered(names: list[str]) -> Iterator[tuple[str, int]]:
+    seen: dict[str, int] = {}
+    for name in names:
+        yield name, seen.get(name, 0)
+        seen[name] = seen.get(name, 0) + 1
+
+
+def _write_json(file: TextIO, schema: arrow.Schema, tables: Iterator[arrow.Table]) -> int:
+    """Write a list of objects, one a line."""
+    count = 0
+    file.write("[")
+    for table in tables:
+        for row in _rows_of(table):
+            document = json.dumps(to_json_value(row), allow_nan=False, ensure_ascii=False)
+            file.write(f"{',' if count else ''}\n  {document}")
+            count += 1
+    file.write("\n]\n")
+    return count
+
+
+def _write_csv(file: TextIO, schema: arrow.Schema, tables: Iterator[arrow.Table]) -> int:
+    """Write RFC 4180 as `adjunct stream append` reads it: null is an empty field, an empty text is quoted."""
+    from pyarrow import csv
+
+    nested = [field.name for field in schema if pa.types.is_nested(field.type)]
+    if nested:
+        problem = f"column {nested[0]!r} has lists or structures, which CSV does not hold."
+        raise ConfigurationError(problem, "Give --format json or parquet.", setting="--format")
+    count = 0
+    for table in tables:
+        options = csv.WriteOptions(include_header=count == 0 and table.num_rows == 0, quoting_style="needed")
+        sink = pa.BufferOutputStream()
+        csv.write_csv(table, sink, options)
+        file.write(sink.getvalue().to_pybytes().decode())
+        count += table.num_rows
+    return count
+
+
+@contextmanager
+def _opened(target: Path | None) -> Iterator[TextIO]:
+    """Open a new file, which is removed if writing fails; without one, the standard output."""
+    if target is None:
+        yield click.get_text_stream("stdout")
+        return
+    with translate_file_errors(target, f"--output {target}"):
+        file = target.open("x", encoding="utf-8", newline="")
+    try:
+        with file:
+            yield file
+    except BaseException:
+        target.unlink(missing_ok=True)
+        raise
