@@ -330,15 +330,14 @@ class TableRequests:
                 # `sent=False`, because a get has no effect, whether it is answered or not.
                 problem = problem_from_boto_error(error, self.label, sent=False)
                 return problems | {place: problem for key in asked for place in wanted[identity_of(key.values())]}
-            items: Any = answer["Responses"].get(self.table, [])
-            for item in items:
+            for item in _all_of(answer.get("Responses")):
                 places = wanted[identity_of(item[name] for name in self.codec.key)]
                 try:
                     for place in places:  # one object each
                         records[place] = self.codec.record(item)
                 except AdjunctError as error:
                     problems.update(dict.fromkeys(places, Problem(State.REFUSED, error)))
-            asked = list(answer.get("UnprocessedKeys", {}).get(self.table, {"Keys": []})["Keys"])  # type: ignore[arg-type]
+            asked = [key for part in (answer.get("UnprocessedKeys") or {}).values() for key in part["Keys"]]
         left = throttled_problem(self.label, f"{len(asked)} keys unprocessed")
         return problems | {place: left for key in asked for place in wanted[identity_of(key.values())]}
 
@@ -375,13 +374,14 @@ class TableRequests:
             else:
                 problems.update(dict.fromkeys(places, problem))
             return
-        unprocessed = answer.get("UnprocessedItems", {}).get(self.table, [])
+        unprocessed = _all_of(answer.get("UnprocessedItems"))
         if unprocessed:
             left = {self._identity_in(request) for request in unprocessed}
             problem = throttled_problem(self.label, f"{len(unprocessed)} of {len(requests)} items unprocessed")
-            for place, request in zip(places, requests, strict=True):
-                if self._identity_in(request) in left:
-                    problems[place] = problem
+            sent = [self._identity_in(request) for request in requests]
+            if not left <= set(sent):  # it names what was not sent, so any of these may be meant
+                left = set(sent)
+            problems.update({place: problem for place, one in zip(places, sent, strict=True) if one in left})
 
     def _identity_in(self, request: Any) -> Any:
         item = request["PutRequest"]["Item"] if "PutRequest" in request else request["DeleteRequest"]["Key"]
@@ -508,6 +508,11 @@ class TableRequests:
                 raise
             return _Answer(True, getattr(error, "response", {}).get("Item") or {})
         return _Answer(False, answer.get("Attributes") or {})
+
+
+def _all_of(by_table: Any) -> list[Any]:
+    """What an answer has for the only table that was asked, whether it is named as in the request or by its ARN."""
+    return [one for of_table in (by_table or {}).values() for one in of_table]
 
 
 def _skipped(answer: _Answer, guard: Guard) -> Problem | None:

@@ -90,6 +90,19 @@ def error_from_response(answer: httpx.Response, label: str, secrets: Iterable[st
     )
 
 
+_PARTS = (206, 207)  # Partial Content, Multi-Status
+
+
+def partial_answer_error(answer: httpx.Response, label: str) -> errors.TableError:
+    """The error for an answer that is successful only for a part of what was asked, and may name what failed."""
+    return errors.TableError(
+        f"{label}: {answer.request.method} {answer.request.url.copy_with(query=None)} was answered with "
+        f"{answer.status_code}, which stands for a part of what was asked only.",
+        "Use a path of the service with one answer per record, or override the method that sends the request.",
+        table=label,
+    )
+
+
 def parse_retry_after(retry_after: str | None, now: datetime) -> float | None:
     """Return the seconds to wait that a Retry-After header asks for, as a number or as a date after `now`.
 
@@ -357,6 +370,8 @@ class HttpTable(DeclaredFunction, TableReadFunction[Key, Record], TableWriteFunc
                 )
         except (httpx.TransportError, TimeoutError) as error:
             raise lost_request_error(error, self._label, method, url, open_.secrets) from error
+        if answer.status_code in _PARTS:
+            raise partial_answer_error(answer, self._label)
         if answer.is_success or answer.status_code in expected:
             return answer
         raise error_from_response(answer, self._label, open_.secrets)

@@ -11,7 +11,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from dagster_adjunct.resources.backends import store, write_plan
 from dagster_adjunct.resources.backends.store import StoreTable
-from dagster_adjunct.resources.backends.write_plan import BisectRejected, Row, RowCodec, ValidEntries
+from dagster_adjunct.resources.backends.write_plan import BisectRejected, RejectedKeysError, Row, RowCodec, ValidEntries
 from dagster_adjunct.resources.errors import AdjunctError, TableNotFoundError
 from dagster_adjunct.resources.tables.operation import Operation, OperationKind, Outcomes, PerLoop
 
@@ -33,10 +33,13 @@ class SqlRequests(Protocol):
     def closed(self) -> bool: ...
 
     def get(self, keys: Sequence[Row]) -> Any:
-        """The record of each key, None for missing ones."""
+        """The record of each key, None for missing ones, an error for those that can't be read."""
 
     def write(self, operation: Operation[Any], valid: ValidEntries) -> Any:
-        """Write the valid entries in one transaction; return the `WritePlan`. After an error nothing was written."""
+        """Write the valid entries in one transaction; return the `WritePlan`. After an error nothing was written.
+
+        Raises RejectedKeysError for records that are not stored as they were sent, or can't be read.
+        """
 
     def forget(self, older_than: float, most: int = ...) -> Any:
         """Purge what was last applied to keys more than `older_than` seconds ago, for at most `most` keys.
@@ -217,6 +220,8 @@ class SqlTable(StoreTable, Generic[R]):
         while (part := bisect.next()) is not None:
             try:
                 bisect.done(await self._run(requests, requests.write, operation, part))
+            except RejectedKeysError as rejected:
+                bisect.rejected(rejected.errors)
             except AdjunctError as error:
                 problem = self.problem_of(error, sent=requests.committing)  # without a commit it had no effect
                 by_data = self._is_data_error(error.__cause__)
