@@ -307,6 +307,26 @@ class TableRequests:
     def label(self) -> str:
         return self.codec.table
 
+    def check(self, *, reads: bool, updates: bool) -> None:
+        """Raise if the table may not be read or updated, as far as is asked. Changes nothing."""
+        probes = {"S": {"S": "adjunct-check"}, "N": {"N": "0"}, "B": {"B": b"adjunct-check"}}
+        key: Any = {name: probes[kind] for name, kind in self.codec.key_types.items()}
+        (name, *_) = key
+        never = "attribute_exists(#k) AND attribute_not_exists(#k)"
+        try:
+            if reads:
+                self.client.batch_get_item(RequestItems={self.table: {"Keys": [key]}})
+            if updates:
+                self.client.update_item(
+                    TableName=self.table, Key=key, ConditionExpression=never, ExpressionAttributeNames={"#k": name}
+                )
+        except Exception as error:
+            if error_code(error) == "ConditionalCheckFailedException":
+                return
+            problem = problem_from_boto_error(error, self.label, sent=False).error
+            assert problem is not None
+            raise problem from error
+
     def get(self, entries: Sequence[Entry], records: list[Any]) -> Problems:
         """Get the records of up to 100 entries, and store them in `records` by index; return the problems."""
         problems: Problems = {}

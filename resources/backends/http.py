@@ -256,6 +256,21 @@ class HttpTable(DeclaredFunction, TableReadFunction[Key, Record], TableWriteFunc
     async def open(self) -> None:
         self._clients.here()
 
+    async def check(self, use: functions.TableUse) -> None:
+        """Ask whether the service can be reached, with a HEAD of its base URL; any answer will do.
+
+        Whether it knows the path and accepts the credentials can't be asked without a key.
+        """
+        import_package(self._label, "httpx", "http", table=self._label)
+        import httpx
+
+        open_, url = self._clients.here(), self.base_url + "/"
+        try:
+            async with asyncio.timeout(self.timeout):
+                await open_.client.head(url)
+        except (httpx.TransportError, TimeoutError) as error:
+            raise lost_request_error(error, self._label, "HEAD", url, open_.secrets) from error
+
     async def close(self) -> None:
         """Close the running event loop's connections after its requests."""
         open_ = self._clients.take()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.resources.backends import postgres_connection, write_plan
 from dagster_adjunct.resources.backends.columns import check_identifier
+from dagster_adjunct.resources.backends.postgres_connection import READ_ONLY_STEP
 from dagster_adjunct.resources.backends.postgres_values import (
     StagedBatch,
     find_unreadable,
@@ -44,8 +45,8 @@ from dagster_adjunct.resources.errors import (
     TableNotFoundError,
     TableUnavailableError,
 )
-from dagster_adjunct.resources.tables.functions import is_retryable, record_not_found_error
-from dagster_adjunct.resources.tables.operation import Operation, Outcomes, PerLoop, Problem, State
+from dagster_adjunct.resources.tables.functions import TableUse, is_retryable, record_not_found_error
+from dagster_adjunct.resources.tables.operation import Operation, OperationKind, Outcomes, PerLoop, Problem, State
 from dagster_adjunct.resources.validation import validated
 
 if TYPE_CHECKING:
@@ -196,28 +197,68 @@ class PostgresRequests:
         return (await self.connection.execute(self._statements.forget, (older_than, most))).rowcount
 
     async def open_idempotency_table(self) -> None:
-        from psycopg import sql
-
-        from dagster_adjunct.resources.backends.postgres_statements import DROPS_ROWS, create_table
+        from dagster_adjunct.resources.backends.postgres_statements import create_table
 
         schema, casts, key = self._statements.schema, self._statements.casts, self.codec.key
         name = write_plan.idempotency_table_name(self._statements.table, key)
         if self._declared.create:
             types = {part: casts[part] for part in key} | dict.fromkeys(COLUMNS, "text") | {"applied": "jsonb"}
             await create_table(self.connection, schema, name, {**types, "at": "timestamp with time zone NOT NULL"}, key)
+        await self._check_idempotency_table(may_be_missing=False)
+        self.has_idempotency_table = True
+
+    async def check(self, use: TableUse) -> None:
+        key, names = self.codec.key, self.codec.names
+        kinds = use.kinds
+        begins = bool(kinds & {OperationKind.PUT, OperationKind.PUT_IF_ABSENT})
+        changed = set(use.columns or names) & set(names) if OperationKind.UPDATE in kinds else set[str]()
+        if OperationKind.PUT in kinds:
+            changed |= set(names)
+        wanted = {("SELECT", name) for name in (names if use.reads else key)}
+        wanted |= {("INSERT", name) for name in names if begins}
+        wanted |= {("UPDATE", name) for name in changed - set(key) or changed}
+        await self._check_rights(f"{self._statements.schema}.{self._statements.table}", wanted, writes=use.writes)
+        if use.writes and use.conditions:
+            await self._check_idempotency_table(may_be_missing=self._declared.create)
+
+    async def _check_rights(self, table: str, wanted: set[tuple[str, str]], *, writes: bool) -> None:
+        """Raise TableAccessError without the rights (privilege, column) on the table, or in a read-only session."""
+        from dagster_adjunct.resources.backends.postgres_statements import MISSING_RIGHTS
+
+        statements = self._statements
+        privileges, columns = zip(*sorted(wanted), strict=True)
+        named = (statements.schema, statements.table)
+        cursor = await self.connection.execute(MISSING_RIGHTS, (list(privileges), list(columns), *named))
+        user, missing, read_only = await cursor.fetchone() or ("", None, False)
+        if missing:
+            rights = ", ".join(missing)
+            problem = f"{self.codec.table}: user {user} has no right to {rights} in {table}."
+            raise TableAccessError(problem, f"GRANT {rights} ON {table} TO {user}.", table=self.codec.table)
+        if writes and read_only:
+            problem = f"{self.codec.table}: the session is read-only."
+            raise TableAccessError(problem, READ_ONLY_STEP, table=self.codec.table)
+
+    async def _check_idempotency_table(self, *, may_be_missing: bool) -> None:
+        from psycopg import sql
+
+        from dagster_adjunct.resources.backends.postgres_statements import DROPS_ROWS
+
+        schema, key = self._statements.schema, self.codec.key
+        name = write_plan.idempotency_table_name(self._statements.table, key)
         cursor = await self.connection.execute(
             """SELECT a.attname FROM pg_attribute a WHERE a.attrelid = to_regclass(%s) AND a.attnum > 0
                AND NOT a.attisdropped""",
             (sql.Identifier(schema, name).as_string(self.connection),),
         )
         columns = [column for (column,) in await cursor.fetchall()]
+        if may_be_missing and not columns:
+            return
         write_plan.check_idempotency_columns(self.codec.table, name, list(key), columns)
         cursor = await self.connection.execute(DROPS_ROWS, (sql.Identifier(schema, name).as_string(self.connection),))
         (reason,) = await cursor.fetchone() or (None,)
         if reason is not None:
             problem = f"{self.codec.table}: {name!r}, the table for its conditions, has {reason}, which may drop rows."
             raise TableAccessError(problem, f"Remove it from {schema}.{name}.", table=self.codec.table)
-        self.has_idempotency_table = True
 
     async def _stored(self, operation: Operation[Any], valid: ValidEntries) -> StoredState:
         statements, codec, keys = self._statements, self.codec, valid.keys
@@ -369,6 +410,23 @@ class PostgresTable(SqlTable[PostgresRequests]):
             late = operation.with_entries(operation.entries.take(skipped))
             outcomes = outcomes.with_retried(skipped, await super()._write_entries(requests, late))
         return outcomes
+
+    async def _check_creation(self) -> None:
+        from dagster_adjunct.resources.backends.postgres_statements import MAY_CREATE
+
+        postgres_connection.require_driver(self._label)
+        settings = postgres_connection.connection_settings(self._label, self.dsn_env, self.connect)
+        connection = await postgres_connection.connect_async(self._label, settings)
+        try:
+            with self._translated():
+                cursor = await connection.execute(MAY_CREATE, {"schema": self.schema})
+                user, may_create, read_only = await cursor.fetchone() or ("", True, False)
+        finally:
+            await connection.close()
+        if not may_create or read_only:
+            why = f"user {user} may not create it" if not may_create else "the session is read-only"
+            step = READ_ONLY_STEP if may_create else f"GRANT CREATE ON SCHEMA {self.schema} TO {user}, or create it."
+            raise TableAccessError(f"{self._label} does not exist, and {why}.", step, table=self._label)
 
     async def _run(self, requests: PostgresRequests, request: Callable[..., Any], *arguments: Any) -> Any:
         with self._translated():

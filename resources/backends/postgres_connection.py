@@ -33,6 +33,10 @@ _NO_ACCESS = {"28000", "28P01", "3D000", "3F000", "42P01", "42501"}
 _POLICY_CHECK = "ExecWithCheckOptions"  # the server's function that compares a record with row security policies
 READ_ONLY = "25006"
 """The SQLSTATE of a write in a read-only transaction."""
+READ_ONLY_STEP = (
+    "Connect to the primary as a user with default_transaction_read_only off; it may be set for the role, the database "
+    "or the server."
+)
 # libpq gives a rejected login no SQLSTATE, only the server's message. If that is in another language, the request is
 # retried in vain; so is one to a wrong address, because it looks like a server that is down.
 _FOR_GOOD = (
@@ -187,8 +191,7 @@ def translate_error(error: psycopg.Error, label: str, place: str) -> errors.Adju
         step = "The transaction is retried; if it keeps failing, check the server's log."
     elif state == READ_ONLY:
         kind, what = errors.TableAccessError, "the session is read-only"
-        step = "Connect to the primary as a user with default_transaction_read_only off; it may be set for the role, "
-        step += "the database or the server."
+        step = READ_ONLY_STEP
     elif is_against_policy(error):
         what, step = "a row security policy rejects the record", "Filter such records out, or correct the policy."
     elif state in _NO_ACCESS:

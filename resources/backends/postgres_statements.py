@@ -73,6 +73,19 @@ def quote_name(*names: str) -> str:
 _SETTINGS = "SET enable_hashjoin = off; SET enable_mergejoin = off; SET jit = off"
 
 
+MISSING_RIGHTS = """
+    SELECT current_user,
+      (SELECT array_agg(DISTINCT privilege) FROM unnest(%s::text[], %s::text[]) AS wanted (privilege, name)
+       WHERE NOT has_schema_privilege(n.oid, 'USAGE') OR NOT has_column_privilege(c.oid, name, privilege)),
+      current_setting('transaction_read_only')::boolean
+    FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = %s AND c.relname = %s"""
+"""The user, which of the privileges it lacks for a column of the table, and whether the session is read-only."""
+MAY_CREATE = """
+    SELECT current_user,
+      coalesce((SELECT has_schema_privilege(oid, 'CREATE') FROM pg_namespace WHERE nspname = %(schema)s),
+               has_database_privilege(current_database(), 'CREATE')),
+      current_setting('transaction_read_only')::boolean"""
+"""The user, whether it may create a table in the schema, or else the schema, and whether the session is read-only."""
 DROPS_ROWS = """
     SELECT CASE
       WHEN EXISTS (SELECT FROM pg_trigger WHERE tgrelid = c.oid AND NOT tgisinternal AND tgtype & 3 = 3)

@@ -13,6 +13,7 @@ from dagster_adjunct.resources.backends import store, write_plan
 from dagster_adjunct.resources.backends.store import StoreTable
 from dagster_adjunct.resources.backends.write_plan import BisectRejected, RejectedKeysError, Row, RowCodec, ValidEntries
 from dagster_adjunct.resources.errors import AdjunctError, TableNotFoundError
+from dagster_adjunct.resources.tables.functions import TableUse
 from dagster_adjunct.resources.tables.operation import Operation, OperationKind, Outcomes, PerLoop
 
 
@@ -46,6 +47,9 @@ class SqlRequests(Protocol):
 
         Returns the number of keys.
         """
+
+    def check(self, use: TableUse) -> Any:
+        """Raise if requests for this use would be rejected: for a missing right, or as read-only."""
 
     def open_idempotency_table(self) -> Any:
         """Check the idempotency table, after creating it if the table is declared with `create`.
@@ -149,6 +153,20 @@ class SqlTable(StoreTable, Generic[R]):
         """Connect. A missing table with `create` is no error: the first write creates it."""
         if not self._pools.here().is_connected:
             await self.stored_types()
+
+    async def check(self, use: TableUse) -> None:
+        try:
+            async with self._pools.here().connection() as requests:
+                await self._run(requests, requests.check, use)
+        except TableNotFoundError:
+            if not self.create:
+                raise
+            if use.writes:
+                await self._check_creation()
+
+    @abstractmethod
+    async def _check_creation(self) -> None:
+        """Raise if the first write could not create the missing table; creates nothing."""
 
     async def close(self) -> None:
         """Close the running event loop's connections after its requests."""

@@ -49,6 +49,7 @@ from dagster_adjunct.resources.backends.write_plan import (
     dropped_error,
 )
 from dagster_adjunct.resources.common import check_seconds
+from dagster_adjunct.resources.tables.functions import TableUse
 from dagster_adjunct.resources.tables.operation import Operation, PerLoop
 from dagster_adjunct.resources.validation import validated
 
@@ -276,6 +277,22 @@ class SqliteRequests:
             upsert = self._upsert(self._idempotency, (*codec.key, *write_plan.COLUMNS, "at"))
             self.connection.executemany(upsert, marks)
 
+    def check(self, use: TableUse) -> None:
+        if not use.writes:
+            return
+        busy = self.connection.execute("PRAGMA busy_timeout").fetchone()[0]
+        self.connection.execute("PRAGMA busy_timeout = 0")
+        try:
+            with self._transaction("IMMEDIATE"):
+                self.connection.execute(f"DELETE FROM {self._table} WHERE 0")  # fails if the file can't be written
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY:  # another process writes
+                raise
+        finally:
+            self.connection.execute(f"PRAGMA busy_timeout = {busy}")
+        if use.conditions:
+            self._check_idempotency_table(may_be_missing=self._declared.create)
+
     def _may_drop(self, table: str) -> bool:
         """Whether a table may drop rows without an error: it has a trigger, or a constraint ON CONFLICT IGNORE."""
         query = """SELECT EXISTS (SELECT 1 FROM sqlite_master WHERE tbl_name = ? COLLATE NOCASE
@@ -320,12 +337,19 @@ class SqliteRequests:
                 types = {part: f"{_type_of(codec.columns[part])} NOT NULL" for part in codec.key}
                 types |= dict.fromkeys(write_plan.COLUMNS, "TEXT") | {"at": "REAL NOT NULL"}
                 create_sqlite_table(self.connection, name, types, codec.key, " WITHOUT ROWID")
-        columns = self.connection.execute("SELECT name FROM pragma_table_info(?)", (name,))
-        write_plan.check_idempotency_columns(codec.table, name, list(codec.key), [column for (column,) in columns])
+        self._check_idempotency_table(may_be_missing=False)
+        self._idempotency, self.has_idempotency_table = quote_sqlite_name(name), True
+
+    def _check_idempotency_table(self, *, may_be_missing: bool) -> None:
+        codec = self.codec
+        name = write_plan.idempotency_table_name(self._declared.table, [part.lower() for part in codec.key])
+        columns = [column for (column,) in self.connection.execute("SELECT name FROM pragma_table_info(?)", (name,))]
+        if may_be_missing and not columns:
+            return
+        write_plan.check_idempotency_columns(codec.table, name, list(codec.key), columns)
         if self._may_drop(name):
             problem = f"{codec.table}: {name!r}, the table for its conditions, has a trigger, which may drop rows."
             raise errors.TableAccessError(problem, f"Remove the trigger from {name}.", table=codec.table)
-        self._idempotency, self.has_idempotency_table = quote_sqlite_name(name), True
 
     @contextmanager
     def _transaction(self, kind: str) -> Iterator[None]:
@@ -457,6 +481,14 @@ class SqliteTable(SqlTable[SqliteRequests]):
         with self._translated(), closing(self._connect_file("rw")) as connection:
             columns = connection.execute("SELECT count(*) FROM pragma_table_info(?)", (self.table,))
             return bool(columns.fetchone()[0])
+
+    async def _check_creation(self) -> None:
+        path = Path(self.path)
+        there = next(place for place in (path, *path.parents) if place.exists())
+        if (there == path or there.is_dir()) and os.access(there, os.W_OK):
+            return
+        problem = f"{self._label} does not exist and can't be created: {there} is not writable."
+        raise errors.TableAccessError(problem, "Use a path that is writable.", table=self._label)
 
     async def _run(self, requests: SqliteRequests, request: Callable[..., Any], *arguments: Any) -> Any:
         with self._translated(requests):
