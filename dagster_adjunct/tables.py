@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from dagster_adjunct.resources.tables.functions import LayerAsFunction as LayerAsFunction
     from dagster_adjunct.resources.tables.functions import StoreFunction as StoreFunction
     from dagster_adjunct.resources.tables.functions import TableReadFunction as TableReadFunction
+    from dagster_adjunct.resources.tables.functions import TableUse as TableUse
     from dagster_adjunct.resources.tables.functions import TableWriteFunction as TableWriteFunction
     from dagster_adjunct.resources.tables.metrics import MetricsHook as MetricsHook
     from dagster_adjunct.resources.tables.metrics import PrometheusTables as PrometheusTables

@@ -169,6 +169,7 @@ class SchemaMismatchError(PermanentError):
     line: int | None = None  # of the file, counted from 1; of Parquet the row
     row: int | None = None  # the place among the given records, counted from 0
     argument: str | None = None  # of a function or a declaration
+    keys: tuple[object, ...] = ()  # of the table's entries that do not fit
 
 
 class NullKeyError(PermanentError):
@@ -339,14 +340,13 @@ class OperatorFailedError(PermanentError):
 class TableError(PermanentError):
     """A table rejected a request permanently."""
 
+    keys: tuple[object, ...] = ()  # of the entries that it rejected
     budget: str | None = None  # the rate limit that tables share
     function: str | None = None  # the user's function, or its class
 
 
 class RecordNotFoundError(TableError):
-    """An update found no record for its key."""
-
-    keys: tuple[object, ...] = ()  # the keys without a record
+    """An update found no record for its key: `keys` are those without a record."""
 
 
 class TableAccessError(TableError):

@@ -66,7 +66,7 @@ from dagster_adjunct.resources.key_value.segment import (
 from dagster_adjunct.resources.key_value.serializers import BytesSerializer, TextSerializer
 from dagster_adjunct.resources.key_value.table import OpenTable
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
-from dagster_adjunct.resources.tables.functions import reduce_function
+from dagster_adjunct.resources.tables.functions import TableUse, reduce_function
 from dagster_adjunct.resources.tables.operation import Operation, OperationKind, Outcomes, Problem, State
 from dagster_adjunct.resources.validation import validated
 
@@ -575,6 +575,16 @@ class KeyValueRows(StoreTable):
         """Look up the table in the lake, unless the first write may have to create it. Raises the manager's errors."""
         if not self.create:
             await self._opened(make=False)
+
+    async def check(self, use: TableUse) -> None:
+        """Look up the table in the lake, and ask one of its segments."""
+        try:
+            opened = await self._opened(make=False)
+        except _NOT_CREATED:
+            if not self.create:
+                raise
+            return
+        await opened.segment(0).get([b"adjunct-check"])
 
     async def close(self) -> None:
         """Release what the running event loop uses, not what others use. A closed function may be opened again."""

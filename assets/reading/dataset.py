@@ -26,7 +26,7 @@ from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.common import check_seconds
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
-from dagster_adjunct.resources.tables.functions import TableReadFunction, check_args
+from dagster_adjunct.resources.tables.functions import TableReadFunction, TableUse, check_args
 from dagster_adjunct.resources.tables.operation import Capabilities, Operation, Outcomes, Problem, State, key_reorderer
 from dagster_adjunct.resources.validation import validated, validated_methods
 
@@ -332,6 +332,11 @@ class DatasetTable(TableReadFunction[Any, dict[str, Any]]):
 
     def problem_of(self, error: BaseException, *, sent: bool = True) -> Problem:
         return super().problem_of(error, sent=False)  # a failed read can be repeated
+
+    async def check(self, use: TableUse) -> None:
+        """Open the dataset, which must have a version."""
+        served = await asyncio.to_thread(self._current)
+        served.require()
 
     async def close(self) -> None:
         """Release the lease when the running requests have ended; the next request opens the dataset again."""

@@ -30,6 +30,7 @@ from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.unbounded.local_table import create_state
 from dagster_adjunct.assets.unbounded.transient_table import TransientVersion
 from dagster_adjunct.orchestration.batch_log.batch_log import ClosedBatch, Counters, add_counters, check_not_renamed
+from dagster_adjunct.orchestration.step.check_stores import check_stores
 from dagster_adjunct.orchestration.step.context import BatchInputs, BatchMetrics, StepContext, StepState
 from dagster_adjunct.orchestration.step.engines import BatchEngine, choose_engine
 from dagster_adjunct.orchestration.step.lookups import OpenTables
@@ -189,6 +190,8 @@ def _commit_intent(
 ) -> tuple[StepState, BatchInputs]:
     """Commit the intent of the batch, after a dry run has shown that its outputs accept it; return what it reads.
 
+    Once a step, and when columns change, the stores of its remote tables are asked whether they can be used.
+
     No input is read before the commit.
     """
     app, intent, state = context.app, batch.intent, run.logged.state
@@ -215,6 +218,7 @@ def _commit_intent(
     if shapes != run.shapes:  # once a run, and when columns or buckets change
         context.on_event(StepEvent("analysis", intent.batch))
         starts = {ssp: span.start for ssp, span in intent.ranges.items()}
+        check_stores(app)
         proof = engine.analyze(context, views, starts)
         for dataset in proof.states:
             create_state(context.runtime, dataset)

@@ -23,6 +23,7 @@ from dagster_adjunct.resources.backends.dynamodb_requests import Problems, Table
 from dagster_adjunct.resources.backends.store import StoreTable
 from dagster_adjunct.resources.backends.write_plan import Entry, ValidEntries, validate_entries
 from dagster_adjunct.resources.common import check_seconds, check_whole_number
+from dagster_adjunct.resources.tables.functions import TableUse
 from dagster_adjunct.resources.tables.operation import (
     Capabilities,
     Operation,
@@ -237,6 +238,23 @@ class DynamoDbTable(StoreTable):
             except errors.TableNotFoundError:
                 if not self.create:
                     raise
+
+    async def check(self, use: TableUse) -> None:
+        """Ask whether the table is there with this key, and may be read and updated.
+
+        The right to write batches, which puts and deletes without conditions use, can't be asked for.
+        """
+        try:
+            requests = await self._get_client(make=False)
+        except errors.TableNotFoundError:
+            if not self.create:
+                raise
+            return
+        updates = OperationKind.UPDATE in use.kinds or bool(use.conditions)
+        threads = self._open.here().threads
+        await asyncio.get_running_loop().run_in_executor(
+            threads, partial(requests.check, reads=use.reads, updates=updates)
+        )
 
     async def close(self) -> None:
         """Close the running event loop's connections after its requests."""

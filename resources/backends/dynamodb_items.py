@@ -283,7 +283,7 @@ class ItemCodec(RowCodec):
         self.is_open = columns is None
         if columns is None:
             self._check = _AnyColumn(self._check)
-        self._tags = dict(key)
+        self.key_types = dict(key)
         # The bounds of sums. There are none for types with more digits than DynamoDB, which rejects larger sums itself,
         # and for 64-bit integers, which no counter exceeds: the check would make an increment some 4% more expensive.
         self._bounds = {
@@ -297,7 +297,7 @@ class ItemCodec(RowCodec):
     def key_row(self, key: Any) -> Row:
         row = super().key_row(key)
         for name, stored, largest in zip(self.key, row, _MAX_KEY_BYTES, strict=False):
-            tag = self._tags[name]
+            tag = self.key_types[name]
             if tag not in stored:
                 what = f"{self.table}: its key {name!r} is stored as {tag}, but got {stored}."
                 raise SchemaMismatchError(what, "Convert it to the type of the key.", column=name)

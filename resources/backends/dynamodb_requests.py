@@ -307,6 +307,26 @@ class TableRequests:
     def label(self) -> str:
         return self.codec.table
 
+    def check(self, *, reads: bool, updates: bool) -> None:
+        """Raise if the table may not be read or updated, as far as is asked. Changes nothing."""
+        probes = {"S": {"S": "adjunct-check"}, "N": {"N": "0"}, "B": {"B": b"adjunct-check"}}
+        key: Any = {name: probes[kind] for name, kind in self.codec.key_types.items()}
+        (name, *_) = key
+        never = "attribute_exists(#k) AND attribute_not_exists(#k)"
+        try:
+            if reads:
+                self.client.batch_get_item(RequestItems={self.table: {"Keys": [key]}})
+            if updates:
+                self.client.update_item(
+                    TableName=self.table, Key=key, ConditionExpression=never, ExpressionAttributeNames={"#k": name}
+                )
+        except Exception as error:
+            if error_code(error) == "ConditionalCheckFailedException":
+                return
+            problem = problem_from_boto_error(error, self.label, sent=False).error
+            assert problem is not None
+            raise problem from error
+
     def get(self, entries: Sequence[Entry], records: list[Any]) -> Problems:
         """Get the records of up to 100 entries, and store them in `records` by index; return the problems."""
         problems: Problems = {}
@@ -330,15 +350,14 @@ class TableRequests:
                 # `sent=False`, because a get has no effect, whether it is answered or not.
                 problem = problem_from_boto_error(error, self.label, sent=False)
                 return problems | {place: problem for key in asked for place in wanted[identity_of(key.values())]}
-            items: Any = answer["Responses"].get(self.table, [])
-            for item in items:
+            for item in _all_of(answer.get("Responses")):
                 places = wanted[identity_of(item[name] for name in self.codec.key)]
                 try:
                     for place in places:  # one object each
                         records[place] = self.codec.record(item)
                 except AdjunctError as error:
                     problems.update(dict.fromkeys(places, Problem(State.REFUSED, error)))
-            asked = list(answer.get("UnprocessedKeys", {}).get(self.table, {"Keys": []})["Keys"])  # type: ignore[arg-type]
+            asked = [key for part in (answer.get("UnprocessedKeys") or {}).values() for key in part["Keys"]]
         left = throttled_problem(self.label, f"{len(asked)} keys unprocessed")
         return problems | {place: left for key in asked for place in wanted[identity_of(key.values())]}
 
@@ -375,13 +394,14 @@ class TableRequests:
             else:
                 problems.update(dict.fromkeys(places, problem))
             return
-        unprocessed = answer.get("UnprocessedItems", {}).get(self.table, [])
+        unprocessed = _all_of(answer.get("UnprocessedItems"))
         if unprocessed:
             left = {self._identity_in(request) for request in unprocessed}
             problem = throttled_problem(self.label, f"{len(unprocessed)} of {len(requests)} items unprocessed")
-            for place, request in zip(places, requests, strict=True):
-                if self._identity_in(request) in left:
-                    problems[place] = problem
+            sent = [self._identity_in(request) for request in requests]
+            if not left <= set(sent):  # it names what was not sent, so any of these may be meant
+                left = set(sent)
+            problems.update({place: problem for place, one in zip(places, sent, strict=True) if one in left})
 
     def _identity_in(self, request: Any) -> Any:
         item = request["PutRequest"]["Item"] if "PutRequest" in request else request["DeleteRequest"]["Key"]
@@ -508,6 +528,11 @@ class TableRequests:
                 raise
             return _Answer(True, getattr(error, "response", {}).get("Item") or {})
         return _Answer(False, answer.get("Attributes") or {})
+
+
+def _all_of(by_table: Any) -> list[Any]:
+    """What an answer has for the only table that was asked, whether it is named as in the request or by its ARN."""
+    return [one for of_table in (by_table or {}).values() for one in of_table]
 
 
 def _skipped(answer: _Answer, guard: Guard) -> Problem | None:

@@ -90,6 +90,19 @@ def error_from_response(answer: httpx.Response, label: str, secrets: Iterable[st
     )
 
 
+_PARTS = (206, 207)  # Partial Content, Multi-Status
+
+
+def partial_answer_error(answer: httpx.Response, label: str) -> errors.TableError:
+    """The error for an answer that is successful only for a part of what was asked, and may name what failed."""
+    return errors.TableError(
+        f"{label}: {answer.request.method} {answer.request.url.copy_with(query=None)} was answered with "
+        f"{answer.status_code}, which stands for a part of what was asked only.",
+        "Use a path of the service with one answer per record, or override the method that sends the request.",
+        table=label,
+    )
+
+
 def parse_retry_after(retry_after: str | None, now: datetime) -> float | None:
     """Return the seconds to wait that a Retry-After header asks for, as a number or as a date after `now`.
 
@@ -243,6 +256,21 @@ class HttpTable(DeclaredFunction, TableReadFunction[Key, Record], TableWriteFunc
     async def open(self) -> None:
         self._clients.here()
 
+    async def check(self, use: functions.TableUse) -> None:
+        """Ask whether the service can be reached, with a HEAD of its base URL; any answer will do.
+
+        Whether it knows the path and accepts the credentials can't be asked without a key.
+        """
+        import_package(self._label, "httpx", "http", table=self._label)
+        import httpx
+
+        open_, url = self._clients.here(), self.base_url + "/"
+        try:
+            async with asyncio.timeout(self.timeout):
+                await open_.client.head(url)
+        except (httpx.TransportError, TimeoutError) as error:
+            raise lost_request_error(error, self._label, "HEAD", url, open_.secrets) from error
+
     async def close(self) -> None:
         """Close the running event loop's connections after its requests."""
         open_ = self._clients.take()
@@ -357,6 +385,8 @@ class HttpTable(DeclaredFunction, TableReadFunction[Key, Record], TableWriteFunc
                 )
         except (httpx.TransportError, TimeoutError) as error:
             raise lost_request_error(error, self._label, method, url, open_.secrets) from error
+        if answer.status_code in _PARTS:
+            raise partial_answer_error(answer, self._label)
         if answer.is_success or answer.status_code in expected:
             return answer
         raise error_from_response(answer, self._label, open_.secrets)

@@ -12,34 +12,45 @@ from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.resources.backends import postgres_connection, write_plan
 from dagster_adjunct.resources.backends.columns import check_identifier
+from dagster_adjunct.resources.backends.postgres_connection import READ_ONLY_STEP
 from dagster_adjunct.resources.backends.postgres_values import (
     StagedBatch,
+    find_unreadable,
     format_array,
     postgres_checker,
     postgres_decoder,
     postgres_encoder,
     split_repeated_keys,
     stage_batch,
+    tolerant_cursor,
 )
 from dagster_adjunct.resources.backends.sql_table import Pool, SqlTable
 from dagster_adjunct.resources.backends.store import check_variable_name
 from dagster_adjunct.resources.backends.write_plan import (
     COLUMNS,
     Applied,
+    RejectedKeysError,
     Row,
     RowCodec,
     StoredState,
     ValidEntries,
     WritePlan,
+    dropped_error,
 )
 from dagster_adjunct.resources.common import check_seconds, check_whole_number
-from dagster_adjunct.resources.errors import AdjunctError, TableNotFoundError, TableUnavailableError
-from dagster_adjunct.resources.tables.functions import is_retryable, record_not_found_error
-from dagster_adjunct.resources.tables.operation import Operation, Outcomes, PerLoop, Problem, State
+from dagster_adjunct.resources.errors import (
+    AdjunctError,
+    SchemaMismatchError,
+    TableAccessError,
+    TableNotFoundError,
+    TableUnavailableError,
+)
+from dagster_adjunct.resources.tables.functions import TableUse, is_retryable, record_not_found_error
+from dagster_adjunct.resources.tables.operation import Operation, OperationKind, Outcomes, PerLoop, Problem, State
 from dagster_adjunct.resources.validation import validated
 
 if TYPE_CHECKING:
-    from psycopg import AsyncConnection
+    from psycopg import AsyncConnection, sql
 
     from dagster_adjunct.resources.backends.postgres_statements import Statements
 
@@ -54,8 +65,11 @@ class ConcurrentChangeError(Exception):
     """
 
 
-class _MissingRecordsError(Exception):
-    """Some updates of a batch with conditions have no record; it is rolled back, as their marks must not be stored."""
+class _RowByRowError(Exception):
+    """Some records of a staged batch were not written: it is rolled back, and written row by row to find which.
+
+    They are missing, and their marks must not be stored; or a trigger or a policy dropped them or changed their keys.
+    """
 
 
 class PostgresRequests:
@@ -85,18 +99,42 @@ class PostgresRequests:
         self.connection.pgconn.finish()
 
     async def get(self, keys: Sequence[Row]) -> list[dict[str, Any] | None]:
-        """The record of each key, or None."""
-        statements, names = self._statements, self.codec.names
-        arrays = statements.arrays(self.codec.key, keys)
-        cursor = await self.connection.execute(statements.select, arrays, binary=True)
-        records: list[dict[str, Any] | None] = [None] * len(keys)
-        for place, *row in await cursor.fetchall():
-            records[place - 1] = self.codec.read(names, row)
-        return records
+        """The record of each key; None if there is none, an error if it can't be read."""
+        found = await self._read(self._statements.select, self.codec.names, keys)
+        return [found.get(place) for place in range(1, len(keys) + 1)]
+
+    async def _read(
+        self, statement: sql.SQL, names: Sequence[str], keys: Sequence[Row]
+    ) -> dict[int, dict[str, Any] | AdjunctError]:
+        """The columns `names` of the records that a statement returns for these keys, by place.
+
+        A record with a value that Python can't hold is an error that names the column.
+        """
+        from psycopg import DataError
+
+        arrays = self._statements.arrays(self.codec.key, keys)
+        cursor = await self.connection.execute(statement, arrays, binary=True)
+        try:
+            rows = await cursor.fetchall()
+        except (DataError, ValueError, ArithmeticError):
+            cursor = tolerant_cursor(self.connection)
+            await cursor.execute(statement, arrays)
+            rows = await cursor.fetchall()
+        return {place: self._record(names, row) for place, *row in rows}
+
+    def _record(self, names: Sequence[str], row: Sequence[Any]) -> dict[str, Any] | AdjunctError:
+        unreadable = find_unreadable(row)
+        if unreadable is not None:
+            place, value = unreadable
+            return self.codec.unreadable_error(names[place], value.text, value.why)
+        try:
+            return self.codec.read(names, row)
+        except SchemaMismatchError as error:
+            return error
 
     async def write(self, operation: Operation[Any], valid: ValidEntries) -> WritePlan:
         """Write the valid entries in one transaction. After an error nothing was written, unless `committing` is set:
-        then that is unknown.
+        then that is unknown. Raises RejectedKeysError for records that were dropped or can't be read.
         """
         self.committing = False
         for _ in range(_ROUNDS):
@@ -110,6 +148,8 @@ class PostgresRequests:
                 continue
             self.committing = False
             return plan
+        if operation.conditions:
+            await self.open_idempotency_table()  # raises if a trigger of it drops rows
         problem = f"{self.codec.table}: other writers created or deleted the records {_ROUNDS} times during the write."
         step = "The request is retried; if it keeps failing, find out which other writers delete the records."
         raise TableUnavailableError(problem, step, table=self.codec.table)
@@ -117,8 +157,7 @@ class PostgresRequests:
     async def write_batch(self, operation: Operation[Any], batch: StagedBatch) -> Outcomes | None:
         """Write the batch in one transaction, with errors as in `write`; return the outcomes of its entries.
 
-        Returns None, and writes nothing, if records are missing that a batch with conditions updates: which ones is
-        found out row by row.
+        Returns None, and writes nothing, if not all records were written: which ones is found out row by row.
         """
         shape, self.committing = batch.shape, False
         if shape.conditions.newest_by is not None:
@@ -129,6 +168,7 @@ class PostgresRequests:
             await self.connection.execute(statements.create, ())
             self._staging.add(statements.name)
         missing: list[int] = []
+        expected = batch.rows
         try:
             async with self.connection.transaction():
                 cursor = self.connection.cursor()
@@ -139,12 +179,13 @@ class PostgresRequests:
                     await cursor.execute(statements.lock, (), binary=True)
                     present = {place for (place,) in await cursor.fetchall()}
                     missing = batch.missing(present) if len(present) < batch.rows else []
+                    expected = len(present)
                 await cursor.execute(statements.write, batch.constants, binary=True)
-                written, begun, skipped = (await cursor.fetchone() or _NOTHING) if cursor.description else _NOTHING
-                if shape.conditions and not shape.inserts and written + len(skipped) < batch.rows:
-                    raise _MissingRecordsError
+                written, begun, skipped = await cursor.fetchone() or _NOTHING
+                if written + len(skipped) < expected:
+                    raise _RowByRowError
                 self.committing = True
-        except _MissingRecordsError:
+        except _RowByRowError:
             return None
         self.committing = False
         keys = operation.entries.keys if missing else []
@@ -156,8 +197,6 @@ class PostgresRequests:
         return (await self.connection.execute(self._statements.forget, (older_than, most))).rowcount
 
     async def open_idempotency_table(self) -> None:
-        from psycopg import sql
-
         from dagster_adjunct.resources.backends.postgres_statements import create_table
 
         schema, casts, key = self._statements.schema, self._statements.casts, self.codec.key
@@ -165,14 +204,61 @@ class PostgresRequests:
         if self._declared.create:
             types = {part: casts[part] for part in key} | dict.fromkeys(COLUMNS, "text") | {"applied": "jsonb"}
             await create_table(self.connection, schema, name, {**types, "at": "timestamp with time zone NOT NULL"}, key)
+        await self._check_idempotency_table(may_be_missing=False)
+        self.has_idempotency_table = True
+
+    async def check(self, use: TableUse) -> None:
+        key, names = self.codec.key, self.codec.names
+        kinds = use.kinds
+        begins = bool(kinds & {OperationKind.PUT, OperationKind.PUT_IF_ABSENT})
+        changed = set(use.columns or names) & set(names) if OperationKind.UPDATE in kinds else set[str]()
+        if OperationKind.PUT in kinds:
+            changed |= set(names)
+        wanted = {("SELECT", name) for name in (names if use.reads else key)}
+        wanted |= {("INSERT", name) for name in names if begins}
+        wanted |= {("UPDATE", name) for name in changed - set(key) or changed}
+        await self._check_rights(f"{self._statements.schema}.{self._statements.table}", wanted, writes=use.writes)
+        if use.writes and use.conditions:
+            await self._check_idempotency_table(may_be_missing=self._declared.create)
+
+    async def _check_rights(self, table: str, wanted: set[tuple[str, str]], *, writes: bool) -> None:
+        """Raise TableAccessError without the rights (privilege, column) on the table, or in a read-only session."""
+        from dagster_adjunct.resources.backends.postgres_statements import MISSING_RIGHTS
+
+        statements = self._statements
+        privileges, columns = zip(*sorted(wanted), strict=True)
+        named = (statements.schema, statements.table)
+        cursor = await self.connection.execute(MISSING_RIGHTS, (list(privileges), list(columns), *named))
+        user, missing, read_only = await cursor.fetchone() or ("", None, False)
+        if missing:
+            rights = ", ".join(missing)
+            problem = f"{self.codec.table}: user {user} has no right to {rights} in {table}."
+            raise TableAccessError(problem, f"GRANT {rights} ON {table} TO {user}.", table=self.codec.table)
+        if writes and read_only:
+            problem = f"{self.codec.table}: the session is read-only."
+            raise TableAccessError(problem, READ_ONLY_STEP, table=self.codec.table)
+
+    async def _check_idempotency_table(self, *, may_be_missing: bool) -> None:
+        from psycopg import sql
+
+        from dagster_adjunct.resources.backends.postgres_statements import DROPS_ROWS
+
+        schema, key = self._statements.schema, self.codec.key
+        name = write_plan.idempotency_table_name(self._statements.table, key)
         cursor = await self.connection.execute(
             """SELECT a.attname FROM pg_attribute a WHERE a.attrelid = to_regclass(%s) AND a.attnum > 0
                AND NOT a.attisdropped""",
             (sql.Identifier(schema, name).as_string(self.connection),),
         )
         columns = [column for (column,) in await cursor.fetchall()]
+        if may_be_missing and not columns:
+            return
         write_plan.check_idempotency_columns(self.codec.table, name, list(key), columns)
-        self.has_idempotency_table = True
+        cursor = await self.connection.execute(DROPS_ROWS, (sql.Identifier(schema, name).as_string(self.connection),))
+        (reason,) = await cursor.fetchone() or (None,)
+        if reason is not None:
+            problem = f"{self.codec.table}: {name!r}, the table for its conditions, has {reason}, which may drop rows."
+            raise TableAccessError(problem, f"Remove it from {schema}.{name}.", table=self.codec.table)
 
     async def _stored(self, operation: Operation[Any], valid: ValidEntries) -> StoredState:
         statements, codec, keys = self._statements, self.codec, valid.keys
@@ -187,26 +273,45 @@ class PostgresRequests:
             if len(applied) < len(keys):  # a row was purged after `claim`: an update of it would store no mark
                 raise ConcurrentChangeError
         names = write_plan.columns_to_read(operation, valid.entries)
-        cursor = await self.connection.execute(statements.lock(names), arrays, binary=True)
-        records = {keys[row[0] - 1]: codec.read(names, row[1:]) for row in await cursor.fetchall()}
+        found = await self._read(statements.lock(names), names, keys)
+        records: dict[Row, dict[str, Any]] = {}
+        unreadable: dict[Row, AdjunctError] = {}
+        for place, record in found.items():
+            if isinstance(record, AdjunctError):
+                unreadable[keys[place - 1]] = record
+            else:
+                records[keys[place - 1]] = record
+        if unreadable:
+            raise RejectedKeysError(unreadable)
         return StoredState(records, applied)
 
     async def _write(self, operation: Operation[Any], plan: WritePlan) -> None:
         statements, codec, execute = self._statements, self.codec, self.connection.execute
+        dropped: dict[Row, str] = {}
         if plan.puts:
-            await execute(statements.upsert, self._whole(plan.puts))
+            unwritten = await self._places(statements.upsert, self._whole(plan.puts))
+            dropped |= dict.fromkeys(_keys_at(list(plan.puts), unwritten), "put the record")
         if plan.begins:
-            begun = await execute(statements.insert, self._whole(plan.begins))
-            if begun.rowcount < len(plan.begins):
+            keys = list(plan.begins)
+            unwritten = await self._places(statements.insert, self._whole(plan.begins))
+            absent = _keys_at(keys, unwritten)
+            if absent and await self._places(statements.lock(()), statements.arrays(codec.key, absent)):
                 raise ConcurrentChangeError
+            dropped |= dict.fromkeys(absent, "create the record")
         if plan.deletes:
-            arrays = statements.arrays(codec.key, list(plan.deletes))
+            keys = list(plan.deletes)
+            arrays = statements.arrays(codec.key, keys)
             if not write_plan.needs_read(operation):
                 await execute(statements.lock(()), arrays)
-            await execute(statements.delete, arrays)
+            left = await self._places(statements.delete, [*arrays])
+            dropped |= dict.fromkeys(_keys_at(keys, left), "delete the record")
         for sets, append, rows in plan.groups():
             names = (*sets, *append, *codec.key)
-            await execute(statements.update(sets, append), statements.arrays(names, rows))
+            changed = await self._places(statements.update(sets, append), statements.arrays(names, rows))
+            unchanged = set(range(1, len(rows) + 1)) - changed
+            dropped |= dict.fromkeys((rows[place - 1][-len(codec.key) :] for place in unchanged), "update the record")
+        if dropped:
+            raise RejectedKeysError({key: dropped_error(codec.table, key, what) for key, what in dropped.items()})
         if plan.applied:
             newest_by = operation.conditions.newest_by
             texts = [
@@ -217,9 +322,19 @@ class PostgresRequests:
             arrays += [format_array(row[place] for row in texts) for place in range(width, width + 4)]
             await execute(statements.remember, arrays)
 
+    async def _places(self, statement: sql.SQL, parameters: Sequence[Any]) -> set[int]:
+        """The places, from 1, that a statement returns."""
+        cursor = await self.connection.execute(statement, parameters, binary=True)
+        return {place for (place,) in await cursor.fetchall()}
+
     def _whole(self, records: dict[Row, dict[str, Any]]) -> list[Any]:
         names = self.codec.names
         return self._statements.arrays(names, [tuple(map(record.get, names)) for record in records.values()])
+
+
+def _keys_at(keys: Sequence[Row], places: set[int]) -> list[Row]:
+    """The keys at these places, which are counted from 1."""
+    return [keys[place - 1] for place in sorted(places)]
 
 
 @validated
@@ -296,6 +411,23 @@ class PostgresTable(SqlTable[PostgresRequests]):
             outcomes = outcomes.with_retried(skipped, await super()._write_entries(requests, late))
         return outcomes
 
+    async def _check_creation(self) -> None:
+        from dagster_adjunct.resources.backends.postgres_statements import MAY_CREATE
+
+        postgres_connection.require_driver(self._label)
+        settings = postgres_connection.connection_settings(self._label, self.dsn_env, self.connect)
+        connection = await postgres_connection.connect_async(self._label, settings)
+        try:
+            with self._translated():
+                cursor = await connection.execute(MAY_CREATE, {"schema": self.schema})
+                user, may_create, read_only = await cursor.fetchone() or ("", True, False)
+        finally:
+            await connection.close()
+        if not may_create or read_only:
+            why = f"user {user} may not create it" if not may_create else "the session is read-only"
+            step = READ_ONLY_STEP if may_create else f"GRANT CREATE ON SCHEMA {self.schema} TO {user}, or create it."
+            raise TableAccessError(f"{self._label} does not exist, and {why}.", step, table=self._label)
+
     async def _run(self, requests: PostgresRequests, request: Callable[..., Any], *arguments: Any) -> Any:
         with self._translated():
             return await postgres_connection.run_cancellable(requests.connection, request(*arguments))
@@ -303,9 +435,11 @@ class PostgresTable(SqlTable[PostgresRequests]):
     def _is_data_error(self, error: BaseException | None) -> bool:
         import psycopg
 
+        if not isinstance(error, psycopg.Error):
+            return False
         if isinstance(error, psycopg.DataError | psycopg.IntegrityError):
             return True
-        return isinstance(error, psycopg.Error) and (error.sqlstate or "").startswith("P0")
+        return (error.sqlstate or "").startswith("P0") or postgres_connection.is_against_policy(error)
 
     @contextmanager
     def _translated(self) -> Iterator[None]:

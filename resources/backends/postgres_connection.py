@@ -31,8 +31,13 @@ _PASSING = {
 }
 _PASSING_CLASSES = ("08", "53")  # connection errors, insufficient resources
 _NO_ACCESS = {"28000", "28P01", "3D000", "3F000", "42P01", "42501"}
+_POLICY_CHECK = "ExecWithCheckOptions"  # the server's function that compares a record with row security policies
 READ_ONLY = "25006"
 """The SQLSTATE of a write in a read-only transaction."""
+READ_ONLY_STEP = (
+    "Connect to the primary as a user with default_transaction_read_only off; it may be set for the role, the database "
+    "or the server."
+)
 # libpq gives a rejected login no SQLSTATE, only the server's message. If that is in another language, the request is
 # retried in vain; so is one to a wrong address, because it looks like a server that is down.
 _FOR_GOOD = (
@@ -203,8 +208,9 @@ def translate_error(error: psycopg.Error, label: str, place: str) -> errors.Adju
         step = "The transaction is retried; if it keeps failing, check the server's log."
     elif state == READ_ONLY:
         kind, what = errors.TableAccessError, "the session is read-only"
-        step = "Connect to the primary as a user with default_transaction_read_only off; it may be set for the role, "
-        step += "the database or the server."
+        step = READ_ONLY_STEP
+    elif is_against_policy(error):
+        what, step = "a row security policy rejects the record", "Filter such records out, or correct the policy."
     elif state in _NO_ACCESS:
         kind, what = errors.TableAccessError, "it can't be accessed"
         step = "Check that the table exists and that the user has access to it."
@@ -215,6 +221,14 @@ def translate_error(error: psycopg.Error, label: str, place: str) -> errors.Adju
             "Correct the values or the table.",
         )
     return kind(f"{label} at {place}: {what} ({' '.join(message.split())}).", step, table=label)
+
+
+def is_against_policy(error: psycopg.Error) -> bool:
+    """Whether a row security policy rejects a record, so that other records may be accepted.
+
+    Its SQLSTATE is that of a missing right, which concerns all records.
+    """
+    return error.sqlstate == "42501" and error.diag.source_function == _POLICY_CHECK
 
 
 def _redact(text: str, settings: Mapping[str, Any]) -> str:

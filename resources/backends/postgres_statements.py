@@ -3,10 +3,10 @@
     lock      lock the records of these keys in key order; returns each one's place in the list of keys (from 1), and
               the values of some columns
     select    return the records of these keys, each with its place in the list
-    insert    create records; existing ones stay as they are
-    upsert    put records
-    update    set columns and append to lists, at most one row per key
-    delete    remove records
+    insert    create records; existing ones stay as they are. Returns the places of those that were not created
+    upsert    put records; returns the places of those that were not written, or under another key, as by a trigger
+    update    set columns and append to lists, at most one row per key; returns the places of those that were changed
+    delete    remove records; returns the places of those that were there and were not removed
     claim     create the missing rows of these keys in the idempotency table
     applied   lock the rows of these keys in the idempotency table; returns what was applied
     remember  store what was applied
@@ -73,6 +73,36 @@ def quote_name(*names: str) -> str:
 _SETTINGS = "SET enable_hashjoin = off; SET enable_mergejoin = off; SET jit = off"
 
 
+MISSING_RIGHTS = """
+    SELECT current_user,
+      (SELECT array_agg(DISTINCT privilege) FROM unnest(%s::text[], %s::text[]) AS wanted (privilege, name)
+       WHERE NOT has_schema_privilege(n.oid, 'USAGE') OR NOT has_column_privilege(c.oid, name, privilege)),
+      current_setting('transaction_read_only')::boolean
+    FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = %s AND c.relname = %s"""
+"""The user, which of the privileges it lacks for a column of the table, and whether the session is read-only."""
+MAY_CREATE = """
+    SELECT current_user,
+      coalesce((SELECT has_schema_privilege(oid, 'CREATE') FROM pg_namespace WHERE nspname = %(schema)s),
+               has_database_privilege(current_database(), 'CREATE')),
+      current_setting('transaction_read_only')::boolean"""
+"""The user, whether it may create a table in the schema, or else the schema, and whether the session is read-only."""
+DROPS_ROWS = """
+    SELECT CASE
+      WHEN EXISTS (SELECT FROM pg_trigger WHERE tgrelid = c.oid AND NOT tgisinternal AND tgtype & 3 = 3)
+      THEN 'a trigger'
+      WHEN c.relhasrules THEN 'a rule'
+      WHEN row_security_active(c.oid) THEN 'a row security policy'
+    END
+    FROM pg_class c WHERE c.oid = to_regclass(%s)"""
+"""What a table has that may drop rows without an error (a trigger before each row is of the types 1 and 2); null if
+nothing."""
+
+
+# Whether a row's key is that of a staged row, which a trigger may have changed. IS TRUE keeps the server from a join,
+# which would compare all rows with all.
+_OF_STAGE = "(({keys}) IN (SELECT {keys} FROM {stage})) IS TRUE"
+
+
 class StagingStatements(NamedTuple):
     """The name of the staging table for batches of one shape, and the statements that create, fill and use it.
 
@@ -102,7 +132,7 @@ class Statements:
             "names": quote_names(self._names),
             "given_keys": self._given(self._key),
             "given": self._given(self._names),
-            "typed": ", ".join(map(self._typed, self._names)),
+            "typed": ", ".join(f"{self._typed(name)} AS {quote_name(name)}" for name in self._names),
             "of_b": quote_names(self._key, "b"),
             "of_t": quote_names(self._key, "t"),
             "of_s": quote_names(self._key, "s"),
@@ -111,13 +141,22 @@ class Statements:
         }
         rest = map(quote_name, (name for name in self._names if name not in self._key))
         changes = ", ".join(f"{name} = excluded.{name}" for name in rest)
-        begin = "INSERT INTO {table} AS t ({names}) SELECT {typed} FROM unnest({given}) AS s ({names}) ORDER BY {of_s} "
-        find = "SELECT s.__place, {found} FROM unnest({given_keys}) WITH ORDINALITY AS s ({keys}, __place) "
-        self.insert = self._compose(begin + "ON CONFLICT ({keys}) DO NOTHING")
-        self.upsert = self._compose(
-            begin + "ON CONFLICT ({keys}) DO {action}", action=f"UPDATE SET {changes}" if changes else "NOTHING"
+        begin = (
+            "WITH given AS (SELECT {typed}, s.__place FROM unnest({given}) WITH ORDINALITY AS s ({names}, __place)), "
+            "written AS (INSERT INTO {table} AS t ({names}) SELECT {names} FROM given AS s ORDER BY {of_s} "
+            "ON CONFLICT ({keys}) DO {action} RETURNING {of_t}) "
+            "SELECT __place FROM given WHERE ({keys}) NOT IN (SELECT {keys} FROM written)"
         )
-        self.delete = self._compose("DELETE FROM {table} AS t USING unnest({given_keys}) AS s ({keys}) WHERE {same}")
+        find = "SELECT s.__place, {found} FROM unnest({given_keys}) WITH ORDINALITY AS s ({keys}, __place) "
+        self.insert = self._compose(begin, action="NOTHING")
+        # A statement that changes nothing would not return which records are there.
+        self.upsert = self._compose(begin, action=f"UPDATE SET {changes or self._same_key('excluded')}")
+        self.delete = self._compose(
+            "WITH given AS (SELECT * FROM unnest({given_keys}) WITH ORDINALITY AS s ({keys}, __place)), "
+            "gone AS (DELETE FROM {table} AS t USING given AS s WHERE {same} RETURNING s.__place) "
+            "SELECT s.__place FROM given AS s JOIN {table} AS t ON {same} "
+            "WHERE s.__place NOT IN (SELECT __place FROM gone)"
+        )
         self.select = self._compose(find + "JOIN {table} AS t ON {same}", found=quote_names(self._names, "t"))
         self.claim = self._compose(
             "INSERT INTO {idempotency} AS t ({keys}, at) SELECT {of_s}, now() FROM unnest({given_keys}) AS s ({keys}) "
@@ -143,6 +182,10 @@ class Statements:
         self.update = cache(self._update)
         self.staging = cache(self._stage)
 
+    def _same_key(self, source: str) -> str:
+        """The assignment that leaves the key as it is."""
+        return f"{quote_name(self._key[0])} = {source}.{quote_name(self._key[0])}"
+
     def _equal_keys(self, table: str) -> str:
         return " AND ".join(f"{table}.{name} = s.{name}" for name in map(quote_name, self._key))
 
@@ -159,7 +202,8 @@ class Statements:
         for name in append:
             changes.append("{0} = coalesce(t.{0}, '{{}}') || {1}".format(quote_name(name), self._typed(name)))
         return self._compose(
-            "UPDATE {table} AS t SET {changes} FROM unnest({all_given}) AS s ({all}) WHERE {same}",
+            "UPDATE {table} AS t SET {changes} FROM unnest({all_given}) WITH ORDINALITY AS s ({all}, __place) "
+            "WHERE {same} RETURNING CASE WHEN {same} THEN s.__place END",
             changes=", ".join(changes),
             all_given=self._given(names),
             all=quote_names(names),
@@ -205,16 +249,16 @@ class Statements:
     def _plain(self, shape: StagingShape) -> str:
         """The statement for a batch without conditions."""
         if not shape.inserts:
-            return "UPDATE {table} AS t SET {sets} FROM {rows} AS s WHERE {same}"
-        upsert = (
-            "INSERT INTO {table} AS t ({names}) SELECT {whole} FROM {rows} AS s ORDER BY {of_s} "
-            "ON CONFLICT ({keys}) DO {action}"
-        )
-        if not shape.begins:
-            return upsert
+            return (
+                "WITH written AS "
+                "(UPDATE {table} AS t SET {sets} FROM {rows} AS s WHERE {same} RETURNING {same} AS kept) "
+                "SELECT count(*) FILTER (WHERE kept), 0, ARRAY[]::int[] FROM written"
+            )
+        begun = "coalesce(sum(begun), 0)" if shape.begins else "0"
         return (
-            f"WITH written AS ({upsert} RETURNING (xmax = 0)::int AS begun) "
-            "SELECT count(*), coalesce(sum(begun), 0), ARRAY[]::int[] FROM written"
+            "WITH written AS (INSERT INTO {table} AS t ({names}) SELECT {whole} FROM {rows} AS s ORDER BY {of_s} "
+            "ON CONFLICT ({keys}) DO {action} RETURNING {of_t}, (xmax = 0)::int AS begun) "
+            f"SELECT count(*), {begun}, ARRAY[]::int[] FROM written WHERE {_OF_STAGE}"
         )
 
     def _conditional(self, shape: StagingShape) -> str:
@@ -224,15 +268,17 @@ class Statements:
         if changes:
             steps.append(
                 "changed AS (UPDATE {table} AS t SET {sets} FROM (SELECT * FROM passed ORDER BY {keys}) AS s "
-                "WHERE {same} RETURNING {of_t})"
+                "WHERE {same} RETURNING {of_s}, {same} AS kept)"
             )
         if shape.inserts:
             rest = " WHERE ({of_s}) NOT IN (SELECT {keys} FROM changed)" if changes else ""
             steps.append(
                 f"begun AS (INSERT INTO {{table}} AS t ({{names}}) SELECT {{whole}} FROM passed AS s{rest} "
-                "ORDER BY {of_s} ON CONFLICT ({keys}) DO {action} RETURNING (xmax = 0)::int AS begun)"
+                "ORDER BY {of_s} ON CONFLICT ({keys}) DO {action} RETURNING {of_t}, (xmax = 0)::int AS begun)"
             )
-        done = [f"(SELECT count(*) FROM {step})" for step in ("changed", "begun") if f"{step} AS" in " ".join(steps)]
+        done = ["(SELECT count(*) FROM changed WHERE kept)"] if changes else []
+        if shape.inserts:
+            done.append(f"(SELECT count(*) FROM begun WHERE {_OF_STAGE})")
         begun = "(SELECT coalesce(sum(begun), 0) FROM begun)" if shape.inserts else "0"
         skipped = "ARRAY(SELECT __place FROM staged WHERE ({keys}) NOT IN (SELECT {keys} FROM passed))"
         return f"WITH {', '.join(steps)} SELECT {' + '.join(done)}, {begun}, {skipped}"
@@ -299,7 +345,7 @@ class Statements:
         collate = ' COLLATE "C"' if newest_by and self.codec.column(newest_by).kind is Kind.STRING else ""
         return {
             "sets": sets,
-            "action": f"UPDATE SET {self._sets(shape, 'excluded')}" if sets else "NOTHING",
+            "action": f"UPDATE SET {self._sets(shape, 'excluded') or self._same_key('excluded')}",
             "newest_by": quote_name(newest_by),
             "newest_of": sql.Literal(newest_by).as_string(None).replace("%", "%%"),
             "time": quote_name(TIME if TIME in shape.columns else newest_by),

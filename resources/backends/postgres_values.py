@@ -13,13 +13,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from decimal import Decimal
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.resources.backends.columns import Column, Kind, OutOfRangeError, declared_digits, make_checker
 from dagster_adjunct.resources.backends.write_plan import RowCodec
 from dagster_adjunct.resources.lazy_modules import np, pa, pc
 from dagster_adjunct.resources.tables.arrow import ArrowEntries
 from dagster_adjunct.resources.tables.operation import Conditions, Operation, OperationKind
+
+if TYPE_CHECKING:
+    from psycopg import AsyncConnection, AsyncCursor
 
 LEAST = 200  # the fewest entries that are worth a staging table; below, arrays are as fast
 _PLACE = "__place"
@@ -330,7 +333,7 @@ def postgres_decoder(column: Column) -> Callable[[Any], Any] | None:
         assert column.element is not None
         item = postgres_decoder(column.element)
         return item and (lambda values: [v if v is None else item(v) for v in values])
-    return _utc if column.kind is Kind.TIMESTAMP else None
+    return {Kind.TIMESTAMP: _utc, Kind.DECIMAL: _finite}.get(column.kind)
 
 
 def format_array(values: Iterable[Any]) -> str:
@@ -363,6 +366,74 @@ _TEXTS = _Texts(
         bytes: lambda value: f'"\\\\x{value.hex()}"',
     }
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """Stands for a value that no Python value can hold: its text, as the server prints it, and why not."""
+
+    text: str
+    why: str
+
+
+# Types of which the server can store values that Python does not have, such as infinity or years before Christ.
+_WIDER_TYPES = (
+    "date",
+    "timestamp",
+    "timestamptz",
+    "time",
+    "timetz",
+    "interval",
+    "numeric",
+    "text",
+    "varchar",
+    "bpchar",
+)
+
+
+def tolerant_cursor(connection: AsyncConnection[Any]) -> AsyncCursor[Any]:
+    """Return a cursor whose results in text format have an `Unreadable` in place of a value that Python can't hold."""
+    from psycopg import Error
+    from psycopg.adapt import Loader
+    from psycopg.pq import Format
+
+    cursor = connection.cursor()
+    for name in _WIDER_TYPES:
+        known = cursor.adapters.types[name]
+        plain = cursor.adapters.get_loader(known.oid, Format.TEXT)
+        assert plain is not None
+
+        class Tolerant(Loader):
+            plain_loader = plain
+
+            def __init__(self, oid: int, context: Any = None) -> None:
+                super().__init__(oid, context)
+                self._plain = self.plain_loader(oid, context)
+
+            def load(self, data: Any) -> Any:
+                try:
+                    return self._plain.load(data)
+                except (Error, ValueError, ArithmeticError) as error:
+                    return Unreadable(bytes(data).decode(errors="replace"), str(error))
+
+        cursor.adapters.register_loader(known.oid, Tolerant)
+    return cursor
+
+
+def find_unreadable(values: Iterable[Any]) -> tuple[int, Unreadable] | None:
+    """The place of the first value that is, or contains, an `Unreadable`, and that; None if there is none."""
+    for place, value in enumerate(values):
+        items = value if isinstance(value, list) else [value]
+        found = next((item for item in items if isinstance(item, Unreadable)), None)
+        if found is not None:
+            return place, found
+    return None
+
+
+def _finite(number: Any) -> Any:
+    if not number.is_finite():
+        raise ValueError("it is no finite number")
+    return number
 
 
 def _utc(moment: Any) -> Any:

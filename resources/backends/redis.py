@@ -14,6 +14,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
+from uuid import uuid4
 
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.backends import redis_records
@@ -22,7 +23,7 @@ from dagster_adjunct.resources.backends.redis_records import BEGUN, DONE, MISSIN
 from dagster_adjunct.resources.backends.store import StoreTable, check_variable_name, read_variable
 from dagster_adjunct.resources.backends.write_plan import CheckedChanges, Entry, Key, Row, RowCodec, validate_entries
 from dagster_adjunct.resources.common import check_seconds, check_whole_number, import_package
-from dagster_adjunct.resources.tables.functions import record_not_found_error
+from dagster_adjunct.resources.tables.functions import TableUse, record_not_found_error
 from dagster_adjunct.resources.tables.operation import (
     Changes,
     Operation,
@@ -470,6 +471,17 @@ class RedisTable(StoreTable):
     async def open(self) -> None:
         import_package(self._label, "redis.asyncio", "redis", table=self._label)
         self._servers.here()
+
+    async def check(self, use: TableUse) -> None:
+        """Ask the server whether it can be reached and read, and takes writes."""
+        await self.open()
+        nobody = f"{self.prefix}:{uuid4().hex}".encode()  # no record has this name
+        commands = [b"*3\r\n" + b"".join(map(pack_argument, (b"HMGET", nobody, b"adjunct_check")))]
+        if use.writes:
+            commands.append(b"*3\r\n" + b"".join(map(pack_argument, (b"HDEL", nobody, b"adjunct_check"))))
+        for answer in await self._servers.here().ask(commands, reads=True):
+            if isinstance(answer, Problem) and answer.error is not None:
+                raise answer.error
 
     async def close(self) -> None:
         """Close the running event loop's connections after its requests."""

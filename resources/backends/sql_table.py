@@ -11,8 +11,9 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from dagster_adjunct.resources.backends import store, write_plan
 from dagster_adjunct.resources.backends.store import StoreTable
-from dagster_adjunct.resources.backends.write_plan import BisectRejected, Row, RowCodec, ValidEntries
+from dagster_adjunct.resources.backends.write_plan import BisectRejected, RejectedKeysError, Row, RowCodec, ValidEntries
 from dagster_adjunct.resources.errors import AdjunctError, TableNotFoundError
+from dagster_adjunct.resources.tables.functions import TableUse
 from dagster_adjunct.resources.tables.operation import Operation, OperationKind, Outcomes, PerLoop
 
 
@@ -33,16 +34,22 @@ class SqlRequests(Protocol):
     def closed(self) -> bool: ...
 
     def get(self, keys: Sequence[Row]) -> Any:
-        """The record of each key, None for missing ones."""
+        """The record of each key, None for missing ones, an error for those that can't be read."""
 
     def write(self, operation: Operation[Any], valid: ValidEntries) -> Any:
-        """Write the valid entries in one transaction; return the `WritePlan`. After an error nothing was written."""
+        """Write the valid entries in one transaction; return the `WritePlan`. After an error nothing was written.
+
+        Raises RejectedKeysError for records that are not stored as they were sent, or can't be read.
+        """
 
     def forget(self, older_than: float, most: int = ...) -> Any:
         """Purge what was last applied to keys more than `older_than` seconds ago, for at most `most` keys.
 
         Returns the number of keys.
         """
+
+    def check(self, use: TableUse) -> Any:
+        """Raise if requests for this use would be rejected: for a missing right, or as read-only."""
 
     def open_idempotency_table(self) -> Any:
         """Check the idempotency table, after creating it if the table is declared with `create`.
@@ -147,6 +154,20 @@ class SqlTable(StoreTable, Generic[R]):
         if not self._pools.here().is_connected:
             await self.stored_types()
 
+    async def check(self, use: TableUse) -> None:
+        try:
+            async with self._pools.here().connection() as requests:
+                await self._run(requests, requests.check, use)
+        except TableNotFoundError:
+            if not self.create:
+                raise
+            if use.writes:
+                await self._check_creation()
+
+    @abstractmethod
+    async def _check_creation(self) -> None:
+        """Raise if the first write could not create the missing table; creates nothing."""
+
     async def close(self) -> None:
         """Close the running event loop's connections after its requests."""
         await self._pools.here().close()
@@ -217,6 +238,8 @@ class SqlTable(StoreTable, Generic[R]):
         while (part := bisect.next()) is not None:
             try:
                 bisect.done(await self._run(requests, requests.write, operation, part))
+            except RejectedKeysError as rejected:
+                bisect.rejected(rejected.errors)
             except AdjunctError as error:
                 problem = self.problem_of(error, sent=requests.committing)  # without a commit it had no effect
                 by_data = self._is_data_error(error.__cause__)

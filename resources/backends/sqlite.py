@@ -38,8 +38,18 @@ from dagster_adjunct.resources.backends.columns import (
     parse_column,
 )
 from dagster_adjunct.resources.backends.sql_table import Pool, SqlTable
-from dagster_adjunct.resources.backends.write_plan import Applied, Row, RowCodec, StoredState, ValidEntries, WritePlan
+from dagster_adjunct.resources.backends.write_plan import (
+    Applied,
+    RejectedKeysError,
+    Row,
+    RowCodec,
+    StoredState,
+    ValidEntries,
+    WritePlan,
+    dropped_error,
+)
 from dagster_adjunct.resources.common import check_seconds
+from dagster_adjunct.resources.tables.functions import TableUse
 from dagster_adjunct.resources.tables.operation import Operation, PerLoop
 from dagster_adjunct.resources.validation import validated
 
@@ -164,13 +174,16 @@ class SqliteRequests:
         self.thread.shutdown(wait=False)
         return closed
 
-    def get(self, keys: Sequence[Row]) -> list[dict[str, Any] | None]:
-        """The record of each key, or None."""
+    def get(self, keys: Sequence[Row]) -> list[dict[str, Any] | errors.AdjunctError | None]:
+        """The record of each key; None if there is none, an error if it can't be read."""
         with self._transaction("DEFERRED"):
-            return [self._record(self.codec.names, key) for key in self._encoded_keys(keys)]
+            return [self._readable_record(self.codec.names, key) for key in self._encoded_keys(keys)]
 
     def write(self, operation: Operation[Any], valid: ValidEntries) -> WritePlan:
-        """Write the valid entries in one transaction; after an error nothing was written."""
+        """Write the valid entries in one transaction; after an error nothing was written.
+
+        Raises RejectedKeysError for records that were dropped or can't be read.
+        """
         with self._transaction("IMMEDIATE"):
             # From here on the write lock is held, so nobody changes before the commit what is read now.
             stored = self._read_state(operation, valid) if write_plan.needs_read(operation) else StoredState()
@@ -192,49 +205,121 @@ class SqliteRequests:
         row = self.connection.execute(query, key).fetchone()
         return None if row is None else self.codec.read(names, row[: len(names)])
 
+    def _readable_record(
+        self, names: Sequence[str], key: Sequence[Any]
+    ) -> dict[str, Any] | errors.SchemaMismatchError | None:
+        try:
+            return self._record(names, key)
+        except errors.SchemaMismatchError as error:
+            return error
+
     def _read_state(self, operation: Operation[Any], valid: ValidEntries) -> StoredState:
         names, newest_by = write_plan.columns_to_read(operation, valid.entries), operation.conditions.newest_by
         keys = valid.keys
         records: dict[Row, dict[str, Any]] = {}
         applied: dict[Row, Applied] = {}
+        unreadable: dict[Row, errors.AdjunctError] = {}
         for key, encoded in zip(keys, self._encoded_keys(keys), strict=True):
-            record = self._record(names, encoded)
-            if record is not None:
+            record = self._readable_record(names, encoded)
+            if isinstance(record, errors.AdjunctError):
+                unreadable[key] = record
+            elif record is not None:
                 records[key] = record
             if operation.conditions:
                 query = f"SELECT {quote_sqlite_names(write_plan.COLUMNS)} FROM {self._idempotency} WHERE {self._is_key}"
                 texts = self.connection.execute(query, encoded).fetchone()
                 if texts is not None:
                     applied[key] = write_plan.applied_from_texts(self.codec, newest_by, texts)
+        if unreadable:
+            raise RejectedKeysError(unreadable)
         return StoredState(records, applied)
 
     def _write(self, plan: WritePlan, newest_by: str | None) -> None:
-        codec, run = self.codec, self.connection.executemany
+        codec = self.codec
+        may_drop = self._may_drop(self._declared.table)
+        dropped: dict[Row, str] = {}
+
+        def run(statement: str, rows: Sequence[Row], keys: Sequence[Row], what: str) -> None:
+            if not may_drop:
+                self.connection.executemany(statement, rows)
+                return
+            for key, row in zip(keys, rows, strict=True):
+                written = self.connection.execute(statement, row).rowcount
+                if not written and what != "delete the record":  # one that is not there is not deleted either
+                    dropped[key] = what
+
         for records in (plan.puts, plan.begins):
             if records:
                 rows = [tuple(map(record.get, codec.names)) for record in records.values()]
-                run(self._upsert(self._table, codec.names), self._rows(codec.names, rows))
+                upsert = self._upsert(self._table, codec.names)
+                run(upsert, self._rows(codec.names, rows), list(records), "put the record")
         if plan.deletes:
-            run(f"DELETE FROM {self._table} WHERE {self._is_key}", self._encoded_keys(list(plan.deletes)))
+            keys = list(plan.deletes)
+            delete = f"DELETE FROM {self._table} WHERE {self._is_key}"
+            run(delete, self._encoded_keys(keys), keys, "delete the record")
         for sets, append, changed in plan.groups():
             changes = [f"{quote_sqlite_name(name)} = ?" for name in sets]
             changes += [
                 f"{quote_sqlite_name(name)} = adjunct_appended({quote_sqlite_name(name)}, ?)" for name in append
             ]
             names = (*sets, *append, *codec.key)
-            run(f"UPDATE {self._table} SET {', '.join(changes)} WHERE {self._is_key}", self._rows(names, changed))
+            update = f"UPDATE {self._table} SET {', '.join(changes)} WHERE {self._is_key}"
+            keys = [row[-len(codec.key) :] for row in changed]
+            run(update, self._rows(names, changed), keys, "update the record")
+        if may_drop:
+            dropped = self._find_dropped(plan) | dropped
+        if dropped:
+            raise RejectedKeysError({key: dropped_error(codec.table, key, what) for key, what in dropped.items()})
         if plan.applied:
             keys = self._encoded_keys(list(plan.applied))
             texts = [write_plan.applied_to_texts(codec, newest_by, applied) for applied in plan.applied.values()]
             marks = [(*key, *text, time.time()) for key, text in zip(keys, texts, strict=True)]
-            run(self._upsert(self._idempotency, (*codec.key, *write_plan.COLUMNS, "at")), marks)
+            upsert = self._upsert(self._idempotency, (*codec.key, *write_plan.COLUMNS, "at"))
+            self.connection.executemany(upsert, marks)
+
+    def check(self, use: TableUse) -> None:
+        if not use.writes:
+            return
+        busy = self.connection.execute("PRAGMA busy_timeout").fetchone()[0]
+        self.connection.execute("PRAGMA busy_timeout = 0")
+        try:
+            with self._transaction("IMMEDIATE"):
+                self.connection.execute(f"DELETE FROM {self._table} WHERE 0")  # fails if the file can't be written
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY:  # another process writes
+                raise
+        finally:
+            self.connection.execute(f"PRAGMA busy_timeout = {busy}")
+        if use.conditions:
+            self._check_idempotency_table(may_be_missing=self._declared.create)
+
+    def _may_drop(self, table: str) -> bool:
+        """Whether a table may drop rows without an error: it has a trigger, or a constraint ON CONFLICT IGNORE."""
+        query = """SELECT EXISTS (SELECT 1 FROM sqlite_master WHERE tbl_name = ? COLLATE NOCASE
+                   AND (type = 'trigger' OR sql LIKE '%CONFLICT%'))"""
+        return bool(self.connection.execute(query, (table,)).fetchone()[0])
+
+    def _find_dropped(self, plan: WritePlan) -> dict[Row, str]:
+        """What was not done for keys of the plan, whose records are there, or not, although they should not, or should.
+
+        A trigger can move a row that was written to another key, and a constraint can replace it by a later one.
+        """
+        written = [*plan.puts, *plan.begins, *plan.changes]
+        dropped = dict.fromkeys(self._select(written, present=False), "keep the record")
+        return dropped | dict.fromkeys(self._select(list(plan.deletes), present=True), "delete the record")
+
+    def _select(self, keys: list[Row], *, present: bool) -> list[Row]:
+        """Those of the keys whose record is `present`, or not."""
+        encoded = zip(keys, self._encoded_keys(keys), strict=True)
+        return [key for key, stored in encoded if (self._record((), stored) is not None) is present]
 
     def _upsert(self, table: str, names: Sequence[str]) -> str:
-        rest = [name for name in names if name not in self.codec.key]
+        # A statement that changes nothing would not count a record that is there.
+        rest = [name for name in names if name not in self.codec.key] or self.codec.key[:1]
         changes = ", ".join(f"{quote_sqlite_name(name)} = excluded.{quote_sqlite_name(name)}" for name in rest)
         return (
             f"INSERT INTO {table} ({quote_sqlite_names(names)}) VALUES ({', '.join('?' * len(names))}) "
-            f"ON CONFLICT ({quote_sqlite_names(self.codec.key)}) DO {f'UPDATE SET {changes}' if rest else 'NOTHING'}"
+            f"ON CONFLICT ({quote_sqlite_names(self.codec.key)}) DO UPDATE SET {changes}"
         )
 
     def _rows(self, names: Sequence[str], rows: Sequence[Row]) -> list[Row]:
@@ -252,9 +337,19 @@ class SqliteRequests:
                 types = {part: f"{_type_of(codec.columns[part])} NOT NULL" for part in codec.key}
                 types |= dict.fromkeys(write_plan.COLUMNS, "TEXT") | {"at": "REAL NOT NULL"}
                 create_sqlite_table(self.connection, name, types, codec.key, " WITHOUT ROWID")
-        columns = self.connection.execute("SELECT name FROM pragma_table_info(?)", (name,))
-        write_plan.check_idempotency_columns(codec.table, name, list(codec.key), [column for (column,) in columns])
+        self._check_idempotency_table(may_be_missing=False)
         self._idempotency, self.has_idempotency_table = quote_sqlite_name(name), True
+
+    def _check_idempotency_table(self, *, may_be_missing: bool) -> None:
+        codec = self.codec
+        name = write_plan.idempotency_table_name(self._declared.table, [part.lower() for part in codec.key])
+        columns = [column for (column,) in self.connection.execute("SELECT name FROM pragma_table_info(?)", (name,))]
+        if may_be_missing and not columns:
+            return
+        write_plan.check_idempotency_columns(codec.table, name, list(codec.key), columns)
+        if self._may_drop(name):
+            problem = f"{codec.table}: {name!r}, the table for its conditions, has a trigger, which may drop rows."
+            raise errors.TableAccessError(problem, f"Remove the trigger from {name}.", table=codec.table)
 
     @contextmanager
     def _transaction(self, kind: str) -> Iterator[None]:
@@ -386,6 +481,14 @@ class SqliteTable(SqlTable[SqliteRequests]):
         with self._translated(), closing(self._connect_file("rw")) as connection:
             columns = connection.execute("SELECT count(*) FROM pragma_table_info(?)", (self.table,))
             return bool(columns.fetchone()[0])
+
+    async def _check_creation(self) -> None:
+        path = Path(self.path)
+        there = next(place for place in (path, *path.parents) if place.exists())
+        if (there == path or there.is_dir()) and os.access(there, os.W_OK):
+            return
+        problem = f"{self._label} does not exist and can't be created: {there} is not writable."
+        raise errors.TableAccessError(problem, "Use a path that is writable.", table=self._label)
 
     async def _run(self, requests: SqliteRequests, request: Callable[..., Any], *arguments: Any) -> Any:
         with self._translated(requests):

@@ -15,6 +15,7 @@ key take effect in order, each seeing the earlier ones.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date, datetime
@@ -22,7 +23,13 @@ from decimal import Context, Decimal
 from typing import Any, NamedTuple
 
 from dagster_adjunct.resources.backends.columns import Column, Kind, OutOfRangeError, make_checker
-from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError, TableAccessError
+from dagster_adjunct.resources.errors import (
+    AdjunctError,
+    ConfigurationError,
+    SchemaMismatchError,
+    TableAccessError,
+    TableError,
+)
 from dagster_adjunct.resources.tables.arrow import ArrowEntries
 from dagster_adjunct.resources.tables.functions import record_not_found_error
 from dagster_adjunct.resources.tables.operation import (
@@ -208,10 +215,30 @@ class RowCodec:
     def read(self, names: Sequence[str], row: Sequence[Any]) -> dict[str, Any]:
         """Return a row in the store's form, which has the columns `names`, as values by column."""
         decode = self._decode
-        return {
-            name: value if value is None or (to := decode[name]) is None else to(value)
-            for name, value in zip(names, row, strict=True)
-        }
+        try:
+            return {
+                name: value if value is None or (to := decode[name]) is None else to(value)
+                for name, value in zip(names, row, strict=True)
+            }
+        except (TypeError, ValueError, ArithmeticError, AttributeError, LookupError):
+            for name, value in zip(names, row, strict=True):
+                self._read_value(name, value)
+            raise
+
+    def _read_value(self, name: str, value: Any) -> Any:
+        """The value of a column in the store's form; SchemaMismatchError if it can't be read."""
+        decode = self._decode[name]
+        try:
+            return value if value is None or decode is None else decode(value)
+        except (TypeError, ValueError, ArithmeticError, AttributeError, LookupError) as error:
+            raise self.unreadable_error(name, value, str(error)) from error
+
+    def unreadable_error(self, name: str, value: Any, why: str) -> SchemaMismatchError:
+        """The error for a stored value that no Python value of its column's type can hold."""
+        column = self.columns[name]
+        problem = f"{self.table}: column {name!r} ({column.type}{column.size}) holds {value!r:.100}, which "
+        problem += f"can't be read: {why}."
+        return SchemaMismatchError(problem, "Correct the record, or leave the column out of `columns`.", column=name)
 
     def are_equal(self, value: Any, part: Any) -> bool:
         """Whether a checked value equals a checked part of a key."""
@@ -384,11 +411,17 @@ class ValidEntries:
         return list(dict.fromkeys(entry.key for entry in self.entries))
 
     def outcomes(self, count: int, stored: Sequence[Any]) -> Outcomes:
-        """Return the outcomes of a get of `count` entries; `stored` has the record, or None, of each valid entry."""
+        """Return the outcomes of a get of `count` entries; `stored` has for each valid entry the record,
+        None if there is none, or the error of one that can't be read.
+        """
         records: list[Any] = [None] * count
+        problems = dict(self.problems)
         for entry, record in zip(self.entries, stored, strict=True):
-            records[entry.place] = record
-        return Outcomes(count, records, self.problems)
+            if isinstance(record, AdjunctError):
+                problems[entry.place] = Problem(State.REFUSED, record)
+            else:
+                records[entry.place] = record
+        return Outcomes(count, records, problems)
 
 
 @dataclass(frozen=True, slots=True)
@@ -599,11 +632,37 @@ def _apply(
             appended[name] = [*appended.get(name, ()), *values]
 
 
+class RejectedKeysError(Exception):
+    """A store does not take, or can't read, the records of some keys; nothing of the request was written.
+
+    `errors` has the error of each of these keys.
+    """
+
+    def __init__(self, errors: Mapping[Row, AdjunctError]) -> None:
+        super().__init__(f"{len(errors)} keys were rejected")
+        self.errors = errors
+
+
+def dropped_error(table: str, key: Row, what: str) -> TableError:
+    """The error for a record that the store accepted without an error, but did not write as it was sent.
+
+    `what` says what it did not do.
+    """
+    shown = repr(key[0] if len(key) == 1 else key)
+    return TableError(
+        f"{table} did not {what} for key {shown:.300}, without an error: a trigger, rule or policy of the "
+        "table, or one of its constraints, drops the record or changes its key.",
+        "Filter such records out, or correct the table.",
+        table=table,
+        keys=(key[0] if len(key) == 1 else key,),
+    )
+
+
 class BisectRejected:
     """Finds the entries that a store rejects, if it only says that the request as a whole was rejected.
 
-    A rejected part is sent again as two halves, in order. After a failure for another reason nothing more is sent: it
-    would overtake the retry.
+    A rejected part is sent again as two halves, in order; where the store names the rejected keys, without those. After
+    a failure for another reason nothing more is sent: it would overtake the retry.
     """
 
     def __init__(self, valid: ValidEntries) -> None:
@@ -620,6 +679,20 @@ class BisectRejected:
         self._parts.pop(0)
         self.problems |= plan.problems
         self.defaults_put += plan.defaults_put
+
+    def rejected(self, errors: Mapping[Row, AdjunctError]) -> None:
+        """Report that nothing of the part was written, because of these keys.
+
+        The entries of a rejected key that has several are sent one by one: only some of them may be rejected.
+        """
+        part = self._parts.pop(0)
+        count = Counter(entry.key for entry in part)
+        alone = [entry for entry in part if entry.key in errors and count[entry.key] > 1]
+        rest = [entry for entry in part if entry.key not in errors]
+        for entry in part:
+            if entry.key in errors and count[entry.key] == 1:
+                self.problems[entry.place] = Problem(State.REFUSED, errors[entry.key])
+        self._parts[:0] = [*([rest] if rest else []), *([entry] for entry in alone)]
 
     def failed(self, problem: Problem, *, by_data: bool) -> None:
         """Report that the part has failed as a whole. `by_data`: because of values in it, so its halves are tried."""

@@ -26,6 +26,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.tables.operation import (
     Capabilities,
+    Conditions,
     Layer,
     Operation,
     OperationKind,
@@ -107,6 +108,30 @@ U = TypeVar("U")
 _MAX_IN_FLIGHT = 32  # requests at a time, if entries are sent one by one
 
 
+@dataclass(frozen=True, slots=True)
+class TableUse:
+    """What is going to be asked of a table: kinds of operations, under conditions.
+
+    `columns` are those that updates name; empty if they are not known.
+    """
+
+    kinds: frozenset[OperationKind]
+    conditions: Conditions = Conditions()
+    columns: frozenset[str] = frozenset()
+
+    @property
+    def reads(self) -> bool:
+        return OperationKind.GET in self.kinds
+
+    @property
+    def writes(self) -> bool:
+        return any(kind.writes for kind in self.kinds)
+
+    def __or__(self, other: TableUse) -> TableUse:
+        conditions = self.conditions or other.conditions
+        return TableUse(self.kinds | other.kinds, conditions, self.columns | other.columns)
+
+
 class TableFunction:
     """The base of read and write functions: it connects, sends operations, and says which errors can be retried."""
 
@@ -134,6 +159,13 @@ class TableFunction:
         """Connect, or do nothing if connected.
 
         Called before every request, so that a function reconnects after losing its connection.
+        """
+
+    async def check(self, use: TableUse) -> None:
+        """Raise if requests for this use would fail whatever is in them, as without a right or with a missing column.
+
+        A run calls it once, before its first batch, and `close` after it. It may send one or two requests to the store,
+        and must write and create nothing. By default nothing is asked.
         """
 
     async def close(self) -> None:

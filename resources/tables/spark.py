@@ -211,7 +211,8 @@ class TaskReport:
             self.failed += 1
             if len(self.keys) < KEYS_SHOWN:
                 self.keys.append(repr(key))
-            if self.error is None:
+            # A cause that concerns all records says more than the first record that is rejected.
+            if self.error is None or (self.unfit and not is_rejected):
                 self.error, self.unfit = _error_from_problem(problem), is_rejected
 
 
@@ -380,14 +381,19 @@ def _sum_reports(reports: Sequence[TaskReport], write: TableWrite, what: str) ->
 
 
 def _failure_error(failed: Sequence[TaskReport], letters: int, write: TableWrite) -> errors.AdjunctError:
-    """Return the first failed task's error, with the number of failed records in all tasks and the first keys.
+    """Return the error of a failed task: one that concerns all records, or else that of the first rejected record.
 
-    `letters` is how many rejected records would have become dead letters if the batch had not failed.
+    The latter says how many records failed in all tasks, and the first keys. `letters` is how many rejected records
+    would have become dead letters if the batch had not failed.
     """
-    error, count = failed[0].error, sum(report.failed for report in failed)
+    first = next((report for report in failed if not report.unfit), failed[0])
+    error, count = first.error, sum(report.failed for report in failed)
     assert error is not None
     if not count:
         return error
+    if not first.unfit:
+        lacks = f"Table {write.table.name} lacks {count} records of this batch."
+        return error.reworded(f"{error.problem} {lacks}", error.next_step)
     count += letters
     keys = list(dict.fromkeys(key for report in failed for key in report.keys))[:KEYS_SHOWN]
     shown = ", ".join(keys) + (", …" if count > len(keys) else "")

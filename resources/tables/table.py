@@ -164,8 +164,9 @@ _SHOWN = 300  # characters of a key that an error contains at most
 def error_from_outcomes(table: str, operation: Operation[Any], outcomes: Outcomes) -> errors.AdjunctError | None:
     """Return the error for the failed entries of an operation; None if none failed. Skipped entries have not failed.
 
-    Its message names the table, the operation and the first key of each way to fail. It is caused by the first entry's
-    error, has its class if that is an AdjunctError, and contains the keys of the entries that failed in the same way.
+    Its message names the table, the operation and the first key of each way to fail; where the table
+    can't be used at all, the cause comes first. It is caused by the first entry's error, has its class if that is an AdjunctError,
+    and contains the keys of the entries that failed in the same way.
     """
     failed = [places for state in _ORDER if (places := outcomes.places(state))]
     if not failed:
@@ -204,6 +205,9 @@ def _describe_failures(operation: Operation[Any], outcomes: Outcomes, places: Se
     more = f" and {len(keys) - 1} more" if len(keys) > 1 else ""
     reason = problem.describe()
     end = "" if reason.endswith((".", "!", "?", "…")) else "."
+    of_table = isinstance(problem.error, errors.ConfigurationError | errors.TableAccessError)
+    if problem.of_request and (of_table or problem.state is State.FAILED):  # nothing is wrong with the entries
+        return f"{reason}{end} So the {operation.kind.value} of key {shown}{more} failed."
     return f"{operation.kind.value} of key {shown}{more} failed: {reason}{end}"
 
 

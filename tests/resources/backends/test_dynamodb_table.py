@@ -641,6 +641,39 @@ def test_unprocessed_keys_are_asked_for_again_after_longer_and_longer_pauses(new
     assert 0.02 < pauses[0] < pauses[4] < 0.9
 
 
+def test_answers_that_name_the_table_otherwise_are_understood(new_table):
+    """By its ARN, as a request may name it, too."""
+
+    def by_arn(name, request, send):
+        ((table, asked),) = request["RequestItems"].items()
+        arn = f"arn:aws:dynamodb:eu-west-1:1:table/{table}"
+        if name == "batch_get_item":
+            answer = send(RequestItems={table: {**asked, "Keys": asked["Keys"][:2]}})
+            left = {**asked, "Keys": asked["Keys"][2:]}
+            found = {arn: answer["Responses"][table]}
+            return {**answer, "Responses": found, "UnprocessedKeys": {arn: left} if left["Keys"] else {}}
+        return {**send(RequestItems={table: asked[1:]}), "UnprocessedItems": {arn: asked[:1]}}
+
+    store = new_table()
+    keys = ["a", "b", "c"]
+    (written, got), _ = troubled(store, by_arn, put(*((key, {"total": 1}) for key in keys)), get(*keys))
+    assert written.places(State.FAILED) == [0]
+    assert not got.problems
+    assert [record and record["total"] for record in got.records] == [None, 1, 1]
+
+
+def test_unprocessed_items_that_were_not_sent_fail_all_that_were(new_table):
+    store = new_table()
+
+    def names_another(name, request, send):
+        ((table, _),) = request["RequestItems"].items()
+        another = {"PutRequest": {"Item": {store.key[0]: {"S": "nobody"}}}}
+        return {**send(**request), "UnprocessedItems": {table: [another]}}
+
+    (outcomes,), _ = troubled(store, names_another, put(*((key, {"total": 1}) for key in "abc")))
+    assert outcomes.places(State.FAILED) == [0, 1, 2]
+
+
 def client_error(code: str, status: int = 400, **headers):
     from botocore.exceptions import ClientError
 

@@ -274,3 +274,14 @@ def test_without_the_client_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "httpx", None)
     with pytest.raises(ConfigurationError, match=r"dagster-adjunct\[http\]"):
         asyncio.run(HttpTable("http://h", "/{k}", "k").open())
+
+
+@pytest.mark.parametrize("status", [206, 207])
+@pytest.mark.parametrize("kind", [GET, PUT, UPDATE, DELETE])
+def test_an_answer_for_a_part_of_what_was_asked_is_no_success(service, status, kind):
+    service.bend = lambda method, path: (status, {}, b'{"n": 1}') if path.endswith("b") else None
+    service.records |= {f"/planes/{key}": {"n": 0} for key in "abc"}
+    values = None if kind in (GET, DELETE) else [{"n": 2}] * 3
+    (outcomes,) = send(new_table(service), Operation(kind, RowEntries(["a", "b", "c"], values)))
+    assert states(outcomes) == {1: State.REFUSED}
+    assert is_record_rejected(outcomes.problems[1])
