@@ -28,6 +28,7 @@ from dagster_adjunct.orchestration.code_location.submission import Host, run_wor
 from dagster_adjunct.orchestration.operators.stream_facts import LineageNode
 
 if TYPE_CHECKING:
+    from dagster_adjunct.assets.writing.generation import Runtime
     from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
     from dagster_adjunct.orchestration.step.progress import InputTimes, StepReport
 
@@ -221,15 +222,15 @@ class StepWork:
             if lasts is not None:
                 versions.add(done)
 
-        def advance(plan: "ExecutionPlan") -> None:
+        def advance(of_run: "Runtime", plan: "ExecutionPlan") -> None:
             from dagster_adjunct.orchestration.step.run import advance_changed, advance_unit
 
             if lasts is not None:  # for what was delivered, and startpoints, since the datasets' own ops advanced them
-                advance_changed(runtime, app, plan, on_report=report_advance)
+                advance_changed(of_run, app, plan, on_report=report_advance)
                 return
             for dataset in app.datasets:
                 if dataset.is_owned_by(app.name):  # other datasets are advanced by the ops of their own assets
-                    advance_unit(runtime, [dataset])
+                    advance_unit(of_run, [dataset])
 
         def flush() -> None:
             reports.flush()

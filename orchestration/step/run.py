@@ -232,11 +232,33 @@ def advance_changed(
             break
 
 
+_UNLIMITED_REQUEST = 60.0
+"""The seconds that a request without a limit of its own counts as under way: a user's function, `timeout=None`."""
+
+
+def longest_request(app: Application, systems: Mapping[str, StreamSystem]) -> float:
+    """Return how many seconds a write of an application's run may be under way, as far as that is limited.
+
+    Writes to the lake do not count: what a run sends that has lost its lease changes nothing there.
+    """
+    limits = [0.0]
+    for operator in app.operators:
+        send, target = operator.spec.send, operator.spec.writes or ""
+        system = target.partition(".")[0]
+        if send is not None:
+            limits.append(app.tables[send.table].retry.timeout or _UNLIMITED_REQUEST)
+        elif target.endswith("()"):  # a user's function
+            limits.append(_UNLIMITED_REQUEST)
+        elif system in systems:
+            limits.append(getattr(systems[system], "longest_request", 0.0))
+    return max(limits)
+
+
 def run_batches(
     runtime: Runtime,
     app: Application,
     claim: Claim,
-    advance: Callable[[ExecutionPlan], FanOut | None],
+    advance: Callable[[Runtime, ExecutionPlan], FanOut | None],
     *,
     lasts: timedelta | None,
     adopt: bool,
@@ -251,11 +273,12 @@ def run_batches(
 ) -> tuple[StepReport, ExecutionPlan]:
     """Run the step of an application under its run lease: once, or again and again for as long as the run `lasts`.
 
-    `advance` advances the datasets before a step and returns the fan-out, if it has made one; `on_advance` receives the
-    reports of datasets that advance later, `on_report` the step's report after each batch, and `warn` the plan's notes.
+    `advance` advances the datasets before a step, with the runtime of the run, whose writes are checked by its lease. It
+    returns the fan-out, if it has made one; `on_advance` receives the reports of datasets that advance later, `on_report` the step's report after each batch, and `warn` the plan's notes.
     `say` and `tick` are for a run that stays (see `Following`). Returns the report and the latest plan.
     """
     lake, systems = runtime.lake, runtime.systems
+    of_run = runtime
     planned: tuple[ExecutionPlan, dict[str, str | None]] | None = None
 
     def plan_step() -> tuple[ExecutionPlan, dict[str, str | None]]:
@@ -268,34 +291,37 @@ def run_batches(
         """Advance the datasets; return whether the plan still holds, and change nothing if not."""
         now = plan_step()
         if now == planned:
-            advance_changed(runtime, app, now[0], on_report=on_advance, on_stage=on_stage)
+            advance_changed(of_run, app, now[0], on_report=on_advance, on_stage=on_stage)
         return now == planned
 
     with ExitStack() as stack:
         stack.enter_context(lake.manifests.while_kept())
+        claim = replace(claim, in_flight=longest_request(app, systems))
         lease = stack.enter_context(RunLease(lake, app.name, runtime.by, claim))
+        fenced = {name: system.fenced(lease.fence) for name, system in systems.items()}
+        of_run = replace(runtime, lake=lake.fenced(lease.fence), systems=fenced)
 
         def begin() -> StepContext:
             nonlocal planned
             is_first, check = planned is None, partial(check_first_run, lake, app, adopt=adopt)
             planned, *_ = call_in_threads(plan_step, *([check] if is_first else []))  # after waiting for the lease
             plan = planned[0]
-            check_session(runtime, plan)
+            check_session(of_run, plan)
             if is_first:
                 for note in note_table_order(plan.tables):
                     warn(note)
                 on_event(new_planned_event(app))
-                stack.enter_context(register_tables(lake, app, by=runtime.by))
-            handed = advance(plan)
+                stack.enter_context(register_tables(of_run.lake, app, by=runtime.by))
+            handed = advance(of_run, plan)
             # Startpoints are fanned out once a step, which rewinding datasets may have done already.
-            fan_out = fan_out_for_run(runtime, app, plan) if handed is None else handed
-            context = StepContext(runtime, app, plan, fan_out, on_event, max_batches, follow, lease.check)
+            fan_out = fan_out_for_run(of_run, app, plan) if handed is None else handed
+            context = StepContext(of_run, app, plan, fan_out, on_event, max_batches, follow, lease.check, lease)
             return replace(context, on_report=on_report)
 
-        follow = partial(advance_followed_datasets, runtime, app, on_report=on_advance, on_stage=on_stage)
+        follow = partial(advance_followed_datasets, of_run, app, on_report=on_advance, on_stage=on_stage)
         following = None
         if lasts is not None:
-            following = follow_application(runtime, app, lasts, lease.asked_by, refresh, say, tick)
+            following = follow_application(of_run, app, lasts, lease.asked_by, refresh, say, tick)
         report = run_steps(following, begin)
     assert planned is not None
     return report, planned[0]
@@ -364,8 +390,8 @@ def run_application(
     with open_runtime((), lake=lake, systems=systems, spark=spark, by=run) as opened:
         runtime = replace(opened, few_in_process=app.engine == "auto")
 
-        def advance(plan: ExecutionPlan) -> FanOut | None:
-            advanced = advance_datasets(runtime, app, plan, on_report=on_event, on_stage=on_stage)
+        def advance(of_run: Runtime, plan: ExecutionPlan) -> FanOut | None:
+            advanced = advance_datasets(of_run, app, plan, on_report=on_event, on_stage=on_stage)
             datasets.extend(advanced.reports)
             return advanced.fan_out
 

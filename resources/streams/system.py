@@ -19,6 +19,7 @@ from pydantic import Field, PlainSerializer, PlainValidator, ValidationError
 from dagster_adjunct.resources import common, errors
 from dagster_adjunct.resources.common import StoredDocument
 from dagster_adjunct.resources.lazy_modules import pa
+from dagster_adjunct.resources.objects.fence import Fence
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.schemas.schema import Schema, check_key_types
 from dagster_adjunct.resources.validation import validated
@@ -414,6 +415,14 @@ class StreamSystem(ABC):
     # Whether `records_between` counts without reading the records.
     counts_unread: bool = False
 
+    def fenced(self, fence: Fence) -> StreamSystem:
+        """Return the system as a run writes to it, which sends nothing once its lease is lost; by default itself.
+
+        A system whose appends count once by producer and sequence need not do more; others get the fence with each
+        append (`StreamWriter.append`).
+        """
+        return self
+
     @validated
     def implements(self, method: str) -> bool:
         """Return whether the system has an optional method, such as "read_arrow"."""
@@ -573,7 +582,8 @@ class StreamWriter(StreamSystem):
         `consumed` are the next offsets of the input after this batch. A system may commit them with the records, for
         its own tools; Adjunct does not read them. An override with a parameter `sources` also gets the ranges that the
         records were made of (`Sources`), and the columns of POSITION. One with a parameter `one_task` also gets whether
-        the records are few enough for one task.
+        the records are few enough for one task, one with a parameter `fence` that of the run (`Fence`), which is to be
+        checked before records are sent to where repeated ones are not recognized.
         """
 
     @validated
