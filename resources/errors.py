@@ -321,6 +321,15 @@ class TableNotFoundError(TableAccessError):
     """The store has no such table or file."""
 
 
+class TableReplacedError(TableNotFoundError):
+    """The store's table is not the one that was written: it is new, was truncated, or comes from an older backup.
+
+    `loss` says which: "replaced", "truncated", "marks" (those of conditions are gone) or "older".
+    """
+
+    loss: str | None = None
+
+
 class StoreUnavailableError(TransientError):
     """The object store did not answer, or asked to slow down."""
 

@@ -267,6 +267,7 @@ class StepContext:
     """What a run of the step works with.
 
     - `fan_out`: the startpoints that were handed to this run's tasks.
+    - `before_batch`: called before each batch's intent is committed; raises if a remote table that it writes is gone.
     - `between_batches`: called before each batch but the first.
     - `still_ours`: called before each batch, output and commit; raises if another run may have taken over. It is None
       for a run without a lease, which fails as soon as another run has committed. A run with a lease starts again from
@@ -287,6 +288,7 @@ class StepContext:
     on_event: Callable[[StepEvent], None] = lambda event: None
     max_batches: int | None = None
     between_batches: Callable[[], None] = lambda: None
+    before_batch: Callable[[], None] = lambda: None
     still_ours: Callable[[], None] | None = None
     credits: RunCredits | None = None
     open_tables: OpenTables = field(default_factory=OpenTables)

@@ -26,7 +26,7 @@ from dagster_adjunct.orchestration.application.graph import (
     group_datasets,
     is_advanced_by_runs,
 )
-from dagster_adjunct.orchestration.application.table_registry import register_tables
+from dagster_adjunct.orchestration.application.table_registry import RegisteredTables, register_tables
 from dagster_adjunct.orchestration.batch_log.run_lease import DEFAULT_WAIT, Claim, RunLease, validate_span
 from dagster_adjunct.orchestration.maintenance.expire import expire_all_versions
 from dagster_adjunct.orchestration.planner.notes import note_table_order
@@ -257,6 +257,7 @@ def run_batches(
     """
     lake, systems = runtime.lake, runtime.systems
     planned: tuple[ExecutionPlan, dict[str, str | None]] | None = None
+    registered: RegisteredTables | None = None
 
     def plan_step() -> tuple[ExecutionPlan, dict[str, str | None]]:
         """Return the plan over the streams as they are now, and the identities of those that the run reads."""
@@ -276,7 +277,7 @@ def run_batches(
         lease = stack.enter_context(RunLease(lake, app.name, runtime.by, claim))
 
         def begin() -> StepContext:
-            nonlocal planned
+            nonlocal planned, registered
             is_first, check = planned is None, partial(check_first_run, lake, app, adopt=adopt)
             planned, *_ = call_in_threads(plan_step, *([check] if is_first else []))  # after waiting for the lease
             plan = planned[0]
@@ -285,12 +286,13 @@ def run_batches(
                 for note in note_table_order(plan.tables):
                     warn(note)
                 on_event(new_planned_event(app))
-                stack.enter_context(register_tables(lake, app, by=runtime.by))
+                registered = stack.enter_context(register_tables(lake, app, by=runtime.by, warn=warn))
+            assert registered is not None
             handed = advance(plan)
             # Startpoints are fanned out once a step, which rewinding datasets may have done already.
             fan_out = fan_out_for_run(runtime, app, plan) if handed is None else handed
             context = StepContext(runtime, app, plan, fan_out, on_event, max_batches, follow, lease.check)
-            return replace(context, on_report=on_report)
+            return replace(context, on_report=on_report, before_batch=registered.begin_batch)
 
         follow = partial(advance_followed_datasets, runtime, app, on_report=on_advance, on_stage=on_stage)
         following = None

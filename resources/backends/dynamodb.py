@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.backends import dynamodb_requests
@@ -32,12 +32,14 @@ from dagster_adjunct.resources.tables.operation import (
     Problem,
     State,
 )
+from dagster_adjunct.resources.tables.presence import NO_TABLE, Presence
 from dagster_adjunct.resources.validation import validated
 
 if TYPE_CHECKING:
     from mypy_boto3_dynamodb import DynamoDBClient
 
 READY_SECONDS = 60.0
+T = TypeVar("T")
 
 
 def resolve_table_key(
@@ -229,6 +231,24 @@ class DynamoDbTable(StoreTable):
     def problem_of(self, error: BaseException, *, sent: bool = True) -> Problem:
         return problem_from_boto_error(error, self._label, sent=sent)
 
+    async def inspect(self) -> Presence:
+        try:
+            requests = await self._get_client(make=False)
+        except errors.TableNotFoundError:
+            return NO_TABLE
+        return await self._run_in_thread(self._presence, requests)
+
+    async def begin_run(self, *, create: bool, marks: bool) -> Presence:
+        requests = await self._get_client(make=create)
+        return await self._run_in_thread(self._presence, requests)
+
+    def _presence(self, requests: TableRequests) -> Presence:
+        """What DynamoDB says about the table; it gives a table that is created or restored an id of its own."""
+        description = self._translated(partial(_describe_table, requests.client, self.table))
+        if description is None or description["TableStatus"] == "DELETING":
+            return NO_TABLE
+        return Presence(exists=True, id=description.get("TableId") or str(description["CreationDateTime"]))
+
     async def open(self) -> None:
         """Connect. A missing table with `create` is no error: the first write creates it."""
         if self._open.here().live is None:
@@ -278,7 +298,8 @@ class DynamoDbTable(StoreTable):
                 return
             client = self.connection.client(self._label, self.threads)
             try:
-                key = resolve_table_key(
+                resolve = partial(
+                    resolve_table_key,
                     client,
                     self._label,
                     self.table,
@@ -286,14 +307,25 @@ class DynamoDbTable(StoreTable):
                     create=make and self.create,
                     forgets=self.forget_deleted_after is not None,
                 )
-            except Exception as error:  # noqa: BLE001 - translated
+                key = self._translated(resolve)
+            except BaseException:
                 client.close()
-                translated = problem_from_boto_error(error, self._label, sent=False).error
-                assert translated is not None
-                raise translated from translated.__cause__
+                raise
             codec = ItemCodec(self._label, key, None if self.columns is None else self._declared)
             forgets = self.forget_deleted_after
             mine.live = TableRequests(client, self.table, codec, self.consistent_reads, forgets)
+
+    def _translated(self, request: Callable[[], T]) -> T:
+        """Return the result of a blocking request; errors of boto3 become ours."""
+        try:
+            return request()
+        except Exception as error:  # noqa: BLE001 - translated
+            translated = problem_from_boto_error(error, self._label, sent=False).error
+            assert translated is not None
+            raise translated from translated.__cause__
+
+    async def _run_in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._open.here().threads, work, *arguments)
 
     async def _get(self, requests: TableRequests, valid: ValidEntries, count: int) -> Outcomes:
         records: list[Any] = [None] * count

@@ -36,11 +36,13 @@ from dagster_adjunct.resources.common import check_seconds, check_whole_number
 from dagster_adjunct.resources.errors import AdjunctError, TableNotFoundError, TableUnavailableError
 from dagster_adjunct.resources.tables.functions import is_retryable, record_not_found_error
 from dagster_adjunct.resources.tables.operation import Operation, Outcomes, PerLoop, Problem, State
+from dagster_adjunct.resources.tables.presence import Presence
 from dagster_adjunct.resources.validation import validated
 
 if TYPE_CHECKING:
     from psycopg import AsyncConnection
 
+    from dagster_adjunct.resources.backends.postgres_bookkeeping import PostgresBookkeeping
     from dagster_adjunct.resources.backends.postgres_statements import Statements
 
 _NOTHING: tuple[int, int, list[int]] = (0, 0, [])
@@ -154,6 +156,20 @@ class PostgresRequests:
 
     async def forget(self, older_than: float, most: int | None = None) -> int:
         return (await self.connection.execute(self._statements.forget, (older_than, most))).rowcount
+
+    async def inspect(self) -> Presence:
+        return await self._bookkeeping().presence()
+
+    async def count_run(self) -> None:
+        bookkeeping = self._bookkeeping()
+        if self._declared.create:
+            await bookkeeping.create()
+        await bookkeeping.count_run()
+
+    def _bookkeeping(self) -> PostgresBookkeeping:
+        from dagster_adjunct.resources.backends.postgres_bookkeeping import PostgresBookkeeping
+
+        return PostgresBookkeeping(self.connection, self._statements.schema, self._statements.table)
 
     async def open_idempotency_table(self) -> None:
         from psycopg import sql
@@ -320,6 +336,7 @@ class PostgresTable(SqlTable[PostgresRequests]):
     async def _connected(self, create: bool) -> PostgresRequests:
         postgres_connection.require_driver(self._label)
         from dagster_adjunct.resources.backends import postgres_statements
+        from dagster_adjunct.resources.backends.postgres_bookkeeping import PostgresBookkeeping
 
         settings = postgres_connection.connection_settings(self._label, self.dsn_env, self.connect)
         self.place = postgres_connection.format_address(settings)
@@ -333,7 +350,7 @@ class PostgresTable(SqlTable[PostgresRequests]):
                     if not create:
                         raise
                     types = {column.name: postgres_statements.column_type(column) for column in self._declared}
-                    await postgres_statements.create_table(connection, self.schema, self.table, types, self.key)
+                    await PostgresBookkeeping(connection, self.schema, self.table).create_with_table(types, self.key)
                     columns, casts = await postgres_statements.read_postgres_columns(*where)
             codec = RowCodec(
                 self._label, self.key, columns, check=postgres_checker, encode=postgres_encoder, decode=postgres_decoder

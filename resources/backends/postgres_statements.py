@@ -351,8 +351,11 @@ _NUMBERS = {"tinyint": "smallint", "int": "integer", "float": "real", "double": 
 
 async def create_table(
     connection: AsyncConnection[Any], schema: str, table: str, types: Mapping[str, Any], key: Sequence[str]
-) -> None:
-    """Create the schema and the table if they do not exist; `types` has the columns, `key` is the primary key."""
+) -> bool:
+    """Create the schema and the table if they do not exist; return whether the table is new.
+
+    `types` has the columns, `key` is the primary key.
+    """
     name = sql.Identifier(schema, table)
     parts = [sql.SQL("{} {}").format(sql.Identifier(column), sql.SQL(type_)) for column, type_ in types.items()]
     parts.append(sql.SQL("PRIMARY KEY ({})").format(sql.SQL(", ").join(map(sql.Identifier, key))))
@@ -361,7 +364,7 @@ async def create_table(
         await connection.execute("SELECT pg_advisory_xact_lock(hashtext(%s))", (f"adjunct:{schema}",))
         exists = await connection.execute("SELECT to_regclass(%s)", (name.as_string(connection),))
         if (await exists.fetchone() or (None,))[0] is not None:
-            return
+            return False
         # Even with IF NOT EXISTS, creating a schema needs a right of the database.
         exists = await connection.execute("SELECT FROM pg_namespace WHERE nspname = %s", (schema,))
         if not exists.rowcount:
@@ -369,6 +372,7 @@ async def create_table(
         # With space left in each page, rows that are updated often can stay in their page.
         made = sql.SQL("CREATE TABLE {} ({}) WITH (fillfactor = 80)").format(name, sql.SQL(", ").join(parts))
         await connection.execute(made)
+    return True
 
 
 _UNEQUAL = {

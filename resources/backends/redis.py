@@ -32,6 +32,7 @@ from dagster_adjunct.resources.tables.operation import (
     Problem,
     State,
 )
+from dagster_adjunct.resources.tables.presence import NO_TABLE, BOOKKEEPING_SUFFIX, ID, RUNS, Presence, new_table_id
 from dagster_adjunct.resources.validation import validated
 
 if TYPE_CHECKING:
@@ -184,7 +185,10 @@ class RedisServer:
         denied = isinstance(error, exceptions.AuthenticationError | exceptions.NoPermissionError)
         if denied or "unauthenticated" in text:  # Redis' answer to long commands before a login
             kind, what = errors.TableAccessError, f"rejected the login or the command ({text})"
-            step = "Check user, password and rights: HMGET, EVALSHA, SCRIPT LOAD and the script's commands are needed."
+            step = (
+                "Check user, password and rights: HMGET, HGETALL, HSETNX, HINCRBY, EVALSHA, SCRIPT LOAD and the script's "
+                "commands are needed."
+            )
         elif type(error).__name__ in _FOR_NOW or text.startswith(_CODES_FOR_NOW):
             state, kind, what = State.FAILED, errors.TableUnavailableError, f"does not accept requests now ({text})"
             step = "The request is retried; if it keeps failing, check the server's log and memory."
@@ -210,6 +214,11 @@ Packed = tuple[int, bytes]  # the number of arguments, and the arguments
 def pack_argument(text: bytes) -> bytes:
     """Encode one argument of a command."""
     return b"$%d\r\n%b\r\n" % (len(text), text)
+
+
+def pack_command(*words: str) -> bytes:
+    """Encode a command and its arguments."""
+    return b"*%d\r\n%b" % (len(words), b"".join(pack_argument(word.encode()) for word in words))
 
 
 class RedisCodec(RowCodec):
@@ -481,6 +490,45 @@ class RedisTable(StoreTable):
         if not len(operation):
             return Outcomes(0)
         return await (self._get(operation) if operation.kind is OperationKind.GET else self._write(operation))
+
+    async def inspect(self) -> Presence:
+        await self.open()
+        (answer,) = await self._ask(("HGETALL", self._bookkeeping))
+        return self._presence(answer)
+
+    async def begin_run(self, *, create: bool, marks: bool) -> Presence:
+        """Count a run in the key `prefix__adjunct_runs`, which goes with the records if the server loses them.
+
+        TableNotFoundError if it is gone, unless `create` allows to begin it.
+        """
+        await self.open()
+        if not create and not (await self.inspect()).exists:
+            problem = f"{self._label}: the key {self._bookkeeping} is gone, and its records probably with it."
+            raise errors.TableNotFoundError(problem, "Restore them from a copy.", table=self._label)
+        *_, answer = await self._ask(
+            ("HSETNX", self._bookkeeping, ID, str(new_table_id())),
+            ("HINCRBY", self._bookkeeping, RUNS, "1"),
+            ("HGETALL", self._bookkeeping),
+        )
+        return self._presence(answer)
+
+    @property
+    def _bookkeeping(self) -> str:
+        return f"{self.prefix}{BOOKKEEPING_SUFFIX}"
+
+    def _presence(self, answer: list[bytes]) -> Presence:
+        known = {name.decode(): value.decode() for name, value in zip(answer[::2], answer[1::2], strict=True)}
+        return Presence(exists=True, id=known.get(ID), runs=int(known.get(RUNS, 0))) if known else NO_TABLE
+
+    async def _ask(self, *commands: tuple[str, ...]) -> list[Any]:
+        """Return the answers to these commands; raise the error of the first that failed."""
+        packed = [pack_command(*command) for command in commands]
+        answers = await self._servers.here().ask(packed)
+        for answer in answers:
+            if isinstance(answer, Problem):
+                assert answer.error is not None
+                raise answer.error
+        return answers
 
     async def _get(self, operation: Operation[Any]) -> Outcomes:
         valid, codec = validate_entries(self._codec, operation), self._codec

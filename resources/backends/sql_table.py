@@ -14,6 +14,7 @@ from dagster_adjunct.resources.backends.store import StoreTable
 from dagster_adjunct.resources.backends.write_plan import BisectRejected, Row, RowCodec, ValidEntries
 from dagster_adjunct.resources.errors import AdjunctError, TableNotFoundError
 from dagster_adjunct.resources.tables.operation import Operation, OperationKind, Outcomes, PerLoop
+from dagster_adjunct.resources.tables.presence import NO_TABLE, Presence
 
 
 class SqlRequests(Protocol):
@@ -43,6 +44,12 @@ class SqlRequests(Protocol):
 
         Returns the number of keys.
         """
+
+    def inspect(self) -> Any:
+        """The `Presence` of the table."""
+
+    def count_run(self) -> Any:
+        """Count a run in the table's book-keeping, after creating that if the table is declared with `create`."""
 
     def open_idempotency_table(self) -> Any:
         """Check the idempotency table, after creating it if the table is declared with `create`.
@@ -141,6 +148,22 @@ class SqlTable(StoreTable, Generic[R]):
             if not self.create:
                 raise
             return self.column_types()
+
+    async def inspect(self) -> Presence:
+        try:
+            async with self._pools.here().connection() as requests:
+                presence: Presence = await self._run(requests, requests.inspect)
+                return presence
+        except TableNotFoundError:
+            return NO_TABLE
+
+    async def begin_run(self, *, create: bool, marks: bool) -> Presence:
+        async with self._pools.here().connection(create=create and self.create) as requests:
+            if marks and not requests.has_idempotency_table:
+                await self._run(requests, requests.open_idempotency_table)
+            await self._run(requests, requests.count_run)
+            presence: Presence = await self._run(requests, requests.inspect)
+            return presence
 
     async def open(self) -> None:
         """Connect. A missing table with `create` is no error: the first write creates it."""

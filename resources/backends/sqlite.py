@@ -38,9 +38,11 @@ from dagster_adjunct.resources.backends.columns import (
     parse_column,
 )
 from dagster_adjunct.resources.backends.sql_table import Pool, SqlTable
+from dagster_adjunct.resources.backends.sqlite_bookkeeping import SqliteBookkeeping, quote_sqlite_name
 from dagster_adjunct.resources.backends.write_plan import Applied, Row, RowCodec, StoredState, ValidEntries, WritePlan
 from dagster_adjunct.resources.common import check_seconds
 from dagster_adjunct.resources.tables.operation import Operation, PerLoop
+from dagster_adjunct.resources.tables.presence import Presence
 from dagster_adjunct.resources.validation import validated
 
 _TYPES = {
@@ -120,11 +122,6 @@ def _is_number(declared: str) -> bool:
     return bool(upper) and not any(word in upper for word in ("CHAR", "CLOB", "TEXT", "BLOB"))
 
 
-def quote_sqlite_name(name: str) -> str:
-    """Quote `name` as an SQL identifier, in backticks: in double quotes, SQLite takes an unknown column for a text."""
-    return "`" + name.replace("`", "``") + "`"
-
-
 def quote_sqlite_names(names: Iterable[str]) -> str:
     """Quote names as SQL identifiers, separated by commas."""
     return ", ".join(map(quote_sqlite_name, names))
@@ -148,6 +145,7 @@ class SqliteRequests:
         self._file = file_identity(declared.path)
         self._table = quote_sqlite_name(declared.table)
         self._idempotency = ""
+        self._bookkeeping = SqliteBookkeeping(connection, declared.table)
         self._is_key = " AND ".join(f"{quote_sqlite_name(name)} = ?" for name in codec.key)
 
     @property
@@ -242,6 +240,16 @@ class SqliteRequests:
 
     def _encoded_keys(self, keys: Sequence[Row]) -> list[Row]:
         return self._rows(self.codec.key, keys) if keys else []
+
+    def inspect(self) -> Presence:
+        with self._transaction("DEFERRED"):
+            return self._bookkeeping.presence()
+
+    def count_run(self) -> None:
+        with self._transaction("IMMEDIATE"):
+            if self._declared.create:
+                self._bookkeeping.create()
+            self._bookkeeping.count_run()
 
     def open_idempotency_table(self) -> None:
         codec = self.codec
@@ -445,7 +453,8 @@ class SqliteTable(SqlTable[SqliteRequests]):
             if make:
                 nulls = dict.fromkeys(self.key, " NOT NULL")
                 types = {c.name: _type_of(c) + nulls.get(c.name, "") for c in self._declared}
-                create_sqlite_table(connection, self.table, types, self.key)
+                create_table = partial(create_sqlite_table, connection, self.table, types, self.key)
+                SqliteBookkeeping(connection, self.table).create_with_table(create_table)
             connection.create_function("adjunct_appended", 2, append_json_lists, deterministic=True)
             stored = read_sqlite_columns(connection, self._label, self.table, self.key, self._declared)
             columns: Sequence[Column] = self._declared or stored

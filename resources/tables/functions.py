@@ -36,6 +36,7 @@ from dagster_adjunct.resources.tables.operation import (
     causes,
     first_cause,
 )
+from dagster_adjunct.resources.tables.presence import Presence
 from dagster_adjunct.resources.validation import validated
 
 
@@ -126,8 +127,16 @@ class TableFunction:
         """
         return self.column_types()
 
-    def exists(self) -> bool | None:
-        """Whether the table exists; None if only a server could tell. Never creates it."""
+    async def inspect(self) -> Presence | None:
+        """Return what the store says about the table, which it never creates; None if it keeps nothing of it."""
+        return None
+
+    async def begin_run(self, *, create: bool, marks: bool) -> Presence | None:
+        """Count a run of an application in the table's book-keeping; return what the store says then.
+
+        A missing table is created if `create` allows it and the function is declared so. `marks` says that the run
+        writes with conditions. Raises TableNotFoundError if the table is missing.
+        """
         return None
 
     async def open(self) -> None:
