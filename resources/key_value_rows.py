@@ -611,7 +611,8 @@ class KeyValueRows(StoreTable):
             return Outcomes(0)
         reads = operation.kind is OperationKind.GET
         try:
-            opened = await self._opened(make=not reads)
+            # A run has created the table before: `begin_run`.
+            opened = await self._opened(make=not reads and operation.fence is None)
             return await (self._get if reads else self._write)(opened, operation)
         except errors.AdjunctError as error:
             if reads and self.create and isinstance(error, _NOT_CREATED):

@@ -41,7 +41,7 @@ def register_tables(
 ) -> Iterator[RegisteredTables]:
     """Register the application's remote tables before the block, a run, and store after it what their stores say.
 
-    Tables of unregistered backends are skipped. Raises TableNotFoundError for a table that is gone, and
+    Of tables of unregistered backends nothing is remembered. Raises TableNotFoundError for a table that is gone, and
     TableReplacedError for one that is not what applications have written: the run would go on with an empty or an
     older one. `warn` gets what may have been done on purpose.
     """
@@ -66,8 +66,8 @@ class RegisteredTables:
         self._lake, self._by, self._warn = lake, by, warn
         targets = (operator.spec.target(app) for operator in app.operators)
         written = {target.name for target in targets if target is not None and target.kind == "table"}
-        described = (_describe(table, is_written=table.name in written) for table in app.tables.values())
-        self._tables = [table for table in described if table is not None]
+        tables = (_table_of_run(table, is_written=table.name in written) for table in app.tables.values())
+        self._tables = [table for table in tables if table is not None]
         self._thread = LoopThread("registered-tables")
 
     def check(self) -> None:
@@ -171,15 +171,20 @@ class RegisteredTables:
         return _loss_error(self._lake.url, table, loss, now, before, written_as)
 
     async def _remembered(self, table: _Table) -> Presence:
+        if table.declaration is None:
+            return NO_TABLE
         return _presence_in(await asyncio.to_thread(_log(self._lake, table.name).current))
 
     async def _store(self, table: _Table, now: Presence | None) -> None:
         """Store the declaration, and what its store says if that is known."""
+        declaration = table.declaration
+        if declaration is None:
+            return
 
         def decide(current: Commit | None) -> dict[str, Any] | None:
             known = _presence_in(current)
             latest = known if now is None or (known.exists and not now.exists) else merge_presence(known, now)
-            body = {**table.declaration, "presence": latest.to_dict() if latest.exists else None}
+            body = {**declaration, "presence": latest.to_dict() if latest.exists else None}
             return None if current is not None and current.body == body else body
 
         await asyncio.to_thread(_log(self._lake, table.name).transact, decide, by=self._by)
@@ -187,11 +192,11 @@ class RegisteredTables:
 
 @dataclass(slots=True)
 class _Table:
-    """A registered table in a run: its declaration, and what its store said last (`seen`)."""
+    """A table in a run: its declaration, None if its backend is not registered, and what its store said last (`seen`)."""
 
     table: AnyTable
     function: TableFunction
-    declaration: dict[str, Any]
+    declaration: dict[str, Any] | None
     is_written: bool
     seen: Presence = field(default=NO_TABLE)
     has_begun: bool = False
@@ -209,16 +214,15 @@ class _Table:
         return self.table.idempotent or self.table.newest_by is not None
 
 
-def _describe(table: AnyTable, *, is_written: bool) -> _Table | None:
-    """Return the table with its declaration; None if its backend is not registered."""
+def _table_of_run(table: AnyTable, *, is_written: bool) -> _Table | None:
+    """Return a table of a run that writes it or only reads it; None if its function is not one of ours."""
     shown = table.read_function or table.write_function
     asked = table.write_function if is_written else shown
     if not isinstance(asked, TableFunction):
         return None
-    try:
+    declaration = None
+    with suppress(errors.ConfigurationError):  # its backend is not registered
         declaration = {"name": table.name, "key": list(table.key), "function": describe_function(shown)}
-    except errors.ConfigurationError:
-        return None
     return _Table(table, asked, declaration, is_written)
 
 

@@ -6,11 +6,17 @@
 A lease ends when its holder says so, when its process is proven dead, when Dagster has ended the run, or when it was
 not renewed within its time to live, by the store's clock. It is taken by compare-and-swap, so that one of two waiting
 runs gets it. The batch log's own compare-and-swap still fences a run without a lease, or one that lost it.
+
+Each take has a greater epoch. A run whose lease was taken may live: it was paused, or Dagster has given it up. Before
+anything leaves such a run it looks at its lease (`Fence`), so it sends nothing after its time to live. The run that took
+the lease begins after that, and after the time in which a request of the other may have been under way. Until when
+that is stands in the lease, so that a third run waits for it, too.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import os
 import socket
 import time
@@ -21,14 +27,16 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import ValidationError
 
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.common import StoredDocument, call_in_threads
+from dagster_adjunct.resources.objects.fence import Fence, lease_lost_error
 from dagster_adjunct.resources.objects.heartbeat import Heartbeat
-from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.objects.lake import RUN_TTL, Lake
+from dagster_adjunct.resources.objects.passed_time import Deadline, read_clocks
 from dagster_adjunct.resources.objects.store import ObjectStore, read_store_clock, requests_at_once
 
 
@@ -90,10 +98,14 @@ def _read_text(path: str) -> str:
     return ""
 
 
-TTL = timedelta(minutes=2)
 LONGEST_STAY = timedelta(days=10_000)  # of a run that goes on when it has caught up
 DEFAULT_WAIT = timedelta(minutes=5)
 _LONGEST_PAUSE = 5.0
+# How many seconds a run whose lease may have expired tries to renew it, as after the network was away with the machine.
+_RENEWING = 5.0
+_PAUSE = 0.25
+# How often a run that waits for a paused one looks whether its process has ended, in seconds.
+_LONGEST_WAIT = 0.5
 _log = logging.getLogger("adjunct.run")
 # Ids of the leases that this process holds; its other leases were left by runs that failed to end them.
 _held: set[str] = set()
@@ -103,7 +115,11 @@ class Holder(StoredDocument):
     """Who runs an application: `run` is its name in commits, `dagster` the id of a Dagster run.
 
     A run that `stays` waits for more when it has caught up, unless another run asks for the application. `nonce` is
-    new at each renewal, so that the stored lease gets another ETag.
+    new at each renewal, so that the stored lease gets another ETag. `epoch` is greater at each take of the lease.
+
+    Times in seconds: the lease ends `ttl` after it was written, and a request that was sent before that may take effect
+    until `in_flight` later. Until `others_until`, by the store's clock, earlier holders may still write. They are
+    `unfenced` while tables do not know of a later epoch.
     """
 
     id: str
@@ -111,6 +127,10 @@ class Holder(StoredDocument):
     process: Process
     since: datetime
     ttl: float
+    epoch: int
+    in_flight: float = 0.0
+    others_until: datetime | None = None
+    unfenced: bool = False
     dagster: str = ""
     stays: bool = False
     ended: bool = False
@@ -140,6 +160,26 @@ class StoredLease:
     def describe(self) -> str:
         return self.holder.describe() if self.holder else f"a run whose lease, {self.key}, can't be read"
 
+    def has_gone(self) -> bool:
+        """Return whether the holder is proven to be gone: it has said so, or its process is dead."""
+        if self.holder is None:
+            return False
+        ours = self.holder.process == this_process()
+        return self.holder.ended or self.holder.process.is_dead() or (ours and self.holder.id not in _held)
+
+    def may_write_until(self) -> datetime | None:
+        """Return until when, by the store's clock, this holder or an earlier one may write; None if none may."""
+        times = []
+        if self.holder is not None and self.holder.others_until is not None:
+            times.append(self.holder.others_until)
+        if not self.has_gone():
+            times.append(self.written + self.ttl + timedelta(seconds=self.holder.in_flight if self.holder else 0))
+        return max(times, default=None)
+
+    @property
+    def ttl(self) -> timedelta:
+        return timedelta(seconds=self.holder.ttl) if self.holder is not None else RUN_TTL
+
 
 @dataclass(frozen=True, slots=True)
 class Claim:
@@ -147,11 +187,13 @@ class Claim:
 
     `dagster` is the id of this run in Dagster, if any; `finished` returns whether Dagster has ended a run of this id.
     `say` receives messages about which run it waits for or takes over from. A run that `stays` ends for one that waits.
+    `in_flight` is how many seconds a request of this run may be under way.
     """
 
     wait: timedelta = DEFAULT_WAIT
     take_over: bool = False
     stays: bool = False
+    in_flight: float = 0.0
     dagster: str = ""
     finished: Callable[[str], bool] = lambda run: False
     say: Callable[[str], None] = _log.warning
@@ -160,16 +202,11 @@ class Claim:
 def describe_end(stored: StoredLease, now: Callable[[], datetime], finished: Callable[[str], bool]) -> str:
     """Return why a lease has ended, "" if its holder may be alive; `now` returns the time by the store's clock."""
     holder = stored.holder
-    if holder is not None:
-        if holder.ended:
-            return "it has ended"
-        ours = holder.process == this_process()
-        if holder.process.is_dead() or (ours and holder.id not in _held):
-            return "its process has ended"
-        if holder.dagster and finished(holder.dagster):
-            return "Dagster has ended the run"
-    ttl = timedelta(seconds=holder.ttl) if holder is not None else TTL
-    return f"it was not renewed for {ttl}" if now() >= stored.written + ttl else ""
+    if stored.has_gone():
+        return "it has ended" if holder is not None and holder.ended else "its process has ended"
+    if holder is not None and holder.dagster and finished(holder.dagster):
+        return "Dagster has ended the run"
+    return f"it was not renewed for {stored.ttl}" if now() >= stored.written + stored.ttl else ""
 
 
 class RunLease:
@@ -181,16 +218,22 @@ class RunLease:
         self._asked_key = asked_key(lake, application)
         self._clock_key = f"{lake.application_prefix(application)}/clock"
         self._claim, self._asked = claim, False
+        self._fence: Fence | None = None
         self._holder = Holder(
             id=uuid.uuid4().hex,
             run=run,
             process=this_process(),
             since=lake.now(),
-            ttl=TTL.total_seconds(),
+            ttl=lake.run_ttl.total_seconds(),
+            epoch=0,
+            in_flight=claim.in_flight,
             dagster=claim.dagster,
             stays=claim.stays,
         )
-        self._heartbeat = Heartbeat(lake.store, self._key, self._body, TTL, not_ours=self._not_ours, log=_log)
+        # Others take an expired lease by its ETag, so that its holder may still renew one that nobody has taken.
+        self._heartbeat = Heartbeat(
+            lake.store, self._key, self._body, lake.run_ttl, not_ours=self._not_ours, log=_log, revives=True
+        )
 
     def __enter__(self) -> Self:
         try:
@@ -229,6 +272,17 @@ class RunLease:
                 ask_to_end(self._store, self._asked_key, self._holder.describe())
             time.sleep(min(pause, limit - waited))
             pause = min(_LONGEST_PAUSE, pause * 1.5)
+        self._fence = Fence(
+            self._store,
+            self._key,
+            holder=self._holder.id,
+            application=self._application,
+            run=self._holder.run,
+            epoch=self._holder.epoch,
+            deadline=self._heartbeat.deadline,
+            renew=self._renew,
+        )
+        self._heartbeat.on_renewal = self._fence.extend
         self._heartbeat.start()
         if self._claim.stays or (stored is not None and stored.holder is not None and stored.holder.stays):
             self._store.delete(self._asked_key)
@@ -236,10 +290,67 @@ class RunLease:
             self._claim.say(
                 f"application {self._application} is taken over from {stored.describe()}: {why or 'as requested'}"
             )
+        if stored is not None:
+            self._wait_for_writes(stored, now)
+
+    def _wait_for_writes(self, stored: StoredLease, now: Callable[[], datetime]) -> None:
+        """Wait until no earlier run can write any more; it stops at its next look at its lease, if it lives."""
+        until = self._holder.others_until
+        while until is not None:
+            left = (until - now()).total_seconds()
+            if left <= 0:
+                return
+            self._claim.say(
+                f"application {self._application}: {stored.describe()} may be alive, only paused. This run begins when "
+                f"the other can't write any more, in {timedelta(seconds=math.ceil(left))}"
+            )
+            waiting = Deadline(read_clocks(), left)
+            while not waiting.has_passed():
+                if stored.may_write_until() != until:  # its process has ended
+                    until = stored.may_write_until()
+                    self._holder = self._holder.model_copy(update={"others_until": until})
+                    break
+                time.sleep(min(left, _LONGEST_WAIT))
+                self._check_heartbeat()
+
+    @property
+    def fence(self) -> Fence:
+        """What the run's writes are checked by, while it holds the lease."""
+        assert self._fence is not None
+        return self._fence
+
+    @property
+    def has_unfenced(self) -> bool:
+        """Whether earlier runs may live, and tables have not been told of a later epoch since (`note_fenced`)."""
+        return self._holder.unfenced
+
+    def note_fenced(self) -> None:
+        """Note that all tables know the epoch of this run, so that the next one need not tell them of its own."""
+        self._holder = self._holder.model_copy(update={"unfenced": False})
+
+    def _renew(self) -> Deadline:
+        """Renew the lease, after which nobody else has taken it; return its deadline. Raises RunLeaseLostError."""
+        trying = Deadline(read_clocks(), _RENEWING)
+        while True:
+            if self._holder.ended:
+                raise lease_lost_error(self._application, self._holder.run, "the run has ended")
+            try:
+                self._heartbeat.renew()
+            except errors.TransientError as error:
+                if trying.has_passed():
+                    problem = f"it lives for {timedelta(seconds=self._holder.ttl)} and could not be renewed: {error.problem}"
+                    raise lease_lost_error(self._application, self._holder.run, problem.removesuffix(".")) from error
+                time.sleep(_PAUSE)
+                continue
+            self._check_heartbeat()
+            return self._heartbeat.deadline
 
     def __exit__(self, *error: object) -> None:
         _held.discard(self._holder.id)
         self._holder = self._holder.model_copy(update={"ended": True})
+        if self._fence is not None:  # nothing that the run has left behind writes after its end
+            self._heartbeat.on_renewal = lambda deadline: None
+            self._fence.extend(Deadline(read_clocks(), 0))
         # A conditional PUT: on real servers a conditional DELETE may remove the lease of the run that took it over.
         self._heartbeat.end(lambda etag: self._store.put_if_match(self._key, self._body(), etag))
 
@@ -247,6 +358,7 @@ class RunLease:
         """Read the lease; raise RunLeaseLostError if another run may have taken it over."""
         self._heartbeat.check()
         self._check_heartbeat()
+        self.fence.check()
 
     def asked_by(self) -> str:
         """Return which run waits for this one to end, "" for none. Raises RunLeaseLostError if the lease was lost."""
@@ -260,16 +372,13 @@ class RunLease:
 
     def _check_heartbeat(self) -> None:
         if lost := self._heartbeat.problem:
-            problem = f"application {self._application!r}: the lease of run {self._holder.run} was lost: {lost}."
-            step = (
-                "This run has no effect on the open batch. Let the other run finish, or run again: it continues from "
-                "what is committed."
-            )
-            raise errors.RunLeaseLostError(problem, step, application=self._application, run=self._holder.run)
+            raise lease_lost_error(self._application, self._holder.run, lost)
 
     def _take(self, stored: StoredLease | None) -> bool:
         """Take the lease if it is still as found; return False if another run was faster."""
+        self._holder = self._holder.model_copy(update=self._after(stored))
         _held.add(self._holder.id)
+        began = read_clocks()
         try:
             if stored is None:
                 self._heartbeat.write(partial(self._store.put_if_absent, self._key))
@@ -281,11 +390,25 @@ class RunLease:
             if now is None or now.holder is None or now.holder.id != self._holder.id:
                 _held.discard(self._holder.id)
                 return False
-            self._heartbeat.write(lambda body: now.etag)
+            self._heartbeat.write(lambda body: now.etag, began)
         except BaseException:
             _held.discard(self._holder.id)
             raise
         return True
+
+    def _after(self, stored: StoredLease | None) -> dict[str, Any]:
+        """Return the fields of a holder that follows this one.
+
+        Without a lease that can be read, the epoch is the time in ms by the store's clock: no run of an application
+        that was deleted, and made anew, has had a greater one.
+        """
+        if stored is None or stored.holder is None:
+            epoch = int(read_store_clock(self._store, self._clock_key).timestamp() * 1000)
+        else:
+            epoch = stored.holder.epoch + 1
+        unfenced = stored is None or not stored.holder or not stored.holder.ended or stored.holder.unfenced
+        until = None if stored is None else stored.may_write_until()
+        return {"epoch": epoch, "others_until": until, "unfenced": unfenced}
 
     def _busy(self, stored: StoredLease) -> errors.ApplicationBusyError:
         waited = f" after {self._claim.wait} of waiting" if self._claim.wait else ""

@@ -608,8 +608,9 @@ class BatchContext:
         marking = batch_outputs.build_marking(
             table, columns, self.stream_of(operator), self.inputs, self.writers[operator], made_of_one=one_source
         )
+        fence, table_of_run = self.context.fence, self._with_credits(table)
         write = TableWrite(
-            self._with_credits(table),
+            table_of_run if fence is None else table_of_run.with_fence(fence),
             send.contract,
             send.on_null_key,
             self.partitions_at(operator),

@@ -27,6 +27,7 @@ from dagster_adjunct.orchestration.batch_log.batch_log import (
     TimeState,
     add_counters,
 )
+from dagster_adjunct.orchestration.batch_log.run_lease import RunLease
 from dagster_adjunct.orchestration.operators.stream_facts import LineageNode
 from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
 from dagster_adjunct.orchestration.startpoints.fan_out import FanOut
@@ -44,6 +45,7 @@ from dagster_adjunct.orchestration.step.progress import (
 )
 from dagster_adjunct.resources.common import map_in_threads, split_stream_name, sum_counters
 from dagster_adjunct.resources.errors import ConfigurationError, ObjectNotFoundError, VersionDiscardedError
+from dagster_adjunct.resources.objects.fence import Fence
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.objects.store import requests_at_once
 from dagster_adjunct.resources.streams.system import SourceRange, Sources, StreamSystem, SystemStreamPartition
@@ -272,6 +274,7 @@ class StepContext:
     - `still_ours`: called before each batch, output and commit; raises if another run may have taken over. It is None
       for a run without a lease, which fails as soon as another run has committed. A run with a lease starts again from
       that commit if it has not committed anything itself.
+    - `lease`: the run's lease, whose fence its writes to tables carry; None for a run without one.
     - `credits`: hands out the run's part of the tables' rate limits.
     - `open_tables`: the tables of lookups, with their caches.
     - `writes_as`: the former name of a renamed application, which its outputs and state tables keep.
@@ -290,6 +293,7 @@ class StepContext:
     between_batches: Callable[[], None] = lambda: None
     before_batch: Callable[[], None] = lambda: None
     still_ours: Callable[[], None] | None = None
+    lease: RunLease | None = None
     credits: RunCredits | None = None
     open_tables: OpenTables = field(default_factory=OpenTables)
     writes_as: str | None = None
@@ -314,6 +318,11 @@ class StepContext:
     def run(self) -> str:
         """The name of this run in commits."""
         return self.runtime.by
+
+    @cached_property
+    def fence(self) -> Fence | None:
+        """The fence of the run's writes, under the name that tables know the application by."""
+        return None if self.lease is None else self.lease.fence.of_application(self.writer)
 
     @property
     def writer(self) -> str:

@@ -232,6 +232,28 @@ def advance_changed(
             break
 
 
+_UNLIMITED_REQUEST = 60.0
+"""The seconds that a request without a limit of its own counts as under way: a user's function, `timeout=None`."""
+
+
+def longest_request(app: Application, systems: Mapping[str, StreamSystem]) -> float:
+    """Return how many seconds a write of an application's run may be under way, as far as that is limited.
+
+    Writes to the lake do not count: what a run sends that has lost its lease changes nothing there.
+    """
+    limits = [0.0]
+    for operator in app.operators:
+        send, target = operator.spec.send, operator.spec.writes or ""
+        system = target.partition(".")[0]
+        if send is not None:
+            limits.append(app.tables[send.table].retry.timeout or _UNLIMITED_REQUEST)
+        elif target.endswith("()"):  # a user's function
+            limits.append(_UNLIMITED_REQUEST)
+        elif system in systems:
+            limits.append(getattr(systems[system], "longest_request", 0.0))
+    return max(limits)
+
+
 def run_batches(
     runtime: Runtime,
     app: Application,
@@ -274,6 +296,7 @@ def run_batches(
 
     with ExitStack() as stack:
         stack.enter_context(lake.manifests.while_kept())
+        claim = replace(claim, in_flight=longest_request(app, systems))
         lease = stack.enter_context(RunLease(lake, app.name, runtime.by, claim))
 
         def begin() -> StepContext:
@@ -291,7 +314,7 @@ def run_batches(
             handed = advance(plan)
             # Startpoints are fanned out once a step, which rewinding datasets may have done already.
             fan_out = fan_out_for_run(runtime, app, plan) if handed is None else handed
-            context = StepContext(runtime, app, plan, fan_out, on_event, max_batches, follow, lease.check)
+            context = StepContext(runtime, app, plan, fan_out, on_event, max_batches, follow, lease.check, lease)
             return replace(context, on_report=on_report, before_batch=registered.begin_batch)
 
         follow = partial(advance_followed_datasets, runtime, app, on_report=on_advance, on_stage=on_stage)

@@ -53,6 +53,7 @@ from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.common import call_in_threads
 from dagster_adjunct.resources.objects.store import requests_at_once
 from dagster_adjunct.resources.spark.tasks import find_adjunct_error
+from dagster_adjunct.resources.tables.operation import run_blocking
 from dagster_adjunct.resources.tables.shared_rate import RunCredits
 
 _log = logging.getLogger("adjunct.run")
@@ -241,6 +242,7 @@ def _write_outputs(
             if not inputs.streams:  # a retry: files that they had when the batch was planned may have been deleted
                 now = snapshot_open_inputs(context, intent, inputs.identities)
                 inputs = replace(inputs, streams={name: stream.system for name, stream in now.items()})
+            _announce_run(context)
             outputs = engine.run(context, inputs, before_output)
         except Exception as error:
             ours = find_adjunct_error(error)
@@ -261,6 +263,22 @@ def _write_outputs(
             return outputs
         time.sleep(pause)
     raise AssertionError("unreachable")
+
+
+def _announce_run(context: StepContext) -> None:
+    """Let tables refuse writes of earlier runs, if one of them may have been paused and wake up (`Fence`)."""
+    lease, fence = context.lease, context.fence
+    if lease is None or fence is None or not lease.has_unfenced:
+        return
+    names = {operator.spec.send.table for operator in context.app.operators if operator.spec.send is not None}
+
+    async def announce() -> None:
+        for name in sorted(names):
+            async with context.app.tables[name].with_fence(fence) as table:
+                await table.announce()
+
+    run_blocking(announce())
+    lease.note_fenced()
 
 
 def _add_next_steps(error: errors.AdjunctError, app: str, batch: int) -> errors.AdjunctError:

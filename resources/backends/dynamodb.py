@@ -267,7 +267,8 @@ class DynamoDbTable(StoreTable):
     async def send(self, operation: Operation[Any]) -> Outcomes:
         reads = operation.kind is OperationKind.GET
         try:
-            requests = await self._get_client(make=not reads)
+            # A run has created the table before: `begin_run`.
+            requests = await self._get_client(make=not reads and operation.fence is None)
         except errors.TableNotFoundError:
             if not (reads and self.create):
                 raise

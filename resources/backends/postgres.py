@@ -171,14 +171,14 @@ class PostgresRequests:
 
         return PostgresBookkeeping(self.connection, self._statements.schema, self._statements.table)
 
-    async def open_idempotency_table(self) -> None:
+    async def open_idempotency_table(self, *, create: bool) -> None:
         from psycopg import sql
 
         from dagster_adjunct.resources.backends.postgres_statements import create_table
 
         schema, casts, key = self._statements.schema, self._statements.casts, self.codec.key
         name = write_plan.idempotency_table_name(self._statements.table, key)
-        if self._declared.create:
+        if create:
             types = {part: casts[part] for part in key} | dict.fromkeys(COLUMNS, "text") | {"applied": "jsonb"}
             await create_table(self.connection, schema, name, {**types, "at": "timestamp with time zone NOT NULL"}, key)
         cursor = await self.connection.execute(

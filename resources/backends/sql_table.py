@@ -7,6 +7,7 @@ from abc import abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
 from dagster_adjunct.resources.backends import store, write_plan
@@ -51,8 +52,8 @@ class SqlRequests(Protocol):
     def count_run(self) -> Any:
         """Count a run in the table's book-keeping, after creating that if the table is declared with `create`."""
 
-    def open_idempotency_table(self) -> Any:
-        """Check the idempotency table, after creating it if the table is declared with `create`.
+    def open_idempotency_table(self, *, create: bool) -> Any:
+        """Check the idempotency table, after creating it if `create`.
 
         TableAccessError if it is missing or has other columns.
         """
@@ -160,7 +161,7 @@ class SqlTable(StoreTable, Generic[R]):
     async def begin_run(self, *, create: bool, marks: bool) -> Presence:
         async with self._pools.here().connection(create=create and self.create) as requests:
             if marks and not requests.has_idempotency_table:
-                await self._run(requests, requests.open_idempotency_table)
+                await self._run(requests, partial(requests.open_idempotency_table, create=self.create))
             await self._run(requests, requests.count_run)
             presence: Presence = await self._run(requests, requests.inspect)
             return presence
@@ -176,9 +177,10 @@ class SqlTable(StoreTable, Generic[R]):
 
     async def send(self, operation: Operation[Any]) -> Outcomes:
         reads, count = operation.kind is OperationKind.GET, len(operation)
+        creates = self.create and operation.fence is None  # a run has created it before: `begin_run`
         connected = False
         try:
-            async with self._pools.here().connection(create=self.create and not reads) as requests:
+            async with self._pools.here().connection(create=creates and not reads) as requests:
                 connected = True
                 outcomes = await (self._get if reads else self._write)(requests, operation)
                 if any(problem.of_request and not problem.may_pass for problem in outcomes.problems.values()):
@@ -198,7 +200,7 @@ class SqlTable(StoreTable, Generic[R]):
         """
         try:
             async with self._pools.here().connection() as requests:
-                await self._run(requests, requests.open_idempotency_table)
+                await self._run(requests, partial(requests.open_idempotency_table, create=self.create))
                 purged: int = await self._run(requests, requests.forget, older_than)
                 return purged
         except TableNotFoundError:
@@ -221,15 +223,15 @@ class SqlTable(StoreTable, Generic[R]):
     async def _write(self, requests: R, operation: Operation[Any]) -> Outcomes:
         if operation.conditions:
             try:
-                await self._prepare_conditions(requests)
+                await self._prepare_conditions(requests, create=self.create and operation.fence is None)
             except AdjunctError as error:
                 return self._failed(len(operation), error)
         return await self._write_entries(requests, operation)
 
-    async def _prepare_conditions(self, requests: R) -> None:
+    async def _prepare_conditions(self, requests: R, *, create: bool) -> None:
         """Check or create the idempotency table if this connection has not, and purge it if that is due."""
         if not requests.has_idempotency_table:
-            await self._run(requests, requests.open_idempotency_table)
+            await self._run(requests, partial(requests.open_idempotency_table, create=create))
         place = f"{self._label} {self.place}"
         if store.is_purge_due(place, self.forget_after):
             purged = await self._run(requests, requests.forget, self.forget_after, store.PURGED_AT_ONCE)

@@ -251,11 +251,11 @@ class SqliteRequests:
                 self._bookkeeping.create()
             self._bookkeeping.count_run()
 
-    def open_idempotency_table(self) -> None:
+    def open_idempotency_table(self, *, create: bool) -> None:
         codec = self.codec
         key = [part.lower() for part in codec.key]  # as SQLite compares names
         name = write_plan.idempotency_table_name(self._declared.table, key)
-        if self._declared.create:
+        if create:
             with self._transaction("IMMEDIATE"):
                 types = {part: f"{_type_of(codec.columns[part])} NOT NULL" for part in codec.key}
                 types |= dict.fromkeys(write_plan.COLUMNS, "TEXT") | {"at": "REAL NOT NULL"}

@@ -1,24 +1,25 @@
 """A heartbeat: an object that its owner rewrites regularly, so that its age shows whether the owner is alive.
 
 Others consider the owner dead when the object, by the store's clock, is older than its time to live. The owner itself
-trusts the heartbeat for 90% of that time, counted from before the last write was sent, so that it notices before others
-do.
+trusts the heartbeat for 90% of that time, counted from before the last write was sent, also while the machine sleeps,
+so that it notices before others do.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from queue import Empty, SimpleQueue
 
 from dagster_adjunct.resources.errors import AdjunctError, ObjectNotFoundError, PreconditionFailedError, TransientError
+from dagster_adjunct.resources.objects.passed_time import Deadline, read_clocks
 from dagster_adjunct.resources.objects.store import ObjectStore
 
-_TRUSTED_SHARE = 0.9
+TRUSTED_SHARE = 0.9
+"""The share of its time to live for which the owner trusts a heartbeat: stores round times to seconds."""
 _REMOVED = "it had expired and was removed"
 
 
@@ -27,6 +28,9 @@ class Heartbeat:
 
     Others may consider the owner dead if the object is older than `ttl`. `not_ours(data)` describes the owner of an
     object with other contents than the last known; it returns "" if that was our own write, whose reply was lost.
+
+    A heartbeat that was not renewed in time is lost, unless it `revives`: then it can be renewed as long as the object
+    is the owner's. That is for objects that others replace, by its ETag, before they act on its age.
     """
 
     def __init__(
@@ -38,11 +42,13 @@ class Heartbeat:
         *,
         not_ours: Callable[[bytes], str],
         log: logging.Logger,
+        revives: bool = False,
     ) -> None:
         self._store, self._key, self._body, self._ttl = store, key, body, ttl
-        self._not_ours, self._log = not_ours, log
+        self._not_ours, self._log, self._revives = not_ours, log, revives
+        self.on_renewal: Callable[[Deadline], object] = lambda deadline: None
         self._etag: str | None = None
-        self._written = _clock()
+        self._set_deadline(read_clocks())
         self._failure = ""
         # How the thread is to end: None, or the `remove` to call. A SimpleQueue, because its `put` is reentrant: a
         # finalizer may call it.
@@ -50,10 +56,11 @@ class Heartbeat:
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
-    def write(self, write: Callable[[bytes], str]) -> None:
-        """Create the object by `write`, which returns its ETag."""
-        self._written = _clock()
+    def write(self, write: Callable[[bytes], str], began: tuple[float, float] | None = None) -> None:
+        """Create the object by `write`, which returns its ETag. `began` is the time before that, by default now."""
+        began = began or read_clocks()
         self._etag = write(self._body())
+        self._set_deadline(began)
 
     def start(self) -> None:
         """Start renewing the object in the background."""
@@ -63,9 +70,7 @@ class Heartbeat:
     @property
     def problem(self) -> str:
         """The reason why the heartbeat is lost; "" while it is valid."""
-        # With a margin, since stores round times to seconds.
-        passed = max(now - then for now, then in zip(_clock(), self._written, strict=True))
-        if not self._failure and passed >= _TRUSTED_SHARE * self._ttl.total_seconds():
+        if not self._failure and not self._revives and self.deadline.has_passed():
             self._failure = f"it lives for {self._ttl} and was not renewed in time"
         return self._failure
 
@@ -86,10 +91,14 @@ class Heartbeat:
         with self._lock:
             if self._etag is None or self._failure:
                 return
-            began = _clock()
+            began = read_clocks()
             self._failure = self._rewrite(self._etag)
             if not self.problem:  # otherwise the write came too late: others may have seen the object expire
-                self._written = began
+                self._set_deadline(began)
+
+    def _set_deadline(self, began: tuple[float, float]) -> None:
+        self.deadline = Deadline(began, TRUSTED_SHARE * self._ttl.total_seconds())
+        self.on_renewal(self.deadline)
 
     def end(self, remove: Callable[[str], object]) -> None:
         """Stop renewing and call `remove(etag)`. If that fails, the object stays until it expires. Safe to repeat."""
@@ -136,8 +145,3 @@ class Heartbeat:
                 self._failure = error.problem
             if self.problem:
                 return
-
-
-def _clock() -> tuple[float, float]:
-    """Return two times in seconds: of a clock that is never set, and of one that also runs while the machine sleeps."""
-    return time.monotonic(), time.time()

@@ -9,7 +9,7 @@ import re
 import threading
 import uuid
 from collections.abc import Callable, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal, Self, cast
 from urllib.parse import unquote, urlsplit
@@ -83,6 +83,8 @@ def _write_and_verify(store: ObjectStore, key: str, data: bytes, write: Callable
 
 
 DEFAULT_LAKE = ".adjunct/lake"
+RUN_TTL = timedelta(minutes=2)
+"""For how long a run of an application counts as alive without renewing its lease."""
 _SCHEMES = ("s3", "s3a", "memory", "file")
 _URL = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*):(?P<slashes>/*)")
 _WINDOWS = re.compile(r"[A-Za-z]:([\\/]|$)|(?![/.~]).*\\|\.{1,2}\\")
@@ -96,7 +98,8 @@ class LakeSettings(BaseSettings):
 
     Where these are not set, boto3's variables (AWS_ENDPOINT_URL_S3, AWS_REGION, AWS_PROFILE, …) apply.
     Sizes in bytes, time-outs in seconds. `shared` (ADJUNCT_LAKE_SHARED) states that all machines mount a local
-    lake under the same path.
+    lake under the same path. `run_ttl` (ADJUNCT_RUN_TTL) is the time for which a run counts as alive without a sign of
+    life.
     """
 
     model_config = SettingsConfigDict(
@@ -114,6 +117,7 @@ class LakeSettings(BaseSettings):
     read_timeout: float = Field(default=60.0, gt=0)
     attempts: int = Field(default=6, ge=1)
     shared: bool = Field(default=False, validation_alias="ADJUNCT_LAKE_SHARED")
+    run_ttl: float = Field(default=RUN_TTL.total_seconds(), ge=1, le=86_400, validation_alias="ADJUNCT_RUN_TTL")
 
     @model_validator(mode="after")
     def _kms_key_needs_kms(self) -> Self:
@@ -123,7 +127,7 @@ class LakeSettings(BaseSettings):
 
     def s3_options(self) -> S3Options:
         """Return the options of the store."""
-        return S3Options(**self.model_dump(exclude={"shared"}))
+        return S3Options(**self.model_dump(exclude={"shared", "run_ttl"}))
 
 
 def open_store(url: str | os.PathLike[str] | None, settings: LakeSettings) -> ObjectStore:
@@ -267,15 +271,23 @@ class Lake:
     """An open lake. Pickles as the descriptor of its store, which is not probed again when it is unpickled.
 
     `clock` returns the time with its zone. It is not pickled: another process uses the system clock. `manifests` is the
-    cache of manifests that runs of this process share.
+    cache of manifests that runs of this process share. A run that has not renewed its lease for `run_ttl` counts as
+    dead; `run_ttl` is not pickled.
     """
 
     def __init__(
-        self, store: ObjectStore, lake_id: str, *, shared: bool = False, clock: Callable[[], datetime] = utc_now
+        self,
+        store: ObjectStore,
+        lake_id: str,
+        *,
+        shared: bool = False,
+        run_ttl: timedelta = RUN_TTL,
+        clock: Callable[[], datetime] = utc_now,
     ) -> None:
         self.store = store
         self._id = lake_id
         self.shared = shared
+        self.run_ttl = run_ttl
         self.manifests = ManifestCache()
         self._clock = clock
 
@@ -336,7 +348,8 @@ def open_lake(
     LakeNotFoundError.
     """
     settings = settings or LakeSettings()
-    lake = lake_in(open_store(url, settings), shared=settings.shared)
+    run_ttl = timedelta(seconds=settings.run_ttl)
+    lake = lake_in(open_store(url, settings), shared=settings.shared, run_ttl=run_ttl)
     if not create and not lake.exists():
         problem = f"there is no lake at {lake.url}."
         step = "Check --lake and ADJUNCT_LAKE; the first write creates a lake."
@@ -344,12 +357,12 @@ def open_lake(
     return lake
 
 
-def lake_in(store: ObjectStore, *, shared: bool = False) -> Lake:
+def lake_in(store: ObjectStore, *, shared: bool = False, run_ttl: timedelta = RUN_TTL) -> Lake:
     """Return the lake at a store's root; if there is none, the first write creates it after a probe."""
     document = read_lake_document(store)
     if document is None:
-        return Lake(cast("ObjectStore", LazyLakeStore(store)), "", shared=shared)
-    return Lake(store, document.id, shared=shared)
+        return Lake(cast("ObjectStore", LazyLakeStore(store)), "", shared=shared, run_ttl=run_ttl)
+    return Lake(store, document.id, shared=shared, run_ttl=run_ttl)
 
 
 def _reopen(descriptor: StoreDescriptor, lake_id: str, shared: bool) -> Lake:

@@ -24,6 +24,7 @@ from inspect import signature
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from dagster_adjunct.resources import errors
+from dagster_adjunct.resources.objects.fence import Fence
 from dagster_adjunct.resources.tables.operation import (
     Capabilities,
     Layer,
@@ -148,6 +149,14 @@ class TableFunction:
     async def close(self) -> None:
         """Release what `open` acquired. A closed function can be opened again."""
 
+    async def announce(self, fence: Fence) -> None:
+        """Let the store refuse writes of earlier runs of `fence.application` from now on, where it can: those with a
+        smaller epoch.
+
+        A run that follows one that may not have ended calls it for each table that it writes, before its first output.
+        By default does nothing. A table that does not exist is not created.
+        """
+
     def is_retriable(self, error: BaseException) -> bool:
         """Whether the request that raised `error` may succeed if sent again unchanged.
 
@@ -200,6 +209,8 @@ class TableFunction:
 
         The default `_all` forms end here, and an overriding one may call its default with `super()`.
         """
+        if operation.fence is None:
+            operation = replace(operation, fence=_FENCE.get())
         one, args = getattr(self, _METHODS[operation.kind][0]), operation.args
         if operation.kind in (OperationKind.GET, OperationKind.DELETE):
             return await _send_one_by_one(self, operation, lambda key, _: one(key, *args))
@@ -432,6 +443,10 @@ def limit_each_request() -> TimedAttempt | None:
     return attempt
 
 
+# The fence of the operation that a function executes, for requests that it makes by its own methods.
+_FENCE: ContextVar[Fence | None] = ContextVar("FENCE", default=None)
+
+
 async def _send_one_by_one(
     function: TableFunction, operation: Operation[Any], request: Callable[[Any, Any], Awaitable[Any]]
 ) -> Outcomes:
@@ -448,6 +463,7 @@ async def _send_one_by_one(
     slots = asyncio.Semaphore(_MAX_IN_FLIGHT)
     answers: list[Any] = [None] * len(keys)
     problems: dict[int, Problem] = {}
+    lost: list[errors.RunLeaseLostError] = []
     attempt = limit_each_request() if len(keys) > 1 else None
 
     async def in_sequence(places: list[int]) -> None:
@@ -455,8 +471,12 @@ async def _send_one_by_one(
             for done, place in enumerate(places):
                 limit = asyncio.timeout(None if attempt is None else attempt.seconds)
                 try:
+                    await operation.check_fence()
                     async with limit:
                         answers[place] = await request(keys[place], values[place])
+                except errors.RunLeaseLostError as error:
+                    lost.append(error)
+                    return
                 except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - it becomes the outcome
                     if isinstance(error, asyncio.CancelledError):
                         error = self_cancelled_error(error)
@@ -470,6 +490,8 @@ async def _send_one_by_one(
                     return
 
     await asyncio.gather(*(in_sequence(places) for places in by_key.values()))
+    if lost:
+        raise lost[0]
     if operation.kind is OperationKind.GET:
         return Outcomes(len(keys), answers, problems)
     if operation.kind is OperationKind.PUT_IF_ABSENT:
@@ -499,25 +521,33 @@ def check_conditions(table: str, function: str, capabilities: Capabilities, oper
 class FunctionLayer:
     """Sends gets to the read function and writes to the write function.
 
-    Before every request it calls the function's `open`, which does nothing if the function is connected.
+    Before every request it calls the function's `open`, which does nothing if the function is connected. Writes of a
+    run have its `fence`, which is checked last: a run that may have lost its lease sends nothing.
     """
 
     table: str
     read_function: TableFunction | None
     write_function: TableFunction | None
+    fence: Fence | None = None
 
     async def send(self, operation: Operation[Any]) -> Outcomes:
         count = len(operation)
         if not count:
             return Outcomes(0)
         function = self._function(operation)
+        if self.fence is not None and operation.kind.writes:
+            operation = replace(operation, fence=self.fence)
         sent = False
+        of_run = _FENCE.set(operation.fence)
         try:
             await function.open()
+            await operation.check_fence()
             sent = True
             outcomes = await function.send(operation)
         except asyncio.CancelledError as error:
             return Outcomes.all(count, problem_from_error(function, self_cancelled_error(error), sent=sent))
+        except errors.RunLeaseLostError:
+            raise  # what was sent before counts no more: another run repeats the batch
         except Exception as error:
             if not sent:
                 problem = problem_from_error(function, error, sent=False)
@@ -525,6 +555,8 @@ class FunctionLayer:
             if isinstance(error, errors.ConfigurationError):
                 raise  # nothing was sent
             return outcomes_from_error(function, operation, error, of_request=True)
+        finally:
+            _FENCE.reset(of_run)
         return outcomes if _fits(outcomes, operation) else self._invalid_outcomes(function, operation, outcomes)
 
     async def close(self) -> None:

@@ -29,6 +29,7 @@ from dagster_adjunct.resources.errors import (
     TableAccessError,
     TableError,
 )
+from dagster_adjunct.resources.objects.fence import Fence
 from dagster_adjunct.resources.validation import validated
 
 
@@ -381,7 +382,8 @@ class Operation(Generic[K_co]):
     whether updates may create records from their defaults; below the contract layer, entries have only defaults that
     may be used. `rerun` says that the sender repeats its whole batch if an entry is given up. Until then, later entries
     of that key and source must not be applied (see `send_unblocked`): the store would take the repeated entry for an
-    old one and skip it.
+    old one and skip it. `fence` is that of the run that writes, None for a plain call: a function that sends several
+    requests calls `check_fence` before each, and a store that can hold a condition refuses an earlier epoch.
     """
 
     kind: OperationKind
@@ -391,6 +393,7 @@ class Operation(Generic[K_co]):
     key: tuple[str, ...] = ()
     contract: UpdateContract = UpdateContract.UPDATE_WITH_DEFAULTS
     rerun: bool = False
+    fence: Fence | None = field(default=None, compare=False, repr=False)
     count: int = field(init=False, repr=False, compare=False)  # number of entries; every layer needs it
 
     def __post_init__(self) -> None:
@@ -409,6 +412,11 @@ class Operation(Generic[K_co]):
         return (
             self.kind is OperationKind.UPDATE and self.conditions.idempotent and self.conditions.newest_by is not None
         )
+
+    async def check_fence(self) -> None:
+        """Raise RunLeaseLostError if the run that writes may have lost its lease; do nothing for a plain call."""
+        if self.fence is not None:
+            await self.fence.check_in_thread()
 
     def with_entries(self, entries: Entries[K_co]) -> Operation[K_co]:
         """The same operation with other entries."""

@@ -14,7 +14,7 @@ from time import perf_counter
 from typing import Any, Literal
 
 from dagster_adjunct.resources.common import check_seconds
-from dagster_adjunct.resources.errors import ConfigurationError, TableError, TableUnavailableError
+from dagster_adjunct.resources.errors import ConfigurationError, RunLeaseLostError, TableError, TableUnavailableError
 from dagster_adjunct.resources.tables.functions import ATTEMPT, TimedAttempt
 from dagster_adjunct.resources.tables.metrics import Meter
 from dagster_adjunct.resources.tables.operation import (
@@ -242,6 +242,8 @@ class RetryLayer:
                 attempts += 1
                 again = _add_overtakers(operation, outcomes, left)
                 later = await self.inner.send(operation.with_entries(operation.entries.take(again)))
+            except RunLeaseLostError:
+                raise
             except Exception as error:  # noqa: BLE001 - it becomes the outcome
                 failed = {p: Problem(outcomes.problems[p].state, error, of_request=True) for p in left}
                 outcomes = replace(outcomes, problems={**outcomes.problems, **failed})

@@ -15,6 +15,7 @@ from pydantic import SkipValidation
 
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.common import LoopThread, argument_error, check_name
+from dagster_adjunct.resources.objects.fence import Fence
 from dagster_adjunct.resources.schemas.schema import ArrowFrame
 from dagster_adjunct.resources.tables.arrow import ArrowEntries
 from dagster_adjunct.resources.tables.batching import BatchLayer, BatchProvider
@@ -286,6 +287,7 @@ class RemoteTable(Generic[K, V, U]):
             raise errors.ConfigurationError(problem, step, table=name)
         self._check_conditions()
         self.credit_source: CreditSource | None = None
+        self.fence: Fence | None = None
         self._meter, self._reported = Meter(), TableMetrics()
         assert self._layers  # raises if the layers can't be composed
 
@@ -320,7 +322,7 @@ class RemoteTable(Generic[K, V, U]):
     def _layers(self) -> _Layers:
         """cache -> batch (with the order of each key) -> update contract -> retry -> rate -> attempt -> function"""
         meter = self._meter
-        function = FunctionLayer(self.name, self.read_function, self.write_function)
+        function = FunctionLayer(self.name, self.read_function, self.write_function, self.fence)
         attempt = AttemptLayer(self.name, function, self.retry.timeout, meter)
         rate = RateLayer(self.name, attempt, self.rate_limit, self.credit_source, meter, self.clock)
         retry = RetryLayer(rate, self.retry, meter, self.clock)
@@ -353,6 +355,17 @@ class RemoteTable(Generic[K, V, U]):
         table = copy.copy(self)
         table.credit_source = source
         return table
+
+    def with_fence(self, fence: Fence) -> RemoteTable[K, V, U]:
+        """Return a copy of this table whose writes are those of a run, also in tasks: see `Operation.fence`."""
+        table = copy.copy(self)
+        table.fence = fence
+        return table
+
+    async def announce(self) -> None:
+        """Let the store refuse writes of runs before that of this table's fence, where it can (`with_fence`)."""
+        if self.fence is not None and self.write_function is not None:
+            await self.write_function.announce(self.fence)
 
     @property
     def batch_size(self) -> int:

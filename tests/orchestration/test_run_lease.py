@@ -70,7 +70,8 @@ def lease(lake: Lake, run: str = "mine", claim: Claim = AT_ONCE) -> RunLease:
 
 
 def holder(process: Process, **more: object) -> Holder:
-    return Holder.model_validate({"id": "x", "run": "r", "process": process, "since": BEGAN, "ttl": 120.0, **more})
+    given = {"id": "x", "run": "r", "process": process, "since": BEGAN, "ttl": 120.0, "epoch": 1}
+    return Holder.model_validate({**given, **more})
 
 
 def why_over(held_by: Holder | None, seconds: float, *ended: str) -> str:
@@ -193,10 +194,8 @@ def test_a_run_that_was_killed_is_taken_over_at_once(lake: Lake, other_process: 
 
 
 @pytest.mark.lengthy
-def test_what_is_alive_is_taken_over_only_when_told_and_stops_at_its_next_check(
-    lake: Lake, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "TTL", timedelta(seconds=5))
+def test_what_is_alive_is_taken_over_only_when_told_and_stops_at_its_next_check(lake: Lake) -> None:
+    lake.run_ttl = timedelta(seconds=2)
     with lease(lake, "first") as first, lease(lake, "second", Claim(take_over=True)) as second:
         deadline = time.monotonic() + 120
         while not first._heartbeat.problem and time.monotonic() < deadline:
@@ -208,14 +207,20 @@ def test_what_is_alive_is_taken_over_only_when_told_and_stops_at_its_next_check(
         assert "run second" in describe_runner(lake, "delays"), "who was taken over from does not end the other's lease"
 
 
+@pytest.mark.lengthy
 def test_who_was_taken_over_from_knows_it_at_its_next_check_not_at_its_next_renewal(lake: Lake) -> None:
-    with lease(lake, "first") as first:
+    lake.run_ttl = timedelta(seconds=4)  # it renews every second
+    with lease(lake, "first") as first, ThreadPoolExecutor(1) as threads:
         first.check()
-        with lease(lake, "second", Claim(take_over=True)) as second:
-            with pytest.raises(RunLeaseLostError, match=r"run second on host .* has taken it over") as caught:
-                first.check()
-            assert caught.value.run == "first"
-            second.check()
+        second = lease(lake, "second", Claim(take_over=True))
+        begun = threads.submit(second.__enter__)
+        while "run second" not in describe_runner(lake, "delays"):
+            pass
+        with pytest.raises(RunLeaseLostError, match=r"run second on host .* has taken it over") as caught:
+            first.check()
+        assert caught.value.run == "first"
+        begun.result().check()
+        second.__exit__()
 
 
 def test_a_store_that_does_not_answer_is_waited_for_until_the_lease_may_expire(lake: Lake) -> None:
@@ -237,9 +242,9 @@ def test_a_lease_of_another_host_is_taken_over_when_it_has_expired(lake: Lake) -
 
 
 @pytest.mark.lengthy
-def test_a_lease_that_was_not_renewed_in_time_is_lost(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "TTL", timedelta(seconds=1.5))
-    down = Lake(FaultyStore(lake.store, [Fault("put_if_match", nth, "lost-before") for nth in range(1, 50)]), lake.id)
+def test_a_lease_that_was_not_renewed_in_time_is_lost(lake: Lake) -> None:
+    faults = [Fault("put_if_match", nth, "lost-before") for nth in range(1, 500)]
+    down = Lake(FaultyStore(lake.store, faults), lake.id, run_ttl=timedelta(seconds=1.5))
     with lease(down) as held:
         held.check()
         time.sleep(1.8)

@@ -1,0 +1,188 @@
+"""`Fence`: whether a run still holds the lease of its application, asked before anything leaves a process.
+
+A run may be stopped for any time between two of its requests: a suspended laptop, a paused container, a page that
+swaps. Meanwhile its lease expires, and another run goes on. So a fence knows until when the lease surely holds, by a
+clock that runs on while the process is stopped. Before that `check` costs no request; from then on it reads the lease.
+
+The store's clock says how old the lease is; clocks of machines are only used to measure spans of time, and only on the
+machine that has read them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from dagster_adjunct.resources import errors
+from dagster_adjunct.resources.objects.heartbeat import TRUSTED_SHARE
+from dagster_adjunct.resources.objects.passed_time import Deadline, machine_id, read_clocks
+from dagster_adjunct.resources.objects.store import ObjectStore, StoreDescriptor, read_store_clock
+
+PATIENCE = 5.0
+"""How many seconds a task waits for the driver to renew an expired lease that nobody has taken."""
+_PAUSE = 0.25
+
+WHAT_IT_DID = (
+    "What it had written before stays, and a request that was under way when the lease ended may still take effect, "
+    "unless its store knows fences: key-value tables, tables with fenced=True and everything in the lake refuse it."
+)
+"""What a run that has lost its lease may have done; the pages say the same."""
+
+
+def lease_lost_error(application: str, run: str, problem: str) -> errors.RunLeaseLostError:
+    """Return the error of a run whose lease was lost; `problem` says how."""
+    return errors.RunLeaseLostError(
+        f"application {application!r}: the lease of run {run} was lost: {problem}. This run sends nothing more. "
+        f"{WHAT_IT_DID}",
+        "Let the other run finish, or run again: it continues from what is committed.",
+        application=application,
+        run=run,
+    )
+
+
+class _Lease(BaseModel):
+    """The part of a stored run lease that a fence reads."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    id: str
+    run: str
+    ttl: float
+    ended: bool = False
+
+
+class Fence:
+    """The permission of a run to write, which lasts as long as its lease.
+
+    `epoch` is greater than that of any earlier run of `application`, also if its lease was deleted in between: a store
+    that has seen it can refuse writes of earlier runs. `check` raises RunLeaseLostError once another run may have taken
+    the application.
+
+    Pickle it to tasks. `renew` extends the lease and returns its new deadline, or raises; only the driver has it. A
+    task reads the lease, and waits a few seconds for the driver to renew it.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        key: str,
+        *,
+        holder: str,
+        application: str,
+        run: str,
+        epoch: int,
+        deadline: Deadline | None = None,
+        renew: Callable[[], Deadline] | None = None,
+    ) -> None:
+        self.application, self.run, self.epoch = application, run, epoch
+        self._store, self._key, self._holder = store, key, holder
+        self._deadline, self._renew = deadline, renew
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        lease = (self._store.descriptor, self._key, self._holder)
+        return _unpickle, (*lease, self.application, self.run, self.epoch, self._deadline, machine_id())
+
+    def __repr__(self) -> str:
+        return f"Fence({self.application!r}, run={self.run!r}, epoch={self.epoch})"
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the next `check` makes requests, which may take seconds."""
+        return self._deadline is None or self._deadline.has_passed()
+
+    def check(self) -> None:
+        """Raise RunLeaseLostError if another run may have taken the application.
+
+        Call it directly before each request that must not reach its store too late. It reads a clock, and makes
+        requests only once the lease may have expired. Raises TransientError if the lease can't be read then.
+        """
+        if self._deadline is None or self._deadline.has_passed():
+            self._deadline = self._read_deadline() if self._renew is None else self._renew()
+
+    async def check_in_thread(self) -> None:
+        """Do as `check`, without blocking the event loop."""
+        if self.is_due:
+            await asyncio.to_thread(self.check)
+
+    def of_application(self, name: str) -> Fence:
+        """Return this fence under another name of the application, the one that tables know it by."""
+        lease: dict[str, Any] = {"holder": self._holder, "deadline": self._deadline, "renew": self._renew}
+        return Fence(self._store, self._key, application=name, run=self.run, epoch=self.epoch, **lease)
+
+    def extend(self, deadline: Deadline) -> None:
+        """Note that the lease was renewed, and holds until this deadline."""
+        self._deadline = deadline
+
+    def _read_deadline(self) -> Deadline:
+        """Return until when the lease holds, by its age; wait a while for the driver to renew it if it has expired."""
+        lease = (self._store.url, self._key, self._holder)
+        known = _KNOWN.get(lease)
+        if known is not None and not known.has_passed():
+            return known
+        patience = Deadline(read_clocks(), PATIENCE)
+        while True:
+            began = read_clocks()
+            stored = read_dated(self._store, self._key)
+            if stored is None:
+                raise lease_lost_error(self.application, self.run, "it was removed")
+            problem = self._describe_loss(stored[0])
+            if problem:
+                raise lease_lost_error(self.application, self.run, problem)
+            age = read_store_clock(self._store, f"{self._key.rpartition('/')[0]}/clock") - stored[1]
+            left = TRUSTED_SHARE * _Lease.model_validate_json(stored[0]).ttl - age.total_seconds()
+            if left > 0:
+                _KNOWN[lease] = deadline = Deadline(began, left)
+                return deadline
+            if patience.has_passed():
+                raise lease_lost_error(self.application, self.run, f"it was not renewed for {_seconds(age)}")
+            time.sleep(_PAUSE)
+
+    def _describe_loss(self, data: bytes) -> str:
+        """Return why the stored lease is not that of this run, "" if it is."""
+        try:
+            stored = _Lease.model_validate_json(data)
+        except ValidationError:
+            return "a run whose lease can't be read has taken it over"
+        if stored.id != self._holder:
+            return f"run {stored.run} has taken it over"
+        return "the run has ended" if stored.ended else ""
+
+
+# Deadlines that fences of this process have read, by store, key and holder: each pickled task has a fence of its own.
+_KNOWN: dict[tuple[str, str, str], Deadline] = {}
+
+
+def _unpickle(
+    store: StoreDescriptor,
+    key: str,
+    holder: str,
+    application: str,
+    run: str,
+    epoch: int,
+    deadline: Deadline | None,
+    machine: str,
+) -> Fence:
+    if not machine or machine != machine_id():  # its clock says nothing here
+        deadline = None
+    opened = store.open()
+    return Fence(opened, key, holder=holder, application=application, run=run, epoch=epoch, deadline=deadline)
+
+
+def read_dated(store: ObjectStore, key: str) -> tuple[bytes, datetime] | None:
+    """Return an object and when it was written, by the store's clock; None if there is none."""
+    while True:
+        try:
+            stored, info = store.get(key), store.head(key)
+        except errors.ObjectNotFoundError:
+            return None
+        if info is not None and info.etag == stored.etag:
+            return stored.data, info.modified
+
+
+def _seconds(span: timedelta) -> timedelta:
+    return timedelta(seconds=round(span.total_seconds()))
