@@ -21,7 +21,7 @@
     |   |-- VersionDiscardedError, LeaseLostError, ValidatorError, BadChangeError, StaleDatasetError
     |   |-- PlanningError, PartitionCountMismatchError
     |   |-- OperatorFailedError        an expression or a function of the application failed
-    |   `-- TableError, RecordNotFoundError, TableAccessError, TableNotFoundError
+    |   `-- TableError, RecordNotFoundError, TableAccessError, TableNotFoundError, TableReplacedError
     `-- TransientError                 the same call may succeed later: retry it
         |-- StoreUnavailableError, StreamUnavailableError
         |-- ApplicationBusyError       another run of the application is active: wait until it ends

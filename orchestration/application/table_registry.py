@@ -21,14 +21,7 @@ from dagster_adjunct.resources.common import LoopThread, check_name
 from dagster_adjunct.resources.objects.commit_log import Commit, CommitLog
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.tables.functions import TableFunction
-from dagster_adjunct.resources.tables.presence import (
-    NO_TABLE,
-    Loss,
-    Presence,
-    find_loss,
-    is_emptied,
-    merge_presence,
-)
+from dagster_adjunct.resources.tables.presence import NO_TABLE, Loss, Presence, find_loss, is_emptied, merge_presence
 from dagster_adjunct.resources.tables.table import RemoteTable
 
 KIND = "table"
@@ -192,7 +185,7 @@ class RegisteredTables:
 
 @dataclass(slots=True)
 class _Table:
-    """A table in a run: its declaration, None if its backend is not registered, and what its store said last (`seen`)."""
+    """A table in a run: its declaration, None without a registered backend, and what its store said last (`seen`)."""
 
     table: AnyTable
     function: TableFunction
@@ -287,7 +280,7 @@ def _loss_error(
 
 
 def reset_table(lake: Lake, name: str, *, by: str) -> None:
-    """Forget what a table's store said, so that the next run may create it or accept it; the store is left unchanged."""
+    """Forget what a table's store said, so that the next run may create or accept it; the store is left unchanged."""
 
     def decide(current: Commit | None) -> dict[str, Any]:
         if current is None:

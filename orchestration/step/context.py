@@ -291,7 +291,6 @@ class StepContext:
     on_event: Callable[[StepEvent], None] = lambda event: None
     max_batches: int | None = None
     between_batches: Callable[[], None] = lambda: None
-    before_batch: Callable[[], None] = lambda: None
     still_ours: Callable[[], None] | None = None
     lease: RunLease | None = None
     credits: RunCredits | None = None
@@ -301,6 +300,7 @@ class StepContext:
     go_on: Callable[[], bool] = lambda: True
     on_report: Callable[[StepReport], None] = lambda report: None
     earlier: StepReport | None = None
+    before_batch: Callable[[], None] = lambda: None
 
     @property
     def lake(self) -> Lake:

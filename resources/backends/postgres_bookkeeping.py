@@ -9,7 +9,7 @@ from psycopg import sql
 
 from dagster_adjunct.resources.backends.postgres_statements import create_table, quote_name
 from dagster_adjunct.resources.backends.write_plan import bookkeeping_table_name, marks_table_name
-from dagster_adjunct.resources.tables.presence import NO_TABLE, ID, RUNS, Presence, new_table_id
+from dagster_adjunct.resources.tables.presence import ID, NO_TABLE, RUNS, Presence, new_table_id
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -32,7 +32,7 @@ from dagster_adjunct.resources.tables.operation import (
     Problem,
     State,
 )
-from dagster_adjunct.resources.tables.presence import NO_TABLE, BOOKKEEPING_SUFFIX, ID, RUNS, Presence, new_table_id
+from dagster_adjunct.resources.tables.presence import BOOKKEEPING_SUFFIX, ID, NO_TABLE, RUNS, Presence, new_table_id
 from dagster_adjunct.resources.validation import validated
 
 if TYPE_CHECKING:
@@ -186,8 +186,8 @@ class RedisServer:
         if denied or "unauthenticated" in text:  # Redis' answer to long commands before a login
             kind, what = errors.TableAccessError, f"rejected the login or the command ({text})"
             step = (
-                "Check user, password and rights: HMGET, HGETALL, HSETNX, HINCRBY, EVALSHA, SCRIPT LOAD and the script's "
-                "commands are needed."
+                "Check user, password and rights: HMGET, HGETALL, HSETNX, HINCRBY, EVALSHA, SCRIPT LOAD and the "
+                "script's commands are needed."
             )
         elif type(error).__name__ in _FOR_NOW or text.startswith(_CODES_FOR_NOW):
             state, kind, what = State.FAILED, errors.TableUnavailableError, f"does not accept requests now ({text})"

@@ -1,4 +1,4 @@
-"""The book-keeping of a table in an SQLite file: `<table>__adjunct_runs`, with a number for each name (`presence.py`)."""
+"""The book-keeping of a table in SQLite: `<table>__adjunct_runs`, with a number for each name (`presence.py`)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from dagster_adjunct.resources.backends.write_plan import bookkeeping_table_name, marks_table_name
-from dagster_adjunct.resources.tables.presence import NO_TABLE, ID, RUNS, Presence, new_table_id
+from dagster_adjunct.resources.tables.presence import ID, NO_TABLE, RUNS, Presence, new_table_id
 
 
 def quote_sqlite_name(name: str) -> str:
