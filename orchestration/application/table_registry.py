@@ -21,10 +21,12 @@ from dagster_adjunct.resources.common import LoopThread, check_name
 from dagster_adjunct.resources.objects.commit_log import Commit, CommitLog
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.tables.functions import TableFunction
+from dagster_adjunct.resources.tables.operation import Conditions
 from dagster_adjunct.resources.tables.presence import NO_TABLE, Loss, Presence, find_loss, is_emptied, merge_presence
 from dagster_adjunct.resources.tables.table import RemoteTable
 
 KIND = "table"
+_NOTES_SECONDS = 3.0  # how long a plan waits for a store
 T = TypeVar("T")
 
 
@@ -70,6 +72,18 @@ class RegisteredTables:
         """
         self._for_each(self._check, self._tables)
 
+    def read_notes(self) -> list[str]:
+        """Return the notes on settings of stores that may lose records. Raises ConfigurationError as a run would."""
+        notes: list[str] = []
+
+        async def read(table: _Table) -> None:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_NOTES_SECONDS):
+                    notes.extend(await _settings_notes(table))
+
+        self._for_each(read, self._tables)
+        return notes
+
     def begin_batch(self) -> None:
         """Ask the stores of the tables that the run writes whether they still hold them.
 
@@ -100,6 +114,8 @@ class RegisteredTables:
             self._thread.run(work_all())
 
     async def _check(self, table: _Table) -> None:
+        for note in await _settings_notes(table):
+            self._warn(note)
         before = await self._remembered(table)
         now = None
         with suppress(errors.AdjunctError):  # before the first batch, an error is reported
@@ -219,6 +235,21 @@ def _table_of_run(table: AnyTable, *, is_written: bool) -> _Table | None:
     return _Table(table, asked, declaration, is_written)
 
 
+async def _settings_notes(table: _Table) -> list[str]:
+    """Return what settings of the table's store may lose; nothing if the store can't be asked now.
+
+    Raises ConfigurationError if they make the conditions of its writes void.
+    """
+    remote = table.table
+    conditions = Conditions(remote.newest_by, remote.idempotent) if table.is_written else Conditions()
+    try:
+        return await table.function.check_settings(conditions)
+    except errors.AdjunctError as error:
+        if getattr(error, "argument", None) in ("newest_by", "idempotent", "fenced"):
+            raise
+        return []  # the first write reports why the store can't be asked
+
+
 async def _retried(table: _Table, request: Callable[[], Awaitable[T]]) -> T:
     """Return the result of a request, which is retried by the table's policy while the store is unavailable."""
     loop, attempts = asyncio.get_running_loop(), 0
@@ -277,6 +308,18 @@ def _loss_error(
         table=name,
         loss=loss,
     )
+
+
+def read_table_notes(lake: Lake, app: Application) -> list[str]:
+    """Return notes on settings of the stores of remote tables; stores that do not answer are left out.
+
+    Raises ConfigurationError if a store can't hold what a table declares.
+    """
+    tables = RegisteredTables(lake, app, by="plan", warn=lambda text: None)
+    try:
+        return tables.read_notes()
+    finally:
+        tables.close()
 
 
 def reset_table(lake: Lake, name: str, *, by: str) -> None:

@@ -11,6 +11,7 @@ Requests are encoded here and not by the client, since that is most of the cost 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -18,6 +19,7 @@ from urllib.parse import urlsplit
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.backends import redis_records
 from dagster_adjunct.resources.backends.columns import Column, Kind, check_key_text, check_not_reserved, make_checker
+from dagster_adjunct.resources.backends.redis_eviction import check_eviction, note_eviction, read_eviction_policy
 from dagster_adjunct.resources.backends.redis_records import BEGUN, DONE, MISSING, NULL, SKIPPED
 from dagster_adjunct.resources.backends.store import StoreTable, check_variable_name, read_variable
 from dagster_adjunct.resources.backends.write_plan import CheckedChanges, Entry, Key, Row, RowCodec, validate_entries
@@ -25,6 +27,7 @@ from dagster_adjunct.resources.common import check_seconds, check_whole_number, 
 from dagster_adjunct.resources.tables.functions import record_not_found_error
 from dagster_adjunct.resources.tables.operation import (
     Changes,
+    Conditions,
     Operation,
     OperationKind,
     Outcomes,
@@ -38,6 +41,10 @@ from dagster_adjunct.resources.validation import validated
 if TYPE_CHECKING:
     from redis.asyncio import BlockingConnectionPool
 
+_log = logging.getLogger("adjunct.table")
+_logged: set[str] = set()  # notes that this process has logged
+UNKNOWN = "?"
+"""The eviction policy of a server that does not tell it."""
 _SCHEMES = ("redis", "rediss", "unix")
 # Errors after which a request can be retried, and which had no effect: the classes that redis-py has for some, and the
 # codes of the others.
@@ -113,6 +120,8 @@ class RedisServer:
             problem = f"{label}: {source} is not a valid URL of a Redis server."
             step = "Use redis://host:6379/0, with options that redis-py supports."
             raise errors.ConfigurationError(problem, step, setting=source) from None
+        self.policy: str | None = None  # the server's eviction policy, once it was read
+        self.reading_policy = asyncio.Lock()
         self._busy, self._idle = 0, asyncio.Event()
         self._idle.set()
 
@@ -491,6 +500,36 @@ class RedisTable(StoreTable):
             return Outcomes(0)
         return await (self._get(operation) if operation.kind is OperationKind.GET else self._write(operation))
 
+    async def check_settings(self, conditions: Conditions) -> list[str]:
+        await self.open()
+        server, policy = self._servers.here(), await self._eviction_policy()
+        check_eviction(self._label, server.place, policy, conditions)
+        note = note_eviction(self._label, server.place, policy)
+        return [] if note is None else [note]
+
+    async def _eviction_policy(self) -> str | None:
+        """Return the server's eviction policy, which is read once for each event loop; None if it can't be read."""
+        server = self._servers.here()
+        async with server.reading_policy:
+            if server.policy is None:
+                server.policy = await read_eviction_policy(self._answer) or UNKNOWN
+        return None if server.policy == UNKNOWN else server.policy
+
+    async def _check_eviction(self, conditions: Conditions) -> None:
+        """Raise ConfigurationError as `check_settings`; log its notes once in this process."""
+        server = self._servers.here()
+        if server.policy is None:
+            for note in await self.check_settings(conditions):
+                if note not in _logged:
+                    _logged.add(note)
+                    _log.warning("%s", note)
+        else:
+            check_eviction(self._label, server.place, await self._eviction_policy(), conditions)
+
+    async def _answer(self, *words: str) -> Any:
+        (answer,) = await self._servers.here().ask([pack_command(*words)], reads=True)
+        return answer
+
     async def inspect(self) -> Presence:
         await self.open()
         (answer,) = await self._ask(("HGETALL", self._bookkeeping))
@@ -548,6 +587,10 @@ class RedisTable(StoreTable):
 
     async def _write(self, operation: Operation[Any]) -> Outcomes:
         codec, conditions = self._codec, operation.conditions
+        try:
+            await self._check_eviction(conditions)
+        except errors.TransientError as error:
+            return Outcomes.all(len(operation), Problem(State.FAILED, error))  # nothing was sent
         valid = validate_entries(codec, operation)
         compares, problems = codec.compares(conditions.newest_by), dict(valid.problems)
         by_name: dict[bytes, list[tuple[int, Packed]]] = {}

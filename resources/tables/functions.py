@@ -27,6 +27,7 @@ from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.objects.fence import Fence
 from dagster_adjunct.resources.tables.operation import (
     Capabilities,
+    Conditions,
     Layer,
     Operation,
     OperationKind,
@@ -127,6 +128,13 @@ class TableFunction:
         None if the store does not define columns, so that each record may have others.
         """
         return self.column_types()
+
+    async def check_settings(self, conditions: Conditions) -> list[str]:
+        """Return notes on settings of the store that may lose records.
+
+        Raises ConfigurationError if writes with these conditions can't be exact because of them.
+        """
+        return []
 
     async def inspect(self) -> Presence | None:
         """Return what the store says about the table, which it never creates; None if it keeps nothing of it."""
