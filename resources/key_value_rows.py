@@ -51,6 +51,7 @@ from dagster_adjunct.resources.backends.write_plan import (
     WritePlan,
 )
 from dagster_adjunct.resources.key_value import segment
+from dagster_adjunct.resources.key_value.fencing import TableFences
 from dagster_adjunct.resources.key_value.manager import KeyValueTableManager, ensure_table
 from dagster_adjunct.resources.key_value.segment import (
     ABSENT,
@@ -65,6 +66,7 @@ from dagster_adjunct.resources.key_value.segment import (
 )
 from dagster_adjunct.resources.key_value.serializers import BytesSerializer, TextSerializer
 from dagster_adjunct.resources.key_value.table import OpenTable
+from dagster_adjunct.resources.objects.fence import Fence
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
 from dagster_adjunct.resources.tables.functions import reduce_function
 from dagster_adjunct.resources.tables.operation import Operation, OperationKind, Outcomes, Problem, State
@@ -363,7 +365,7 @@ async def purge_marks(table: Table, before: float) -> int:
     """
     forgotten = 0
     for partition in range(table.partitions):
-        left: KeyRange | None = KeyRange()
+        left: KeyRange | None = segment.ALL_ENTRIES
         while left is not None:
             page = await table.segment(partition).page(left, _PAGE, values=True)
             left = left.after(page.keys[-1]) if page else None
@@ -415,6 +417,7 @@ class OptimisticWrites:
 
     rows: KeyValueRows
     table: Table
+    fences: TableFences
     partition: int
     operation: Operation[Any]
     left: Sequence[Entry]
@@ -473,17 +476,27 @@ class OptimisticWrites:
         """Send the decided writes; return the problems of failed keys, and the keys of requests with a conflict."""
         failed: dict[Row, Problem] = {}
         lost: set[Row] = set()
+        fence, fences = self.operation.fence, self.fences
         for keys, changes in self._requests(decision):
             try:
-                await self.table.apply(self.partition, *segment.with_versions(changes), retried=ReplyLostError)
+                await self.operation.check_fence()
+                guards = [] if fence is None else [await fences.guard(self.partition, fence)]
+                sent, token = segment.with_versions([*changes, *guards])
+                await self.table.apply(self.partition, sent, token, retried=ReplyLostError)
             except ConditionsFailed as conflict:
-                self._contested |= {keys[place] for place in conflict.found}
+                self._contested |= {keys[place] for place in conflict.found if place < len(keys)}
                 lost.update(keys)
+                if fence is not None and len(keys) in conflict.found:
+                    fences.forget(self.partition, fence)
+            except errors.RunLeaseLostError:
+                raise
             except errors.AdjunctError as error:
                 of_request = not isinstance(error, errors.BatchTooLargeError)  # a single change can be too large
                 failed.update(dict.fromkeys(keys, replace(self.rows._outcome(error), of_request=of_request)))
             else:
                 self.defaults_put += sum(key in decision.begun for key in keys)
+                if fence is not None:
+                    fences.note(self.partition, fence, sent[-1])
         return failed, lost
 
     def _requests(self, decision: PlannedWrites) -> Iterator[tuple[list[Row], list[SegmentChange]]]:
@@ -492,8 +505,10 @@ class OptimisticWrites:
         # Lists, because conflicts add keys to `_contested` while these requests are sent.
         alone = [key for key in changes if key in self._contested]
         together = [key for key in changes if key not in self._contested]
-        keys = iter(together)
-        for part in segment.split_into_requests([changes[key] for key in together], self.table.backend.limits):
+        keys, limits = iter(together), self.table.backend.limits
+        if self.operation.fence is not None and limits.changes is not None:
+            limits = replace(limits, changes=limits.changes - 1)
+        for part in segment.split_into_requests([changes[key] for key in together], limits):
             yield [next(keys) for _ in part], part
         for key in alone:
             yield [key], [changes[key]]
@@ -517,7 +532,7 @@ class KeyValueRows(StoreTable):
     `to_dict` and pickles have names and descriptions, never a secret.
 
     Each key is changed by one conditional write. A request of many keys is one write per partition, within the limits
-    of the backend. Marks of `newest_by` and `idempotent` are stored in the record's document, and outlive a deleted
+    of the backend. Writes of a run that has lost its lease are refused by the table itself. Marks of `newest_by` and `idempotent` are stored in the record's document, and outlive a deleted
     record; `forget` removes old ones.
     """
 
@@ -546,6 +561,7 @@ class KeyValueRows(StoreTable):
         self._documents = RowDocuments(self._codec, self._declared)
         self._keys = RowKeys(self._label, [self._codec.columns[name] for name in self.key], self.family)
         self._open: Table | None = None
+        self._fences: TableFences | None = None
         self._opening = threading.Lock()
 
     def __repr__(self) -> str:
@@ -614,10 +630,21 @@ class KeyValueRows(StoreTable):
             # A run has created the table before: `begin_run`.
             opened = await self._opened(make=not reads and operation.fence is None)
             return await (self._get if reads else self._write)(opened, operation)
+        except errors.RunLeaseLostError:
+            raise
         except errors.AdjunctError as error:
             if reads and self.create and isinstance(error, _NOT_CREATED):
                 return Outcomes(len(operation), [None] * len(operation))
             return Outcomes.all(len(operation), replace(self.problem_of(error), of_request=True))
+
+    async def announce(self, fence: Fence) -> None:
+        try:
+            opened = await self._opened(make=False)
+        except _NOT_CREATED:
+            if not self.create:
+                raise
+        else:
+            await self._fences_of(opened).announce(fence)
 
     async def forget(self, older_than: float) -> int:
         """Remove the marks of updates applied more than `older_than` seconds ago, also of deleted records; return the
@@ -648,10 +675,14 @@ class KeyValueRows(StoreTable):
 
     async def _write(self, opened: Table, operation: Operation[Any]) -> Outcomes:
         table_keys, parts, problems = self._placed(opened, operation)
+        fences = self._fences_of(opened)
         writes = [
-            OptimisticWrites(self, opened, number, operation, entries, table_keys) for number, entries in parts.items()
+            OptimisticWrites(self, opened, fences, number, operation, entries, table_keys)
+            for number, entries in parts.items()
         ]
-        await asyncio.gather(*(write.finish() for write in writes))
+        ended = await asyncio.gather(*(write.finish() for write in writes), return_exceptions=True)
+        if failed := [error for error in ended if error is not None]:
+            raise failed[0]
         for write in writes:
             problems |= write.problems
         return Outcomes(len(operation), problems=problems, defaults_put=sum(write.defaults_put for write in writes))
@@ -673,6 +704,12 @@ class KeyValueRows(StoreTable):
                 if operation.kind is not OperationKind.GET or not isinstance(error, errors.KeyTooLongError):
                     problems[entry.place] = self._outcome(error)  # else no record can have the key: none is found
         return {key: stored for key, (_, stored) in places.items()}, parts, problems
+
+    def _fences_of(self, opened: Table) -> TableFences:
+        fences = self._fences
+        if fences is None or fences.table is not opened:
+            fences = self._fences = TableFences(opened)
+        return fences
 
     def _record(self, key: Row, stored: bytes) -> dict[str, Any] | None:
         document = self._documents.from_bytes(stored, key)

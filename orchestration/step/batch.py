@@ -546,6 +546,8 @@ class BatchContext:
         consumed = self.inputs.consumed if producer == self.context.writer else None
         options: dict[str, Any] = {"producer": producer, "sequence": self.number, "consumed": consumed}
         sources = self._sources(operator) if require_writer(self.system_of(stream)).accepts("sources") else None
+        if self.context.fence is not None and require_writer(self.system_of(stream)).accepts("fence"):
+            options["fence"] = self.context.fence
         return options | ({"sources": sources} if sources else {})
 
     def output_schema(self, frame: DataFrame) -> Schema:
@@ -686,8 +688,10 @@ class BatchContext:
     def _sink_call(self, operator: str, function: SinkFunction, returns: Schema | None) -> recorded_answers.SinkCall:
         label, shipped, cut = function_label(function), pickle_function(operator, function), self.inputs.intent.cut
         stream, sensitive = self.stream_of(operator), self.sensitive(operator)
-        application, number = self.app.name, self.number
-        return recorded_answers.SinkCall(operator, label, shipped, application, number, returns, stream, sensitive, cut)
+        application, number, fence = self.app.name, self.number, self.context.fence
+        return recorded_answers.SinkCall(
+            operator, label, shipped, application, number, returns, stream, sensitive, cut, fence
+        )
 
 
 def _to_time(micros: int | None) -> datetime | None:

@@ -18,6 +18,7 @@ from dagster_adjunct.orchestration.operators.functions import PickledFunction, c
 from dagster_adjunct.orchestration.operators.sends import SinkContext
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.lazy_modules import F, pa
+from dagster_adjunct.resources.objects.fence import Fence
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.schemas.schema import Schema, is_same_family
 from dagster_adjunct.resources.schemas.values import first_unreadable
@@ -38,7 +39,8 @@ class SinkCall:
 
     `name` is the function's name for errors, `shipped` the function as tasks unpickle it, `returns` the declared
     columns of its results, None if it returns none. Errors name the `stream` of the records, and omit values of
-    `sensitive` columns. A `cut` batch has lost records to retention since it began.
+    `sensitive` columns. A `cut` batch has lost records to retention since it began. The `fence` of the run is checked
+    before each call.
     """
 
     operator: str
@@ -50,6 +52,7 @@ class SinkCall:
     stream: str | None = None
     sensitive: frozenset[str] = frozenset()
     cut: bool = False
+    fence: Fence | None = None
 
 
 def call_function(frame: DataFrame, call: SinkCall) -> dict[str, int]:
@@ -146,6 +149,8 @@ def _call_on_batches(call: SinkCall, kept: Sequence[str], batches: Iterator[Any]
     for number, records in enumerate(part for part in batches if part.num_rows):
         check_readable_records(records, operator, name, call.stream, call.sensitive)
         context, count = SinkContext(call.application, call.batch, partition, number, attempt), records.num_rows
+        if call.fence is not None:
+            call.fence.check()
         try:
             result = function(records, context)
         except Exception as error:  # noqa: BLE001 - it is a user's function

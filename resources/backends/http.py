@@ -352,6 +352,7 @@ class HttpTable(DeclaredFunction, TableReadFunction[Key, Record], TableWriteFunc
         open_, url = self._clients.here(), self.base_url + path
         try:
             async with open_.turns, asyncio.timeout(self.timeout):
+                await functions.check_run_fence()
                 answer = await open_.client.request(
                     method, url, content=body, params=tuple(params) or None, headers={**sent, **(headers or {})}
                 )

@@ -24,7 +24,7 @@ from dagster_adjunct.resources.backends.redis_records import BEGUN, DONE, MISSIN
 from dagster_adjunct.resources.backends.store import StoreTable, check_variable_name, read_variable
 from dagster_adjunct.resources.backends.write_plan import CheckedChanges, Entry, Key, Row, RowCodec, validate_entries
 from dagster_adjunct.resources.common import check_seconds, check_whole_number, import_package
-from dagster_adjunct.resources.tables.functions import record_not_found_error
+from dagster_adjunct.resources.tables.functions import check_run_fence, record_not_found_error
 from dagster_adjunct.resources.tables.operation import (
     Changes,
     Conditions,
@@ -152,6 +152,7 @@ class RedisServer:
             answers: list[Any] = []
             reusable = True  # set to False also if the server has become a replica
             try:
+                await check_run_fence()
                 async with asyncio.timeout(self._timeout):
                     await connection.send_packed_command(b"".join(commands), check_health=False)
                     while len(answers) < len(commands):

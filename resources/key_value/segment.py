@@ -39,6 +39,9 @@ from dagster_adjunct.resources.validation import validated
 # within a family is the order of the keys.
 
 
+FENCES = b"\xff\xff\xff\xff"
+"""What the keys of fence entries (`fencing.py`) begin with. They follow all table keys, and are no valid ones: a length
+of -1 is followed by one byte."""
 MAX_KEY_BYTES = 8190
 """The most bytes of family and key together: a table key has up to 8,192, two of them for the length."""
 _LENGTH = struct.Struct(">h")
@@ -59,6 +62,10 @@ class KeyRange:
     def after(self, table_key: bytes) -> KeyRange:
         """Return the part of this range that follows a key."""
         return KeyRange(table_key + b"\0", self.end)
+
+
+ALL_ENTRIES = KeyRange(end=FENCES)
+"""The range of all entries of a segment."""
 
 
 @lru_cache(maxsize=1024)
@@ -189,7 +196,8 @@ class SegmentLimits:
     """What a backend accepts; None means no limit of its own.
 
     In bytes: a table key and a family's prefix (each with the two bytes of its length), a serialized key, a value, and
-    all keys and values of one request. `changes` is the number of changes in one request.
+    all keys and values of one request. `changes` is the number of changes in one request. `fences` is over how many
+    entries the checks of one application's runs are spread, if requests that check the same one wait for each other.
     """
 
     table_key: int = MAX_KEY_BYTES + 2
@@ -198,6 +206,7 @@ class SegmentLimits:
     value: int | None = None
     changes: int | None = None
     request: int | None = None
+    fences: int = 1
 
 
 E = TypeVar("E", bound=errors.KeyValueTableError)

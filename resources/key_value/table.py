@@ -282,13 +282,13 @@ class KeyValueTable(Generic[K, V]):
         self, *, partitions: Sequence[int] | None = None, page_size: int = PAGE_SIZE, state: IteratorState | None = None
     ) -> TablePages[TableKey[K]]:
         """Iterate over the keys of the whole table, or of some partitions: partition by partition, in key order."""
-        return self._pages(KeyRange(), self._coder.page_keys, page_size, state, partitions=partitions)
+        return self._pages(segment.ALL_ENTRIES, self._coder.page_keys, page_size, state, partitions=partitions)
 
     def all_entries(
         self, *, partitions: Sequence[int] | None = None, page_size: int = PAGE_SIZE, state: IteratorState | None = None
     ) -> TablePages[TableEntry[K, V]]:
         """Iterate over the entries of the whole table, partition by partition, in the order of their keys in each."""
-        return self._pages(KeyRange(), self._coder.page_entries, page_size, state, partitions=partitions, values=True)
+        return self._pages(segment.ALL_ENTRIES, self._coder.page_entries, page_size, state, partitions=partitions, values=True)
 
     async def close(self) -> None:
         """Release what the running event loop uses; a later operation opens it again."""

@@ -207,6 +207,7 @@ LIMITS = SegmentLimits(
     key=_LONGEST_KEY,
     value=_LARGEST_ITEM - _LARGEST_KEYS - _NAMES_AND_VERSION,
     changes=99,  # of the 100 actions of a transaction one checks the gate
+    fences=16,
     request=4_000_000,  # of 4 MiB: names, versions and hash keys count too
 )
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 # An index entry has 2,704 bytes: its own 8, 4 for a length, 4 for the partition, and the key, in steps of 8.
-_LIMITS = SegmentLimits(table_key=2688, value=2**26, request=2**26 + 2**12)
+_LIMITS = SegmentLimits(table_key=2688, value=2**26, request=2**26 + 2**12, fences=4)
 SESSION = (
     # A plan is made once, when a table may still be empty. It uses the index, whatever the table holds later, and joins
     # in a time that is proportional to the number of requested keys.

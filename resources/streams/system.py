@@ -555,7 +555,8 @@ class StreamWriter(StreamSystem):
         `consumed` are the next offsets of the input after this batch. A system may commit them with the records, for
         its own tools; Adjunct does not read them. An override with a parameter `sources` also gets the ranges that the
         records were made of (`Sources`), and the columns of POSITION. One with a parameter `one_task` also gets whether
-        the records are few enough for one task.
+        the records are few enough for one task, one with a parameter `fence` that of the run (`Fence`), which is to be
+        checked before records are sent to where repeated ones are not recognized.
         """
 
     @validated

@@ -218,7 +218,7 @@ class TableFunction:
         The default `_all` forms end here, and an overriding one may call its default with `super()`.
         """
         if operation.fence is None:
-            operation = replace(operation, fence=_FENCE.get())
+            operation = replace(operation, fence=RUN_FENCE.get())
         one, args = getattr(self, _METHODS[operation.kind][0]), operation.args
         if operation.kind in (OperationKind.GET, OperationKind.DELETE):
             return await _send_one_by_one(self, operation, lambda key, _: one(key, *args))
@@ -451,8 +451,15 @@ def limit_each_request() -> TimedAttempt | None:
     return attempt
 
 
-# The fence of the operation that a function executes, for requests that it makes by its own methods.
-_FENCE: ContextVar[Fence | None] = ContextVar("FENCE", default=None)
+RUN_FENCE: ContextVar[Fence | None] = ContextVar("RUN_FENCE", default=None)
+"""The fence of the operation that a function executes, for requests that it makes by its own methods."""
+
+
+async def check_run_fence() -> None:
+    """Raise RunLeaseLostError if a run writes here that may have lost its lease (`RUN_FENCE`)."""
+    fence = RUN_FENCE.get()
+    if fence is not None:
+        await fence.check_in_thread()
 
 
 async def _send_one_by_one(
@@ -546,7 +553,7 @@ class FunctionLayer:
         if self.fence is not None and operation.kind.writes:
             operation = replace(operation, fence=self.fence)
         sent = False
-        of_run = _FENCE.set(operation.fence)
+        of_run = RUN_FENCE.set(operation.fence)
         try:
             await function.open()
             await operation.check_fence()
@@ -564,7 +571,7 @@ class FunctionLayer:
                 raise  # nothing was sent
             return outcomes_from_error(function, operation, error, of_request=True)
         finally:
-            _FENCE.reset(of_run)
+            RUN_FENCE.reset(of_run)
         return outcomes if _fits(outcomes, operation) else self._invalid_outcomes(function, operation, outcomes)
 
     async def close(self) -> None:

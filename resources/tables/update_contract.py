@@ -16,7 +16,12 @@ from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from dagster_adjunct.resources.errors import ConfigurationError, RecordNotFoundError, TransientError
+from dagster_adjunct.resources.errors import (
+    ConfigurationError,
+    RecordNotFoundError,
+    RunLeaseLostError,
+    TransientError,
+)
 from dagster_adjunct.resources.tables.functions import outcomes_from_missing
 from dagster_adjunct.resources.tables.operation import (
     Capabilities,
@@ -118,6 +123,8 @@ class UpdateContractLayer:
         """Send one request; return its outcomes, and whether its entries may now be sent by themselves."""
         try:
             outcomes = await self._send_update(operation)
+        except RunLeaseLostError:
+            raise
         except Exception as error:  # noqa: BLE001 - it becomes the outcome
             state = State.FAILED if isinstance(error, TransientError) else State.REFUSED
             problem = Problem(state, error, of_request=True)

@@ -30,6 +30,7 @@ from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.common import StoredDocument
 from dagster_adjunct.resources.lazy_modules import pa, pc
 from dagster_adjunct.resources.objects.commit_log import decode_document
+from dagster_adjunct.resources.objects.fence import Fence
 from dagster_adjunct.resources.schemas.schema import Schema, named_column
 from dagster_adjunct.resources.schemas.values import first_unreadable, readable_value
 from dagster_adjunct.resources.spark.tasks import encode_task_errors, map_in_arrow, translate_spark_errors
@@ -120,7 +121,7 @@ class TaskAppend:
     """What a Spark task needs to know of an append, except its records; picklable.
 
     `markers` are (partition, value of the marker's header). `consumed` are the next offsets of the input: (topic,
-    partition, offset).
+    partition, offset). The `fence` of the run is checked for every record.
     """
 
     target: TopicFacts
@@ -128,6 +129,7 @@ class TaskAppend:
     sequence: int
     markers: tuple[tuple[int, bytes], ...] = ()
     consumed: tuple[tuple[str, int, int], ...] = ()
+    fence: Fence | None = None
 
     def headers(self) -> list[Header]:
         """Return the headers of every record, by which consumers can detect duplicates."""
@@ -147,18 +149,25 @@ class SentSpan:
     rows: int
 
 
+def delivery_seconds(client: Mapping[str, Any]) -> float:
+    """Return for how many seconds a record may be under way to the broker, by these settings of the client."""
+    waits = client.get("delivery.timeout.ms", client.get("message.timeout.ms", _DEFAULTS["message.timeout.ms"]))
+    return int(waits) / 1000
+
+
 class Sender:
     """An idempotent Kafka producer, which keeps the order of the records in each partition."""
 
-    def __init__(self, target: TopicFacts, transactional_id: str | None = None) -> None:
+    def __init__(
+        self, target: TopicFacts, transactional_id: str | None = None, fence: Fence | None = None
+    ) -> None:
         given = target.settings.client
         own: dict[str, Any] = {"message.max.bytes": max(target.max_bytes, _LEAST_LIMIT), **_DEFAULTS}
         own = {key: value for key, value in own.items() if key not in given} | _FIXED
         if transactional_id is not None:
             own["transactional.id"] = transactional_id
-        waits = given.get("delivery.timeout.ms", given.get("message.timeout.ms", _DEFAULTS["message.timeout.ms"]))
-        self._seconds = int(waits) / 1000
-        self._target = target
+        self._seconds = delivery_seconds(given)
+        self._target, self._fence = target, fence
         self._first: dict[int, int | None] = {}
         self._last: dict[int, int | None] = {}
         self._rows: dict[int, int] = {}
@@ -177,6 +186,8 @@ class Sender:
 
         produce, topic = self.producer.produce, self._target.topic
         for key, value, timestamp, headers in records:
+            if self._fence is not None:
+                self._fence.check()
             while True:
                 try:
                     produce(topic, value, key, partition=partition, timestamp=timestamp, headers=headers)
@@ -198,7 +209,8 @@ class Sender:
         """Wait until every record is delivered; return their offsets by partition. Raises the first delivery error."""
         deadline = time.monotonic() + self._seconds + _GRACE
         while (left := self._poll(lambda: self.producer.flush(1.0))) and time.monotonic() < deadline:
-            pass
+            if self._fence is not None:
+                self._fence.check()
         if left:
             problem = f"{left} records were not delivered within {self._seconds + _GRACE:.0f} s"
             raise _unavailable_error(self._target, problem)
@@ -520,7 +532,7 @@ SendResult = tuple[list[SentSpan], bool]
 
 def send_without_transaction(append: TaskAppend, batches: Iterable[pa.RecordBatch]) -> SendResult:
     """Send the batches, then the markers, without a transaction; return their offsets, and False (no duplicate)."""
-    sender = Sender(append.target)
+    sender = Sender(append.target, fence=append.fence)
     try:
         for batch in batches:
             sender.send(records_from_batch(batch, append))

@@ -19,6 +19,7 @@ from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.common import StoredDocument, check_choice, check_name
 from dagster_adjunct.resources.metadata import MetadataStore, NamespaceSnapshot
 from dagster_adjunct.resources.objects.commit_log import decode_body
+from dagster_adjunct.resources.objects.fence import Fence
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.schemas.schema import ArrowFrame, Schema, to_arrow_table
 from dagster_adjunct.resources.spark.in_process import resolve_session
@@ -262,6 +263,11 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
         spark = resolve_session(spark)
         return records_frame(spark, *self._ranges(ranges))
 
+    @property
+    def longest_request(self) -> float:
+        """For how many seconds a record that was sent may be under way."""
+        return produce.delivery_seconds(self.settings.client)
+
     def append(
         self,
         stream: str,
@@ -275,6 +281,7 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
         consumed: Mapping[SystemStreamPartition, str] | None = None,
         sources: Sources | None = None,
         valid_from: datetime | None = None,
+        fence: Fence | None = None,
     ) -> AppendResult:
         """Append records to a topic: a Spark frame by its tasks, anything else by this process, in its order.
 
@@ -283,7 +290,8 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
         dropped), to the partition that Kafka's Java client chooses for the key; records without key go to any.
         `partitioned` has no effect, since several tasks may have read one partition. `end_of_dataset` ends a version:
         every partition gets a marker; `valid_from` (with a time zone) is when the version becomes valid. Source
-        positions of records become headers. `sources` are not stored.
+        positions of records become headers. `sources` are not stored. `fence` is that of the run that appends: without
+        transactions, nothing more is sent once its lease is lost.
 
         Without transactions this is at least once. With transactions it is exactly once per producer and sequence, and
         `consumed`, the next offsets of input from the same cluster, is committed with the records for the consumer
@@ -299,7 +307,7 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
         if end_of_dataset is not None:
             header = MarkerHeader(version=end_of_dataset, partitions=facts.partitions, valid_from=valid_from)
             markers = dict.fromkeys(range(facts.partitions), header.encode())
-        what = self._task_append(facts, producer, sequence, markers, consumed or {})
+        what = replace(self._task_append(facts, producer, sequence, markers, consumed or {}), fence=fence)
         before = self.admin.upcoming(facts.topic, range(facts.partitions))
         name = str(facts)
         if hasattr(data, "mapInArrow"):

@@ -1,0 +1,119 @@
+"""The fence entries of a segment: they let it refuse writes of a run after a later run of its application has written.
+
+    key      0xff ff ff ff | number, one byte | name of the application     which no entry of a user can have
+    value    the epoch of the last run that has written, as text
+
+Each request of a run contains one of the fence entries of its application: as a guard if its epoch is that of the run,
+else as a change that raises it. So the segment applies the request only if no later run has raised this entry. A later
+run does so in each segment with its first write there, and in all of them before its first output if an earlier run may
+live (`announce`).
+
+A backend in which requests that check the same entry wait for each other has several entries (`SegmentLimits.fences`),
+of which a request contains any one; all are raised together. Requests without a fence, which are no run's, contain none.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from dagster_adjunct.resources.errors import TableUnavailableError
+from dagster_adjunct.resources.key_value import segment
+from dagster_adjunct.resources.key_value.segment import (
+    ABSENT,
+    FENCES,
+    ConditionsFailed,
+    SegmentChange,
+    StoredEntry,
+)
+from dagster_adjunct.resources.key_value.table import OpenTable
+from dagster_adjunct.resources.objects.fence import Fence, lease_lost_error
+
+
+def fence_key(application: str, number: int) -> bytes:
+    """Return the table key of a fence entry, after those of all other entries."""
+    return FENCES + bytes([number]) + application.encode()
+
+
+class TableFences:
+    """What this process knows of the fence entries in a table's segments: those of each partition and application, and
+    the epoch for which they were read."""
+
+    def __init__(self, table: OpenTable[str, bytes]) -> None:
+        self.table = table
+        self._known: dict[tuple[int, str], tuple[int, list[StoredEntry | None]]] = {}
+
+    async def guard(self, partition: int, fence: Fence) -> SegmentChange:
+        """Return the change that a request must contain, so that it is refused after a later run has written.
+
+        Raises RunLeaseLostError if one has.
+        """
+        epoch, known = self._known.get((partition, fence.application), (0, []))
+        if epoch != fence.epoch:
+            known = await self._read(partition, fence)
+            if len(known) > 1:
+                known = await self._raise_all(partition, known, fence)
+        return _check(random.randrange(len(known)), known, fence)
+
+    def note(self, partition: int, fence: Fence, written: SegmentChange) -> None:
+        """Remember the fence entry that a request has written, as it was sent: with its version."""
+        epoch, known = self._known.get((partition, fence.application), (0, []))
+        if epoch == fence.epoch and not written.is_guard:
+            known[written.key[len(FENCES)]] = StoredEntry(written.key, written.version, written.value)
+
+    def forget(self, partition: int, fence: Fence) -> None:
+        """Read the fence entries again before the next request, since one had changed."""
+        self._known.pop((partition, fence.application), None)
+
+    async def announce(self, fence: Fence) -> None:
+        """Raise all fence entries of the table to the epoch of this run."""
+        await segment.at_once(
+            lambda: segment.threads("key-value-fences", 8),
+            [self._announce(partition, fence) for partition in range(self.table.partitions)],
+        )
+
+    async def _announce(self, partition: int, fence: Fence) -> None:
+        await self._raise_all(partition, await self._read(partition, fence), fence)
+
+    async def _read(self, partition: int, fence: Fence) -> list[StoredEntry | None]:
+        keys = [fence_key(fence.application, number) for number in range(self.table.backend.limits.fences)]
+        known = await self.table.segment(partition).get(keys)
+        self._known[partition, fence.application] = fence.epoch, known
+        return known
+
+    async def _raise_all(
+        self, partition: int, known: list[StoredEntry | None], fence: Fence
+    ) -> list[StoredEntry | None]:
+        """Raise all fence entries of a segment, which are as `known`, to the epoch of the run; return them."""
+        for _ in range(_ROUNDS):
+            checked = [_check(number, known, fence) for number in range(len(known))]
+            raised = [change for change in checked if not change.is_guard]
+            if not raised:
+                return known
+            changes, token = segment.with_versions(raised)
+            try:
+                await self.table.apply(partition, changes, token)
+            except ConditionsFailed:
+                known = await self._read(partition, fence)
+                continue
+            for change in changes:
+                self.note(partition, fence, change)
+            return known
+        label = f"key-value table {self.table.id}"
+        problem = f"{label}: others changed its fence of application {fence.application!r} {_ROUNDS} times."
+        raise TableUnavailableError(problem, "Run again: one run of an application works at a time.", table=label)
+
+
+_ROUNDS = 20
+
+
+def _check(number: int, known: Sequence[StoredEntry | None], fence: Fence) -> SegmentChange:
+    entry = known[number]
+    epoch = 0 if entry is None else int(entry.value or b"0")
+    if epoch > fence.epoch:
+        problem = f"a run with the later epoch {epoch} has written, after {fence.epoch} of this one"
+        raise lease_lost_error(fence.application, fence.run, problem)
+    key = fence_key(fence.application, number)
+    if entry is not None and epoch == fence.epoch:
+        return SegmentChange(key, None, b"", entry.version, is_guard=True)
+    return SegmentChange(key, str(fence.epoch).encode(), b"", ABSENT if entry is None else entry.version)
