@@ -591,7 +591,7 @@ class KeyValueRows(StoreTable):
     async def inspect(self) -> Presence:
         return await asyncio.to_thread(self._look_up)
 
-    async def begin_run(self, *, create: bool, marks: bool) -> Presence:
+    async def begin_run(self, *, create: bool, marks: bool, fence: Fence | None = None) -> Presence:
         def begin() -> Presence:
             if create and self.create:
                 ensure_table(self._manager(make=True), self.scope, self.table, self.partitions)
@@ -627,8 +627,7 @@ class KeyValueRows(StoreTable):
             return Outcomes(0)
         reads = operation.kind is OperationKind.GET
         try:
-            # A run has created the table before: `begin_run`.
-            opened = await self._opened(make=not reads and operation.fence is None)
+            opened = await self._opened(make=not reads and operation.may_create)
             return await (self._get if reads else self._write)(opened, operation)
         except errors.RunLeaseLostError:
             raise

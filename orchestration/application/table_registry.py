@@ -19,6 +19,7 @@ from dagster_adjunct.resources.backends.columns import describe_function, functi
 from dagster_adjunct.resources.backends.store import StoreTable
 from dagster_adjunct.resources.common import LoopThread, check_name
 from dagster_adjunct.resources.objects.commit_log import Commit, CommitLog
+from dagster_adjunct.resources.objects.fence import Fence
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.tables.functions import TableFunction
 from dagster_adjunct.resources.tables.operation import Conditions
@@ -84,13 +85,18 @@ class RegisteredTables:
         self._for_each(read, self._tables)
         return notes
 
-    def begin_batch(self) -> None:
+    def begin_batch(self, fence: Fence | None = None) -> None:
         """Ask the stores of the tables that the run writes whether they still hold them.
 
         The first call counts the run in each store, and creates tables that no application has written yet: from then
-        on, a missing one is an error. Raises as `register_tables`, and TableUnavailableError.
+        on, a missing one is an error. Fenced tables then refuse writes of runs before that of this `fence`. Raises as
+        `register_tables`, TableUnavailableError, and RunLeaseLostError if a later run has begun.
         """
-        self._for_each(self._begin_batch, [table for table in self._tables if table.is_written])
+
+        async def begin(table: _Table) -> None:
+            await self._begin_batch(table, fence)
+
+        self._for_each(begin, [table for table in self._tables if table.is_written])
 
     def remember(self) -> None:
         """Store what the stores say now; a loss is left for the next run to report."""
@@ -126,7 +132,7 @@ class RegisteredTables:
             table.seen = now
         await self._store(table, now)
 
-    async def _begin_batch(self, table: _Table) -> None:
+    async def _begin_batch(self, table: _Table, fence: Fence | None) -> None:
         if table.has_begun:
             now = await _retried(table, table.function.inspect)
             if now is not None:
@@ -136,7 +142,7 @@ class RegisteredTables:
             now = await _retried(table, table.function.inspect)
             if now is not None:
                 self._compare(table, before, now)
-                now = await self._begin_run(table, before)
+                now = await self._begin_run(table, before, fence if table.table.fenced else None)
             table.has_begun = True
         if now is None:
             return
@@ -144,9 +150,9 @@ class RegisteredTables:
             await self._store(table, now)
         table.seen = now
 
-    async def _begin_run(self, table: _Table, before: Presence) -> Presence | None:
+    async def _begin_run(self, table: _Table, before: Presence, fence: Fence | None) -> Presence | None:
         def begin() -> Awaitable[Presence | None]:
-            return table.function.begin_run(create=not before.exists, marks=table.has_marks)
+            return table.function.begin_run(create=not before.exists, marks=table.has_marks, fence=fence)
 
         try:
             return await _retried(table, begin)
@@ -243,7 +249,7 @@ async def _settings_notes(table: _Table) -> list[str]:
     remote = table.table
     conditions = Conditions(remote.newest_by, remote.idempotent) if table.is_written else Conditions()
     try:
-        return await table.function.check_settings(conditions)
+        return await table.function.check_settings(conditions, fenced=table.is_written and remote.fenced)
     except errors.AdjunctError as error:
         if getattr(error, "argument", None) in ("newest_by", "idempotent", "fenced"):
             raise
@@ -258,6 +264,8 @@ async def _retried(table: _Table, request: Callable[[], Awaitable[T]]) -> T:
         attempts += 1
         try:
             return await request()
+        except errors.RunLeaseLostError:
+            raise
         except errors.TransientError:
             wait = table.table.retry.wait(attempts, loop.time() - began)
             if wait is None:

@@ -280,7 +280,7 @@ def check_table(table: RemoteTable[Any, Any, Any]) -> str:
             try:
                 await function.open()
                 if function is table.write_function:
-                    notes.extend(await function.check_settings(conditions))
+                    notes.extend(await function.check_settings(conditions, fenced=table.fenced))
             finally:
                 await function.close()
 

@@ -18,11 +18,13 @@ from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.backends import dynamodb_requests
 from dagster_adjunct.resources.backends.columns import check_not_reserved, parse_known_column
 from dagster_adjunct.resources.backends.dynamodb_connection import Connection, error_code, problem_from_boto_error
+from dagster_adjunct.resources.backends.dynamodb_epochs import NAME, FencedWrites
 from dagster_adjunct.resources.backends.dynamodb_items import ItemCodec, key_attribute_type
 from dagster_adjunct.resources.backends.dynamodb_requests import Problems, TableRequests
 from dagster_adjunct.resources.backends.store import StoreTable
 from dagster_adjunct.resources.backends.write_plan import Entry, ValidEntries, validate_entries
 from dagster_adjunct.resources.common import check_seconds, check_whole_number
+from dagster_adjunct.resources.objects.fence import Fence
 from dagster_adjunct.resources.tables.operation import (
     Capabilities,
     Operation,
@@ -32,7 +34,7 @@ from dagster_adjunct.resources.tables.operation import (
     Problem,
     State,
 )
-from dagster_adjunct.resources.tables.presence import NO_TABLE, Presence
+from dagster_adjunct.resources.tables.presence import BOOKKEEPING_SUFFIX, NO_TABLE, Presence
 from dagster_adjunct.resources.validation import validated
 
 if TYPE_CHECKING:
@@ -238,9 +240,25 @@ class DynamoDbTable(StoreTable):
             return NO_TABLE
         return await self._run_in_thread(self._presence, requests)
 
-    async def begin_run(self, *, create: bool, marks: bool) -> Presence:
+    async def begin_run(self, *, create: bool, marks: bool, fence: Fence | None = None) -> Presence:
         requests = await self._get_client(make=create)
+        if fence is not None:
+            await self._run_in_thread(self._begin_fenced_run, requests.client, fence)
         return await self._run_in_thread(self._presence, requests)
+
+    def _begin_fenced_run(self, client: DynamoDBClient, fence: Fence) -> None:
+        """Store the run's epoch in the table of epochs, which is created if this table is declared with `create`."""
+        key = {NAME: "S"}
+        what = f"{self._label}: the table {self._epochs_table!r}, which fenced=True needs,"
+        self._translated(partial(resolve_table_key, client, what, self._epochs_table, key, create=self.create))
+        self._translated(self._fenced_writes(client, fence).announce)
+
+    def _fenced_writes(self, client: DynamoDBClient, fence: Fence) -> FencedWrites:
+        return FencedWrites(client, self._label, self._epochs_table, fence)
+
+    @property
+    def _epochs_table(self) -> str:
+        return f"{self.table}{BOOKKEEPING_SUFFIX}"
 
     def _presence(self, requests: TableRequests) -> Presence:
         """What DynamoDB says about the table; it gives a table that is created or restored an id of its own."""
@@ -267,8 +285,7 @@ class DynamoDbTable(StoreTable):
     async def send(self, operation: Operation[Any]) -> Outcomes:
         reads = operation.kind is OperationKind.GET
         try:
-            # A run has created the table before: `begin_run`.
-            requests = await self._get_client(make=not reads and operation.fence is None)
+            requests = await self._get_client(make=not reads and operation.may_create)
         except errors.TableNotFoundError:
             if not (reads and self.create):
                 raise
@@ -276,6 +293,9 @@ class DynamoDbTable(StoreTable):
         valid = validate_entries(requests.codec, operation)
         if reads:
             return await self._get(requests, valid, len(operation))
+        if operation.fence is not None:
+            fenced = self._fenced_writes(requests.client, operation.fence) if operation.fenced else None
+            requests = replace(requests, fence=operation.fence, fenced=fenced)
         conditions = operation.conditions
         marked = conditions.idempotent or conditions.keeps_marks
         if marked and self.columns is None:
@@ -320,6 +340,8 @@ class DynamoDbTable(StoreTable):
         """Return the result of a blocking request; errors of boto3 become ours."""
         try:
             return request()
+        except errors.RunLeaseLostError:
+            raise
         except Exception as error:  # noqa: BLE001 - translated
             translated = problem_from_boto_error(error, self._label, sent=False).error
             assert translated is not None

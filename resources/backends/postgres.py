@@ -33,7 +33,8 @@ from dagster_adjunct.resources.backends.write_plan import (
     WritePlan,
 )
 from dagster_adjunct.resources.common import check_seconds, check_whole_number
-from dagster_adjunct.resources.errors import AdjunctError, TableNotFoundError, TableUnavailableError
+from dagster_adjunct.resources.errors import AdjunctError, RunLeaseLostError, TableNotFoundError, TableUnavailableError
+from dagster_adjunct.resources.objects.fence import Fence
 from dagster_adjunct.resources.tables.functions import is_retryable, record_not_found_error
 from dagster_adjunct.resources.tables.operation import Operation, Outcomes, PerLoop, Problem, State
 from dagster_adjunct.resources.tables.presence import Presence
@@ -104,9 +105,11 @@ class PostgresRequests:
         for _ in range(_ROUNDS):
             try:
                 async with self.connection.transaction():
+                    await self._pass_fence(operation)
                     stored = await self._stored(operation, valid) if write_plan.needs_read(operation) else StoredState()
                     plan = write_plan.plan_writes(self.codec, operation, valid, stored)
                     await self._write(operation, plan)
+                    await operation.check_fence()
                     self.committing = True
             except ConcurrentChangeError:
                 continue
@@ -133,6 +136,7 @@ class PostgresRequests:
         missing: list[int] = []
         try:
             async with self.connection.transaction():
+                await self._pass_fence(operation)
                 cursor = self.connection.cursor()
                 async with cursor.copy(statements.copy, ()) as copy:
                     await copy.write(batch.csv)
@@ -145,6 +149,7 @@ class PostgresRequests:
                 written, begun, skipped = (await cursor.fetchone() or _NOTHING) if cursor.description else _NOTHING
                 if shape.conditions and not shape.inserts and written + len(skipped) < batch.rows:
                     raise _MissingRecordsError
+                await operation.check_fence()
                 self.committing = True
         except _MissingRecordsError:
             return None
@@ -157,14 +162,27 @@ class PostgresRequests:
     async def forget(self, older_than: float, most: int | None = None) -> int:
         return (await self.connection.execute(self._statements.forget, (older_than, most))).rowcount
 
+    async def _pass_fence(self, operation: Operation[Any]) -> None:
+        if operation.fence is not None and operation.fenced:
+            await self._bookkeeping().pass_fence(self.codec.table, operation.fence)
+
     async def inspect(self) -> Presence:
         return await self._bookkeeping().presence()
 
-    async def count_run(self) -> None:
+    async def begin_run(self, fence: Fence | None) -> None:
+        from psycopg.errors import InsufficientPrivilege
+
         bookkeeping = self._bookkeeping()
-        if self._declared.create:
-            await bookkeeping.create()
-        await bookkeeping.count_run()
+        try:
+            if self._declared.create:
+                await bookkeeping.create()
+            await bookkeeping.count_run()
+        except InsufficientPrivilege:  # a table that others have created has none
+            if fence is not None:
+                raise
+        if fence is not None:
+            async with self.connection.transaction():
+                await bookkeeping.pass_fence(self.codec.table, fence)
 
     def _bookkeeping(self) -> PostgresBookkeeping:
         from dagster_adjunct.resources.backends.postgres_bookkeeping import PostgresBookkeeping
@@ -299,8 +317,11 @@ class PostgresTable(SqlTable[PostgresRequests]):
 
         Returns None, and writes nothing, if it must be written row by row to find rejected or missing rows.
         """
+        await operation.check_fence()
         try:
             outcomes: Outcomes | None = await self._run(requests, requests.write_batch, operation, batch)
+        except RunLeaseLostError:
+            raise
         except AdjunctError as error:
             problem = self.problem_of(error, sent=requests.committing)
             return Outcomes.all(len(operation), problem) if problem.may_pass else None

@@ -349,6 +349,18 @@ _TYPES = {
 _NUMBERS = {"tinyint": "smallint", "int": "integer", "float": "real", "double": "double precision"}
 
 
+async def has_relation(connection: AsyncConnection[Any], schema: str, table: str) -> bool:
+    """Return whether the table exists, as other sessions have committed it.
+
+    `to_regclass` may answer from what this session has looked up before it waited for a lock.
+    """
+    cursor = await connection.execute(
+        "SELECT FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE nspname = %s AND relname = %s",
+        (schema, table),
+    )
+    return bool(cursor.rowcount)
+
+
 async def create_table(
     connection: AsyncConnection[Any], schema: str, table: str, types: Mapping[str, Any], key: Sequence[str]
 ) -> bool:
@@ -362,8 +374,7 @@ async def create_table(
     async with connection.transaction():
         # IF NOT EXISTS alone fails when two sessions create the same schema or table at once.
         await connection.execute("SELECT pg_advisory_xact_lock(hashtext(%s))", (f"adjunct:{schema}",))
-        exists = await connection.execute("SELECT to_regclass(%s)", (name.as_string(connection),))
-        if (await exists.fetchone() or (None,))[0] is not None:
+        if await has_relation(connection, schema, table):
             return False
         # Even with IF NOT EXISTS, creating a schema needs a right of the database.
         exists = await connection.execute("SELECT FROM pg_namespace WHERE nspname = %s", (schema,))

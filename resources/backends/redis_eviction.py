@@ -11,9 +11,7 @@ from dagster_adjunct.resources.errors import ConfigurationError
 from dagster_adjunct.resources.tables.operation import Conditions, Problem
 
 KEEPS_ALL = "noeviction"
-_STEP = (
-    "Set maxmemory-policy to noeviction, in redis.conf and by CONFIG SET, or in the parameter group of a managed service"
-)
+_STEP = "Set maxmemory-policy to noeviction, in redis.conf and by CONFIG SET, or in a managed service's parameter group"
 
 Ask = Callable[..., Awaitable[object]]
 """Sends one command and returns its answer, or a Problem."""
@@ -54,16 +52,19 @@ def note_eviction(label: str, place: str, policy: str | None) -> str | None:
     )
 
 
-def check_eviction(label: str, place: str, policy: str | None, conditions: Conditions) -> None:
-    """Raise ConfigurationError if keys that conditions depend on may be evicted."""
-    if policy in (KEEPS_ALL, None):
-        return
-    needed = "idempotent" if conditions.idempotent or conditions.keeps_marks else "newest_by"
-    if not conditions and not conditions.keeps_marks:
+def check_eviction(label: str, place: str, policy: str | None, conditions: Conditions, *, fenced: bool = False) -> None:
+    """Raise ConfigurationError if keys that conditions or fences depend on may be evicted."""
+    wanted = {
+        "idempotent": conditions.idempotent or conditions.keeps_marks,
+        "newest_by": conditions.newest_by is not None,
+        "fenced": fenced,
+    }
+    needed = next((name for name, is_wanted in wanted.items() if is_wanted), None)
+    if needed is None or policy in (KEEPS_ALL, None):
         return
     raise ConfigurationError(
         f"{label}: the Redis server at {place} may evict records when its memory is full, because its maxmemory-policy "
-        f"is {policy}. With the marks of an evicted record, {needed} can't be kept: messages would be applied again.",
+        f"is {policy}. Without what is evicted {needed} can't be kept: old or repeated messages would be applied.",
         f"{_STEP}; or remove {needed}.",
         argument=needed,
         table=label,

@@ -13,7 +13,8 @@ from typing import Any, Generic, Protocol, TypeVar
 from dagster_adjunct.resources.backends import store, write_plan
 from dagster_adjunct.resources.backends.store import StoreTable
 from dagster_adjunct.resources.backends.write_plan import BisectRejected, Row, RowCodec, ValidEntries
-from dagster_adjunct.resources.errors import AdjunctError, TableNotFoundError
+from dagster_adjunct.resources.errors import AdjunctError, RunLeaseLostError, TableNotFoundError
+from dagster_adjunct.resources.objects.fence import Fence
 from dagster_adjunct.resources.tables.operation import Operation, OperationKind, Outcomes, PerLoop
 from dagster_adjunct.resources.tables.presence import NO_TABLE, Presence
 
@@ -49,8 +50,11 @@ class SqlRequests(Protocol):
     def inspect(self) -> Any:
         """The `Presence` of the table."""
 
-    def count_run(self) -> Any:
-        """Count a run in the table's book-keeping, after creating that if the table is declared with `create`."""
+    def begin_run(self, fence: Fence | None) -> Any:
+        """Count a run in the table's book-keeping, after creating that if the table is declared with `create`.
+
+        If its writes are fenced, also store its epoch, or raise RunLeaseLostError.
+        """
 
     def open_idempotency_table(self, *, create: bool) -> Any:
         """Check the idempotency table, after creating it if `create`.
@@ -158,11 +162,11 @@ class SqlTable(StoreTable, Generic[R]):
         except TableNotFoundError:
             return NO_TABLE
 
-    async def begin_run(self, *, create: bool, marks: bool) -> Presence:
+    async def begin_run(self, *, create: bool, marks: bool, fence: Fence | None = None) -> Presence:
         async with self._pools.here().connection(create=create and self.create) as requests:
             if marks and not requests.has_idempotency_table:
                 await self._run(requests, partial(requests.open_idempotency_table, create=self.create))
-            await self._run(requests, requests.count_run)
+            await self._run(requests, requests.begin_run, fence)
             presence: Presence = await self._run(requests, requests.inspect)
             return presence
 
@@ -177,7 +181,7 @@ class SqlTable(StoreTable, Generic[R]):
 
     async def send(self, operation: Operation[Any]) -> Outcomes:
         reads, count = operation.kind is OperationKind.GET, len(operation)
-        creates = self.create and operation.fence is None  # a run has created it before: `begin_run`
+        creates = self.create and operation.may_create
         connected = False
         try:
             async with self._pools.here().connection(create=creates and not reads) as requests:
@@ -223,7 +227,7 @@ class SqlTable(StoreTable, Generic[R]):
     async def _write(self, requests: R, operation: Operation[Any]) -> Outcomes:
         if operation.conditions:
             try:
-                await self._prepare_conditions(requests, create=self.create and operation.fence is None)
+                await self._prepare_conditions(requests, create=self.create and operation.may_create)
             except AdjunctError as error:
                 return self._failed(len(operation), error)
         return await self._write_entries(requests, operation)
@@ -240,8 +244,11 @@ class SqlTable(StoreTable, Generic[R]):
     async def _write_entries(self, requests: R, operation: Operation[Any]) -> Outcomes:
         bisect = BisectRejected(write_plan.validate_entries(requests.codec, operation))
         while (part := bisect.next()) is not None:
+            await operation.check_fence()
             try:
                 bisect.done(await self._run(requests, requests.write, operation, part))
+            except RunLeaseLostError:
+                raise
             except AdjunctError as error:
                 problem = self.problem_of(error, sent=requests.committing)  # without a commit it had no effect
                 by_data = self._is_data_error(error.__cause__)

@@ -41,6 +41,7 @@ from dagster_adjunct.resources.backends.sql_table import Pool, SqlTable
 from dagster_adjunct.resources.backends.sqlite_bookkeeping import SqliteBookkeeping, quote_sqlite_name
 from dagster_adjunct.resources.backends.write_plan import Applied, Row, RowCodec, StoredState, ValidEntries, WritePlan
 from dagster_adjunct.resources.common import check_seconds
+from dagster_adjunct.resources.objects.fence import Fence
 from dagster_adjunct.resources.tables.operation import Operation, PerLoop
 from dagster_adjunct.resources.tables.presence import Presence
 from dagster_adjunct.resources.validation import validated
@@ -171,9 +172,13 @@ class SqliteRequests:
         """Write the valid entries in one transaction; after an error nothing was written."""
         with self._transaction("IMMEDIATE"):
             # From here on the write lock is held, so nobody changes before the commit what is read now.
+            if operation.fence is not None and operation.fenced:
+                self._bookkeeping.pass_fence(self.codec.table, operation.fence)
             stored = self._read_state(operation, valid) if write_plan.needs_read(operation) else StoredState()
             plan = write_plan.plan_writes(self.codec, operation, valid, stored)
             self._write(plan, operation.conditions.newest_by)
+            if operation.fence is not None:
+                operation.fence.check()
         return plan
 
     def forget(self, older_than: float, most: int = -1) -> int:
@@ -245,10 +250,12 @@ class SqliteRequests:
         with self._transaction("DEFERRED"):
             return self._bookkeeping.presence()
 
-    def count_run(self) -> None:
+    def begin_run(self, fence: Fence | None) -> None:
         with self._transaction("IMMEDIATE"):
             if self._declared.create:
                 self._bookkeeping.create()
+            if fence is not None:
+                self._bookkeeping.pass_fence(self.codec.table, fence)
             self._bookkeeping.count_run()
 
     def open_idempotency_table(self, *, create: bool) -> None:

@@ -6,7 +6,9 @@ import sqlite3
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from dagster_adjunct.resources.backends.epochs import epoch_name, must_raise_epoch, no_bookkeeping_error
 from dagster_adjunct.resources.backends.write_plan import bookkeeping_table_name, marks_table_name
+from dagster_adjunct.resources.objects.fence import Fence
 from dagster_adjunct.resources.tables.presence import ID, NO_TABLE, RUNS, Presence, new_table_id
 
 
@@ -55,6 +57,19 @@ class SqliteBookkeeping:
         if numbers is not None:
             self._set(ID, numbers.get(ID) or new_table_id())
             self._set(RUNS, numbers.get(RUNS, 0) + 1)
+
+    def pass_fence(self, label: str, fence: Fence) -> None:
+        """Let a write of a run pass if no later run of its application has begun; raise RunLeaseLostError if one has.
+
+        A smaller epoch becomes that of this run.
+        """
+        name = bookkeeping_table_name(self.table)
+        if name is None or not self._has(name):
+            raise no_bookkeeping_error(label, name, "name and value")
+        query = f"SELECT value FROM {quote_sqlite_name(name)} WHERE name = ?"
+        (known,) = self.connection.execute(query, (epoch_name(fence),)).fetchone() or (None,)
+        if must_raise_epoch(label, known, fence):
+            self._set(epoch_name(fence), fence.epoch)
 
     def presence(self) -> Presence:
         """Return what the file says about the table."""
