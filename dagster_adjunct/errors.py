@@ -54,6 +54,7 @@ from dagster_adjunct.resources.errors import StreamUnavailableError as StreamUna
 from dagster_adjunct.resources.errors import TableAccessError as TableAccessError
 from dagster_adjunct.resources.errors import TableError as TableError
 from dagster_adjunct.resources.errors import TableNotFoundError as TableNotFoundError
+from dagster_adjunct.resources.errors import TableReplacedError as TableReplacedError
 from dagster_adjunct.resources.errors import TableUnavailableError as TableUnavailableError
 from dagster_adjunct.resources.errors import TransientError as TransientError
 from dagster_adjunct.resources.errors import ValidatorError as ValidatorError

@@ -25,7 +25,7 @@
     |   |-- BadChangeError, KeyOrderError
     |   |-- PlanningError, PartitionCountMismatchError
     |   |-- OperatorFailedError        an expression or a function of the application failed
-    |   `-- TableError, RecordNotFoundError, TableAccessError, TableNotFoundError
+    |   `-- TableError, RecordNotFoundError, TableAccessError, TableNotFoundError, TableReplacedError
     `-- TransientError                 the same call may succeed later: retry it
         |-- StoreUnavailableError, StreamUnavailableError
         |-- ApplicationBusyError       another run of the application is active: wait until it ends
@@ -355,6 +355,15 @@ class TableAccessError(TableError):
 
 class TableNotFoundError(TableAccessError):
     """The store has no such table or file."""
+
+
+class TableReplacedError(TableNotFoundError):
+    """The store's table is not the one that was written: it is new, was truncated, or comes from an older backup.
+
+    `loss` says which: "replaced", "truncated", "marks" (those of conditions are gone) or "older".
+    """
+
+    loss: str | None = None
 
 
 class StoreUnavailableError(TransientError):

@@ -70,6 +70,7 @@ from dagster_adjunct.resources.objects.fence import Fence
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
 from dagster_adjunct.resources.tables.functions import TableUse, reduce_function
 from dagster_adjunct.resources.tables.operation import Operation, OperationKind, Outcomes, Problem, State
+from dagster_adjunct.resources.tables.presence import NO_TABLE, Presence
 from dagster_adjunct.resources.validation import validated
 
 # The JSON form of values, for any reader:
@@ -587,6 +588,30 @@ class KeyValueRows(StoreTable):
             return Problem(State.UNKNOWN, error)
         return super().problem_of(error, sent=sent and not isinstance(error, errors.AdjunctError))
 
+    async def inspect(self) -> Presence:
+        return await asyncio.to_thread(self._look_up)
+
+    async def begin_run(self, *, create: bool, marks: bool, fence: Fence | None = None) -> Presence:
+        def begin() -> Presence:
+            if create and self.create:
+                ensure_table(self._manager(make=True), self.scope, self.table, self.partitions)
+            return self._look_up()
+
+        presence = await asyncio.to_thread(begin)
+        if not presence.exists:
+            problem = f"{self._label} does not exist in {self._url}."
+            step = "Correct scope and table, or declare it with create=True."
+            raise errors.TableNotFoundError(problem, step, table=self.table)
+        return presence
+
+    def _look_up(self) -> Presence:
+        """Return what the lake says about the table, from a manager of its own, which opens no segment."""
+        try:
+            found = self._manager(make=False).describe(self.scope, self.table)
+        except _NOT_CREATED:
+            return NO_TABLE
+        return NO_TABLE if found.state == "deleting" else Presence(exists=True, id=found.incarnation)
+
     async def open(self) -> None:
         """Look up the table in the lake, unless the first write may have to create it. Raises the manager's errors."""
         if not self.create:
@@ -612,7 +637,7 @@ class KeyValueRows(StoreTable):
             return Outcomes(0)
         reads = operation.kind is OperationKind.GET
         try:
-            opened = await self._opened(make=not reads)
+            opened = await self._opened(make=not reads and operation.may_create)
             return await (self._get if reads else self._write)(opened, operation)
         except errors.RunLeaseLostError:
             raise
@@ -705,6 +730,11 @@ class KeyValueRows(StoreTable):
             self._open = None  # the table may be created again
         return self.problem_of(error)
 
+    def _manager(self, *, make: bool) -> KeyValueTableManager:
+        lake = open_lake(self.lake, create=make) if isinstance(self.lake, str) else self.lake
+        backend = segment.backend_from(self.stored_in) if isinstance(self.stored_in, Mapping) else self.stored_in
+        return KeyValueTableManager(lake, backend)
+
     async def _opened(self, *, make: bool) -> Table:
         opened = self._open
         return opened if opened is not None else await asyncio.to_thread(self._open_now, make=make and self.create)
@@ -713,11 +743,7 @@ class KeyValueRows(StoreTable):
         with self._opening:
             opened = self._open
             if opened is None:
-                lake = open_lake(self.lake, create=make) if isinstance(self.lake, str) else self.lake
-                backend = (
-                    segment.backend_from(self.stored_in) if isinstance(self.stored_in, Mapping) else self.stored_in
-                )
-                manager = KeyValueTableManager(lake, backend)
+                manager = self._manager(make=make)
                 if make:
                     ensure_table(manager, self.scope, self.table, self.partitions)
                 table = manager.open(self.scope, self.table, key=TextSerializer(), value=BytesSerializer())

@@ -1,96 +1,342 @@
-"""The registry of remote tables in the lake: with it, a table can be opened by its name alone.
+"""The registry of remote tables in the lake: it opens a table by its name alone, and tells when a store has lost one.
 
-It stores names of registered backends and plain settings, never module paths or secrets. For a table in a local file,
-it also stores whether the file existed, so that a lost table is not silently recreated empty.
+It stores names of registered backends and plain settings, never module paths or secrets, and what the store of a table
+that applications have written said about it last (`Presence`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.operators.lookup_join import AnyTable
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.backends.columns import describe_function, function_from_description
-from dagster_adjunct.resources.common import check_name
+from dagster_adjunct.resources.backends.store import StoreTable
+from dagster_adjunct.resources.common import LoopThread, check_name
 from dagster_adjunct.resources.objects.commit_log import Commit, CommitLog
+from dagster_adjunct.resources.objects.fence import Fence
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.tables.functions import TableFunction
+from dagster_adjunct.resources.tables.operation import Conditions
+from dagster_adjunct.resources.tables.presence import NO_TABLE, Loss, Presence, find_loss, is_emptied, merge_presence
 from dagster_adjunct.resources.tables.table import RemoteTable
 
 KIND = "table"
+_NOTES_SECONDS = 3.0  # how long a plan waits for a store
+T = TypeVar("T")
 
 
 @contextmanager
-def register_tables(lake: Lake, app: Application, *, by: str) -> Iterator[None]:
-    """Register the application's remote tables before the block, a run, and record after it which of them exist.
+def register_tables(
+    lake: Lake, app: Application, *, by: str, warn: Callable[[str], None] = lambda text: None
+) -> Iterator[RegisteredTables]:
+    """Register the application's remote tables before the block, a run, and store after it what their stores say.
 
-    Tables of unregistered backends are skipped. Raises TableNotFoundError for a table that once existed and no longer
-    does: the run would create an empty one.
+    Of tables of unregistered backends nothing is remembered. Raises TableNotFoundError for a table that is gone, and
+    TableReplacedError for one that is not what applications have written: the run would go on with an empty or an
+    older one. `warn` gets what may have been done on purpose.
     """
-
-    def register(*, check: bool) -> None:
-        for table in app.tables.values():
-            _register(lake, table, by=by, check=check)
-
-    register(check=True)
+    tables = RegisteredTables(lake, app, by=by, warn=warn)
     try:
-        yield
-    except BaseException:
-        with suppress(errors.AdjunctError):  # the error that ended the run matters more
-            register(check=False)
-        raise
-    register(check=False)
+        tables.check()
+        try:
+            yield tables
+        except BaseException:
+            with suppress(errors.AdjunctError):  # the error that ended the run matters more
+                tables.remember()
+            raise
+        tables.remember()
+    finally:
+        tables.close()
 
 
-def _register(lake: Lake, table: AnyTable, *, by: str, check: bool) -> None:
-    function = table.read_function or table.write_function
+class RegisteredTables:
+    """The registered tables of a run's application, of which the store is asked before each batch that writes them."""
+
+    def __init__(self, lake: Lake, app: Application, *, by: str, warn: Callable[[str], None]) -> None:
+        self._lake, self._by, self._warn = lake, by, warn
+        targets = (operator.spec.target(app) for operator in app.operators)
+        written = {target.name for target in targets if target is not None and target.kind == "table"}
+        tables = (_table_of_run(table, is_written=table.name in written) for table in app.tables.values())
+        self._tables = [table for table in tables if table is not None]
+        self._thread = LoopThread("registered-tables")
+
+    def check(self) -> None:
+        """Compare each table with what the lake remembers of it, and register its declaration.
+
+        A store that does not answer is asked again before the first batch.
+        """
+        self._for_each(self._check, self._tables)
+
+    def read_notes(self) -> list[str]:
+        """Return the notes on settings of stores that may lose records. Raises ConfigurationError as a run would."""
+        notes: list[str] = []
+
+        async def read(table: _Table) -> None:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_NOTES_SECONDS):
+                    notes.extend(await _settings_notes(table))
+
+        self._for_each(read, self._tables)
+        return notes
+
+    def begin_batch(self, fence: Fence | None = None) -> None:
+        """Ask the stores of the tables that the run writes whether they still hold them.
+
+        The first call counts the run in each store, and creates tables that no application has written yet: from then
+        on, a missing one is an error. Fenced tables then refuse writes of runs before that of this `fence`. Raises as
+        `register_tables`, TableUnavailableError, and RunLeaseLostError if a later run has begun.
+        """
+
+        async def begin(table: _Table) -> None:
+            await self._begin_batch(table, fence)
+
+        self._for_each(begin, [table for table in self._tables if table.is_written])
+
+    def remember(self) -> None:
+        """Store what the stores say now; a loss is left for the next run to report."""
+        self._for_each(self._remember, self._tables)
+
+    def close(self) -> None:
+        """Close the connections."""
+
+        async def close_all() -> None:
+            for table in self._tables:
+                if isinstance(table.function, StoreTable):  # another one may have no connections for each event loop
+                    await table.function.close()
+
+        self._thread.close(close_all)
+
+    def _for_each(self, work: Callable[[_Table], Awaitable[None]], tables: list[_Table]) -> None:
+        async def work_all() -> None:
+            await asyncio.gather(*(work(table) for table in tables))
+
+        if tables:
+            self._thread.run(work_all())
+
+    async def _check(self, table: _Table) -> None:
+        for note in await _settings_notes(table):
+            self._warn(note)
+        before = await self._remembered(table)
+        now = None
+        with suppress(errors.AdjunctError):  # before the first batch, an error is reported
+            now = await table.function.inspect()
+        if now is not None:
+            self._compare(table, before, now)
+            self._warn_if_emptied(table, before, now)
+            table.seen = now
+        await self._store(table, now)
+
+    async def _begin_batch(self, table: _Table, fence: Fence | None) -> None:
+        if table.has_begun:
+            now = await _retried(table, table.function.inspect)
+            if now is not None:
+                self._compare(table, table.seen, now)
+        else:
+            before = await self._remembered(table)
+            now = await _retried(table, table.function.inspect)
+            if now is not None:
+                self._compare(table, before, now)
+                now = await self._begin_run(table, before, fence if table.table.fenced else None)
+            table.has_begun = True
+        if now is None:
+            return
+        if now.to_dict() != table.seen.to_dict() or not table.seen.exists:
+            await self._store(table, now)
+        table.seen = now
+
+    async def _begin_run(self, table: _Table, before: Presence, fence: Fence | None) -> Presence | None:
+        def begin() -> Awaitable[Presence | None]:
+            return table.function.begin_run(create=not before.exists, marks=table.has_marks, fence=fence)
+
+        try:
+            return await _retried(table, begin)
+        except errors.TableNotFoundError as error:
+            if not before.exists:
+                raise
+            raise self._lost(table, "gone", NO_TABLE, before) from error
+
+    async def _remember(self, table: _Table) -> None:
+        now = None
+        with suppress(errors.AdjunctError):  # what it said before stays
+            now = await table.function.inspect()
+        if now is not None and find_loss(table.seen, now) is None:
+            await self._store(table, now)
+
+    def _compare(self, table: _Table, before: Presence, now: Presence) -> None:
+        loss = find_loss(before, now)
+        if loss is not None:
+            raise self._lost(table, loss, now, before)
+
+    def _warn_if_emptied(self, table: _Table, before: Presence, now: Presence) -> None:
+        if is_emptied(before, now):
+            self._warn(
+                f"table {table.name} has no rows, and the last run that wrote it left some. If nobody deleted them on "
+                f"purpose, stop this run and restore {table.place} from a copy."
+            )
+
+    def _lost(self, table: _Table, loss: Loss, now: Presence, before: Presence) -> errors.TableNotFoundError:
+        current = _log(self._lake, table.name).current()
+        written_as = table.place if current is None else _place_of(current.body["function"])
+        return _loss_error(self._lake.url, table, loss, now, before, written_as)
+
+    async def _remembered(self, table: _Table) -> Presence:
+        if table.declaration is None:
+            return NO_TABLE
+        return _presence_in(await asyncio.to_thread(_log(self._lake, table.name).current))
+
+    async def _store(self, table: _Table, now: Presence | None) -> None:
+        """Store the declaration, and what its store says if that is known."""
+        declaration = table.declaration
+        if declaration is None:
+            return
+
+        def decide(current: Commit | None) -> dict[str, Any] | None:
+            known = _presence_in(current)
+            latest = known if now is None or (known.exists and not now.exists) else merge_presence(known, now)
+            body = {**declaration, "presence": latest.to_dict() if latest.exists else None}
+            return None if current is not None and current.body == body else body
+
+        await asyncio.to_thread(_log(self._lake, table.name).transact, decide, by=self._by)
+
+
+@dataclass(slots=True)
+class _Table:
+    """A table in a run: its declaration, None without a registered backend, and what its store said last (`seen`)."""
+
+    table: AnyTable
+    function: TableFunction
+    declaration: dict[str, Any] | None
+    is_written: bool
+    seen: Presence = field(default=NO_TABLE)
+    has_begun: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.table.name
+
+    @property
+    def place(self) -> str:
+        return repr(self.function)
+
+    @property
+    def has_marks(self) -> bool:
+        return self.table.idempotent or self.table.newest_by is not None
+
+
+def _table_of_run(table: AnyTable, *, is_written: bool) -> _Table | None:
+    """Return a table of a run that writes it or only reads it; None if its function is not one of ours."""
+    shown = table.read_function or table.write_function
+    asked = table.write_function if is_written else shown
+    if not isinstance(asked, TableFunction):
+        return None
+    declaration = None
+    with suppress(errors.ConfigurationError):  # its backend is not registered
+        declaration = {"name": table.name, "key": list(table.key), "function": describe_function(shown)}
+    return _Table(table, asked, declaration, is_written)
+
+
+async def _settings_notes(table: _Table) -> list[str]:
+    """Return what settings of the table's store may lose; nothing if the store can't be asked now.
+
+    Raises ConfigurationError if they make the conditions of its writes void.
+    """
+    remote = table.table
+    conditions = Conditions(remote.newest_by, remote.idempotent) if table.is_written else Conditions()
     try:
-        description = describe_function(function)
-    except errors.ConfigurationError:
-        return
-    exists = function.exists() if isinstance(function, TableFunction) else None
-    body = {"name": table.name, "key": list(table.key), "function": description, "was_there": exists is True}
-    log = _log(lake, table.name)
-
-    def decide(current: Commit | None) -> dict[str, Any] | None:
-        if current is not None and current.body.get("was_there") and exists is False:
-            if check:
-                raise _missing_table_error(lake, table.name, current.body["function"], description)
-            return None  # the table disappeared during the run: the next run reports it
-        return None if current is not None and current.body == body else body
-
-    log.transact(decide, by=by)
+        return await table.function.check_settings(conditions, fenced=table.is_written and remote.fenced)
+    except errors.AdjunctError as error:
+        if getattr(error, "argument", None) in ("newest_by", "idempotent", "fenced"):
+            raise
+        return []  # the first write reports why the store can't be asked
 
 
-def _missing_table_error(
-    lake: Lake, name: str, before: dict[str, Any], now: dict[str, Any]
+async def _retried(table: _Table, request: Callable[[], Awaitable[T]]) -> T:
+    """Return the result of a request, which is retried by the table's policy while the store is unavailable."""
+    loop, attempts = asyncio.get_running_loop(), 0
+    began = loop.time()
+    while True:
+        attempts += 1
+        try:
+            return await request()
+        except errors.RunLeaseLostError:
+            raise
+        except errors.TransientError:
+            wait = table.table.retry.wait(attempts, loop.time() - began)
+            if wait is None:
+                raise
+        await asyncio.sleep(wait)
+
+
+def _presence_in(commit: Commit | None) -> Presence:
+    """Return what a table's store said last, as a commit of its log has it."""
+    stored = None if commit is None else commit.body.get("presence")
+    return NO_TABLE if stored is None else Presence(exists=True, **stored)
+
+
+def _place_of(description: dict[str, Any]) -> str:
+    try:
+        return repr(function_from_description(dict(description)))
+    except errors.AdjunctError:  # a backend that is not registered any more
+        return repr(description)
+
+
+def _loss_error(
+    lake: str, table: _Table, loss: Loss, now: Presence, before: Presence, written_as: str
 ) -> errors.TableNotFoundError:
-    there, here = (f"{one.get('table')!r} in {one.get('path')}" for one in (before, now))
-    anew = f"Or let the next run create it again: adjunct table allow-recreate {name}."
-    if here == there:
-        problem = (
-            f"table {name}: its file or its table is gone ({there}), and applications of {lake.url} have written it. "
-            "A new one would be empty."
+    name, here = table.name, table.place
+    accept = f"adjunct table allow-recreate {name}"
+    if loss == "gone" and here != written_as:
+        return errors.TableNotFoundError(
+            f"table {name} is declared as {here}, which does not exist, and applications of {lake} have written it as "
+            f"{written_as}. A second one would be empty.",
+            "Run in the folder from which the path leads to the first one, declare its absolute path, or move it. Or "
+            f"let the next run create it: {accept}.",
+            table=name,
         )
-        return errors.TableNotFoundError(problem, f"Restore it from a copy. {anew}", table=name)
-    return errors.TableNotFoundError(
-        f"table {name} is declared as {here}, which does not exist, and applications of {lake.url} have written it as "
-        f"{there}. A second one would be empty.",
-        f"Run in the folder from which the path leads to the first one, declare its absolute path, or move it. {anew}",
+    if loss == "gone":
+        problem = f"table {name}: {here} is gone, and applications of {lake} have written it. A new one would be empty."
+        step = f"Restore it from a copy. Or let the next run create it again: {accept}."
+        return errors.TableNotFoundError(problem, step, table=name)
+    found = {
+        "replaced": "it was created again, or replaced, since applications wrote it",
+        "truncated": "all its rows were removed at once (TRUNCATE)",
+        "marks": "the table with its marks is gone, so that repeated messages would be applied again",
+        "older": f"it is restored from an older backup: it counts {now.runs} run(s), and {before.runs} have begun",
+    }[loss]
+    moved = "" if here == written_as else f" Applications have written it as {written_as}."
+    return errors.TableReplacedError(
+        f"table {name}: {here} is not the table that applications of {lake} have written: {found}.{moved}",
+        f"Restore it from its newest copy. Or accept it as it is: {accept}; a startpoint can send records again.",
         table=name,
+        loss=loss,
     )
 
 
+def read_table_notes(lake: Lake, app: Application) -> list[str]:
+    """Return notes on settings of the stores of remote tables; stores that do not answer are left out.
+
+    Raises ConfigurationError if a store can't hold what a table declares.
+    """
+    tables = RegisteredTables(lake, app, by="plan", warn=lambda text: None)
+    try:
+        return tables.read_notes()
+    finally:
+        tables.close()
+
+
 def reset_table(lake: Lake, name: str, *, by: str) -> None:
-    """Forget that a table existed, so that the next run may create it again; an existing table is left unchanged."""
+    """Forget what a table's store said, so that the next run may create or accept it; the store is left unchanged."""
 
     def decide(current: Commit | None) -> dict[str, Any]:
         if current is None:
             raise _unknown_table_error(lake, name)
-        return {**current.body, "was_there": False}
+        return {**current.body, "presence": None}
 
     _log(lake, name).transact(decide, by=by)
 

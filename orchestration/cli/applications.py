@@ -19,6 +19,7 @@ from dagster_adjunct.assets.versions.reports import AdvanceReport
 from dagster_adjunct.assets.writing.generation import Runtime
 from dagster_adjunct.orchestration.application.application import load_application
 from dagster_adjunct.orchestration.application.graph import describe_partitions, is_advanced_by_partition
+from dagster_adjunct.orchestration.application.table_registry import read_table_notes
 from dagster_adjunct.orchestration.cli import options, output
 from dagster_adjunct.orchestration.cli.maintenance import show_stage
 from dagster_adjunct.orchestration.maintenance.rename import rename_application
@@ -80,7 +81,7 @@ def plan(
     app = load_application(reference)
     systems = systems_for(app, lake=lake)
     planned = plan_application(app, systems=systems)
-    lake_notes = describe_other_writers(lake, app)
+    lake_notes = [*describe_other_writers(lake, app), *read_table_notes(lake, app)]
     what = f"The plan of {planned.application}"
     if against is None:
         planned = replace(planned, notes=(*planned.notes, *lake_notes))

@@ -31,6 +31,7 @@ from dagster_adjunct.resources.objects.store import PROBE_PREFIX, ObjectStore
 from dagster_adjunct.resources.spark.in_process import is_in_process
 from dagster_adjunct.resources.spark.session import check_java, session_scope
 from dagster_adjunct.resources.spark.tasks import find_adjunct_error, first_message_line, translate_spark_errors
+from dagster_adjunct.resources.tables.operation import Conditions
 from dagster_adjunct.resources.tables.table import RemoteTable
 
 if TYPE_CHECKING:
@@ -283,15 +284,23 @@ def check_time_zones(zones: Sequence[str], master: str | None) -> str:
 
 
 def check_table(table: RemoteTable[Any, Any, Any]) -> str:
-    """Check that a table's functions can be opened: that they reach its store, and find the declared columns there."""
+    """Check that a table's functions can be opened: that they reach its store, and find the declared columns there.
+
+    Also that the store's settings keep what is written.
+    """
+    conditions, notes = Conditions(table.newest_by, table.idempotent), list[str]()
     functions = dict.fromkeys(filter(None, (table.read_function, table.write_function)))
 
     async def open_and_close() -> None:
         for function in functions:
             try:
                 await function.open()
+                if function is table.write_function:
+                    notes.extend(await function.check_settings(conditions, fenced=table.fenced))
             finally:
                 await function.close()
 
     asyncio.run(open_and_close())
+    if notes:
+        raise Concern(notes[0], "Or accept that records may be lost.")
     return ", ".join(map(repr, functions))

@@ -85,10 +85,10 @@ def get_record(lake: Lake, name: str, key: tuple[str, ...]) -> None:
 @user_option
 @lake_options()
 def allow_recreate(lake: Lake, name: str, by: str) -> None:
-    """Let the next run create a table again if its file was deleted. Deletes nothing."""
+    """Let the next run create a table that is gone, or accept one that was replaced or restored. Deletes nothing."""
     reset_table(lake, name, by=by)
     output.show_json({"table": name, "forgotten": True})
-    output.show_line(f"Table {name} may be created again: the next run that writes it creates it where it is declared.")
+    output.show_line(f"Table {name} may be created again: the next run that writes it creates it, or takes it as is.")
 
 
 kv = click.Group("kv")

@@ -269,6 +269,8 @@ class StepContext:
     """What a run of the step works with.
 
     - `fan_out`: the startpoints that were handed to this run's tasks.
+    - `before_batch`: called with the fence before each batch's intent is committed; raises if a remote table that it
+      writes is gone.
     - `between_batches`: called before each batch but the first.
     - `still_ours`: called before each batch, output and commit; raises if another run may have taken over. It is None
       for a run without a lease, which fails as soon as another run has committed. A run with a lease starts again from
@@ -299,6 +301,7 @@ class StepContext:
     go_on: Callable[[], bool] = lambda: True
     on_report: Callable[[StepReport], None] = lambda report: None
     earlier: StepReport | None = None
+    before_batch: Callable[[Fence | None], None] = lambda fence: None
 
     @property
     def lake(self) -> Lake:

@@ -26,7 +26,7 @@ from dagster_adjunct.orchestration.application.graph import (
     group_datasets,
     is_advanced_by_runs,
 )
-from dagster_adjunct.orchestration.application.table_registry import register_tables
+from dagster_adjunct.orchestration.application.table_registry import RegisteredTables, register_tables
 from dagster_adjunct.orchestration.batch_log.run_lease import DEFAULT_WAIT, Claim, RunLease, validate_span
 from dagster_adjunct.orchestration.maintenance.expire import expire_all_versions
 from dagster_adjunct.orchestration.planner.notes import note_table_order
@@ -280,6 +280,7 @@ def run_batches(
     lake, systems = runtime.lake, runtime.systems
     of_run = runtime
     planned: tuple[ExecutionPlan, dict[str, str | None]] | None = None
+    registered: RegisteredTables | None = None
 
     def plan_step() -> tuple[ExecutionPlan, dict[str, str | None]]:
         """Return the plan over the streams as they are now, and the identities of those that the run reads."""
@@ -302,7 +303,7 @@ def run_batches(
         of_run = replace(runtime, lake=lake.fenced(lease.fence), systems=fenced)
 
         def begin() -> StepContext:
-            nonlocal planned
+            nonlocal planned, registered
             is_first, check = planned is None, partial(check_first_run, lake, app, adopt=adopt)
             planned, *_ = call_in_threads(plan_step, *([check] if is_first else []))  # after waiting for the lease
             plan = planned[0]
@@ -311,12 +312,15 @@ def run_batches(
                 for note in note_table_order(plan.tables):
                     warn(note)
                 on_event(new_planned_event(app))
-                stack.enter_context(register_tables(of_run.lake, app, by=runtime.by))
+                registered = stack.enter_context(
+                    register_tables(of_run.lake, app, by=runtime.by, warn=warn)
+                )
+            assert registered is not None
             handed = advance(of_run, plan)
             # Startpoints are fanned out once a step, which rewinding datasets may have done already.
             fan_out = fan_out_for_run(of_run, app, plan) if handed is None else handed
             context = StepContext(of_run, app, plan, fan_out, on_event, max_batches, follow, lease.check, lease)
-            return replace(context, on_report=on_report)
+            return replace(context, on_report=on_report, before_batch=registered.begin_batch)
 
         follow = partial(advance_followed_datasets, of_run, app, on_report=on_advance, on_stage=on_stage)
         following = None

@@ -224,6 +224,7 @@ def _commit_intent(
         for dataset in proof.states:
             create_state(context.runtime, dataset)
         proof.report_differences()
+    context.before_batch(context.fence)
     run = replace(run, shapes=shapes, logged=context.log.open(run.logged, intent))
     spans = intent.ranges.items()
     records = sum(context.systems[ssp.system].distance(ssp, span.start, span.end) for ssp, span in spans)

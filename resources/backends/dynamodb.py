@@ -12,17 +12,19 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.backends import dynamodb_requests
 from dagster_adjunct.resources.backends.columns import check_not_reserved, parse_known_column
 from dagster_adjunct.resources.backends.dynamodb_connection import Connection, error_code, problem_from_boto_error
+from dagster_adjunct.resources.backends.dynamodb_epochs import NAME, FencedWrites
 from dagster_adjunct.resources.backends.dynamodb_items import ItemCodec, key_attribute_type
 from dagster_adjunct.resources.backends.dynamodb_requests import Problems, TableRequests
 from dagster_adjunct.resources.backends.store import StoreTable
 from dagster_adjunct.resources.backends.write_plan import Entry, ValidEntries, validate_entries
 from dagster_adjunct.resources.common import check_seconds, check_whole_number
+from dagster_adjunct.resources.objects.fence import Fence
 from dagster_adjunct.resources.tables.functions import TableUse
 from dagster_adjunct.resources.tables.operation import (
     Capabilities,
@@ -33,12 +35,14 @@ from dagster_adjunct.resources.tables.operation import (
     Problem,
     State,
 )
+from dagster_adjunct.resources.tables.presence import BOOKKEEPING_SUFFIX, NO_TABLE, Presence
 from dagster_adjunct.resources.validation import validated
 
 if TYPE_CHECKING:
     from mypy_boto3_dynamodb import DynamoDBClient
 
 READY_SECONDS = 60.0
+T = TypeVar("T")
 
 
 def resolve_table_key(
@@ -230,6 +234,40 @@ class DynamoDbTable(StoreTable):
     def problem_of(self, error: BaseException, *, sent: bool = True) -> Problem:
         return problem_from_boto_error(error, self._label, sent=sent)
 
+    async def inspect(self) -> Presence:
+        try:
+            requests = await self._get_client(make=False)
+        except errors.TableNotFoundError:
+            return NO_TABLE
+        return await self._run_in_thread(self._presence, requests)
+
+    async def begin_run(self, *, create: bool, marks: bool, fence: Fence | None = None) -> Presence:
+        requests = await self._get_client(make=create)
+        if fence is not None:
+            await self._run_in_thread(self._begin_fenced_run, requests.client, fence)
+        return await self._run_in_thread(self._presence, requests)
+
+    def _begin_fenced_run(self, client: DynamoDBClient, fence: Fence) -> None:
+        """Store the run's epoch in the table of epochs, which is created if this table is declared with `create`."""
+        key = {NAME: "S"}
+        what = f"{self._label}: the table {self._epochs_table!r}, which fenced=True needs,"
+        self._translated(partial(resolve_table_key, client, what, self._epochs_table, key, create=self.create))
+        self._translated(self._fenced_writes(client, fence).announce)
+
+    def _fenced_writes(self, client: DynamoDBClient, fence: Fence) -> FencedWrites:
+        return FencedWrites(client, self._label, self._epochs_table, fence)
+
+    @property
+    def _epochs_table(self) -> str:
+        return f"{self.table}{BOOKKEEPING_SUFFIX}"
+
+    def _presence(self, requests: TableRequests) -> Presence:
+        """What DynamoDB says about the table; it gives a table that is created or restored an id of its own."""
+        description = self._translated(partial(_describe_table, requests.client, self.table))
+        if description is None or description["TableStatus"] == "DELETING":
+            return NO_TABLE
+        return Presence(exists=True, id=description.get("TableId") or str(description["CreationDateTime"]))
+
     async def open(self) -> None:
         """Connect. A missing table with `create` is no error: the first write creates it."""
         if self._open.here().live is None:
@@ -265,7 +303,7 @@ class DynamoDbTable(StoreTable):
     async def send(self, operation: Operation[Any]) -> Outcomes:
         reads = operation.kind is OperationKind.GET
         try:
-            requests = await self._get_client(make=not reads)
+            requests = await self._get_client(make=not reads and operation.may_create)
         except errors.TableNotFoundError:
             if not (reads and self.create):
                 raise
@@ -273,6 +311,9 @@ class DynamoDbTable(StoreTable):
         valid = validate_entries(requests.codec, operation)
         if reads:
             return await self._get(requests, valid, len(operation))
+        if operation.fence is not None:
+            fenced = self._fenced_writes(requests.client, operation.fence) if operation.fenced else None
+            requests = replace(requests, fence=operation.fence, fenced=fenced)
         conditions = operation.conditions
         marked = conditions.idempotent or conditions.keeps_marks
         if marked and self.columns is None:
@@ -296,7 +337,8 @@ class DynamoDbTable(StoreTable):
                 return
             client = self.connection.client(self._label, self.threads)
             try:
-                key = resolve_table_key(
+                resolve = partial(
+                    resolve_table_key,
                     client,
                     self._label,
                     self.table,
@@ -304,14 +346,27 @@ class DynamoDbTable(StoreTable):
                     create=make and self.create,
                     forgets=self.forget_deleted_after is not None,
                 )
-            except Exception as error:  # noqa: BLE001 - translated
+                key = self._translated(resolve)
+            except BaseException:
                 client.close()
-                translated = problem_from_boto_error(error, self._label, sent=False).error
-                assert translated is not None
-                raise translated from translated.__cause__
+                raise
             codec = ItemCodec(self._label, key, None if self.columns is None else self._declared)
             forgets = self.forget_deleted_after
             mine.live = TableRequests(client, self.table, codec, self.consistent_reads, forgets)
+
+    def _translated(self, request: Callable[[], T]) -> T:
+        """Return the result of a blocking request; errors of boto3 become ours."""
+        try:
+            return request()
+        except errors.RunLeaseLostError:
+            raise
+        except Exception as error:  # noqa: BLE001 - translated
+            translated = problem_from_boto_error(error, self._label, sent=False).error
+            assert translated is not None
+            raise translated from translated.__cause__
+
+    async def _run_in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._open.here().threads, work, *arguments)
 
     async def _get(self, requests: TableRequests, valid: ValidEntries, count: int) -> Outcomes:
         records: list[Any] = [None] * count

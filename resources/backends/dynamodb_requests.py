@@ -28,6 +28,12 @@ from dagster_adjunct.resources.backends.dynamodb_connection import (
     problem_from_boto_error,
     throttled_problem,
 )
+from dagster_adjunct.resources.backends.dynamodb_epochs import (
+    FAILED_CONDITION,
+    FencedWrites,
+    Reason,
+    problem_from_reason,
+)
 from dagster_adjunct.resources.backends.dynamodb_items import (
     DELETED,
     AttributeValue,
@@ -35,11 +41,13 @@ from dagster_adjunct.resources.backends.dynamodb_items import (
     Item,
     ItemCodec,
     KeyItem,
+    attribute_bytes,
     begin_record,
     is_default_redundant,
 )
 from dagster_adjunct.resources.backends.write_plan import Entry
-from dagster_adjunct.resources.errors import AdjunctError, SchemaMismatchError, TableUnavailableError
+from dagster_adjunct.resources.errors import AdjunctError, RunLeaseLostError, SchemaMismatchError, TableUnavailableError
+from dagster_adjunct.resources.objects.fence import Fence
 from dagster_adjunct.resources.tables.functions import is_retryable, record_not_found_error
 from dagster_adjunct.resources.tables.operation import Operation, OperationKind, Problem, State
 
@@ -281,6 +289,14 @@ _LONGEST_EXPRESSION = 4096
 Problems = dict[int, Problem]
 
 
+class _ActionRefusedError(Exception):
+    """An action of a transaction was rejected, for the reason in `problem`."""
+
+    def __init__(self, problem: Problem | None) -> None:
+        super().__init__(problem)
+        self.problem = problem
+
+
 class _Answer(NamedTuple):
     """Whether a write's condition failed, and the item as it was before; {} if there was none or it isn't returned."""
 
@@ -294,7 +310,11 @@ class _Answer(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TableRequests:
-    """Sends requests to one table. `horizon`: for how many seconds tombstones must stay; None is forever."""
+    """Sends requests to one table. `horizon`: for how many seconds tombstones must stay; None is forever.
+
+    `fence` is that of the run that writes, checked before each request. Writes to a fenced table are transactions
+    (`fenced`); then no request returns the item as it was, but one whose condition has failed.
+    """
 
     client: DynamoDBClient
     table: str
@@ -302,6 +322,8 @@ class TableRequests:
     consistent: bool
     horizon: float | None = None
     pause: Callable[[float], object] = time.sleep
+    fence: Fence | None = None
+    fenced: FencedWrites | None = None
 
     @property
     def label(self) -> str:
@@ -382,6 +404,10 @@ class TableRequests:
     def _send_batch(self, places: list[int], requests: list[Any], problems: Problems) -> None:
         if not requests:
             return
+        if self.fenced is not None:
+            self._send_fenced(self.fenced, places, requests, problems)
+            return
+        self._check_fence()
         try:
             answer = self.client.batch_write_item(RequestItems={self.table: requests})
         except Exception as error:  # noqa: BLE001 - it becomes the outcome
@@ -403,6 +429,33 @@ class TableRequests:
                 left = set(sent)
             problems.update({place: problem for place, one in zip(places, sent, strict=True) if one in left})
 
+    def _send_fenced(self, fenced: FencedWrites, places: list[int], requests: list[Any], problems: Problems) -> None:
+        """Send a batch as transactions: one that DynamoDB cancels or finds too large is sent again in halves."""
+        actions = [_action_of(self.table, request) for request in requests]
+        reasons: Sequence[Reason] | None = None
+        try:
+            if sum(map(_request_bytes, requests)) <= _LARGEST_TRANSACTION:
+                reasons = fenced.send(actions)
+                if reasons is None:
+                    return
+        except RunLeaseLostError:
+            raise
+        except Exception as error:  # noqa: BLE001 - it becomes the outcome
+            problem = problem_from_boto_error(error, self.label)
+            if problem.state is not State.REFUSED or len(requests) == 1:
+                problems.update(dict.fromkeys(places, problem))
+                return
+        if len(requests) > 1:
+            half = len(requests) // 2
+            self._send_fenced(fenced, places[:half], requests[:half], problems)
+            self._send_fenced(fenced, places[half:], requests[half:], problems)
+        elif reasons and (problem := problem_from_reason(self.label, reasons[0])) is not None:
+            problems[places[0]] = problem
+
+    def _check_fence(self) -> None:
+        if self.fence is not None:
+            self.fence.check()
+
     def _identity_in(self, request: Any) -> Any:
         item = request["PutRequest"]["Item"] if "PutRequest" in request else request["DeleteRequest"]["Key"]
         return identity_of(item[name] for name in self.codec.key)
@@ -417,8 +470,12 @@ class TableRequests:
         for done, entry in enumerate(entries):
             try:
                 began, problem = self._write(operation, entry)
+            except RunLeaseLostError:
+                raise
             except AdjunctError as error:
                 began, problem = False, Problem(State.REFUSED, error)
+            except _ActionRefusedError as refused:
+                began, problem = False, refused.problem
             except Exception as error:  # noqa: BLE001 - it becomes the outcome
                 began, problem = False, problem_from_boto_error(error, self.label)
             put += began
@@ -452,7 +509,8 @@ class TableRequests:
         entries, changes = operation.entries, self.codec.encode_changes(entry.value)
         given = None if entries.defaults is None else entries.defaults[entry.place]
         default = None if given is None else self.codec.columns_of(key, self.codec.whole(entry.key, given))
-        if default is not None and is_default_redundant(default, changes):
+        # A transaction does not return the item, which tells whether this request has created it.
+        if self.fenced is None and default is not None and is_default_redundant(default, changes):
             answer = self._send(update_or_begin_item(key, changes, guard))
             if answer.failed and guard.holds(answer.item):
                 self.codec.check_sums(changes, answer.item)
@@ -520,6 +578,9 @@ class TableRequests:
                 "Combine columns into one of type json, or write fewer columns at once.",
                 table=self.label,
             )
+        if self.fenced is not None:
+            return self._send_in_transaction(self.fenced, request)
+        self._check_fence()
         send: Any = self.client.put_item if "Item" in request else self.client.update_item
         try:
             answer = send(TableName=self.table, **request)
@@ -528,6 +589,31 @@ class TableRequests:
                 raise
             return _Answer(True, getattr(error, "response", {}).get("Item") or {})
         return _Answer(False, answer.get("Attributes") or {})
+
+    def _send_in_transaction(self, fenced: FencedWrites, request: Request) -> _Answer:
+        action = {name: value for name, value in request.items() if name != "ReturnValues"} | {"TableName": self.table}
+        reasons = fenced.send([{"Put" if "Item" in request else "Update": action}])
+        if reasons is None:
+            return _Answer(False, {})
+        (reason,) = reasons
+        if reason["Code"] == FAILED_CONDITION:
+            return _Answer(True, reason.get("Item") or {})
+        raise _ActionRefusedError(problem_from_reason(self.label, reason))
+
+
+_LARGEST_TRANSACTION = 3_500_000  # bytes, of 4 MB: names of attributes count too
+
+
+def _action_of(table: str, request: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a request of a batch as an action of a transaction."""
+    if "PutRequest" in request:
+        return {"Put": {"TableName": table, "Item": request["PutRequest"]["Item"]}}
+    return {"Delete": {"TableName": table, "Key": request["DeleteRequest"]["Key"]}}
+
+
+def _request_bytes(request: Mapping[str, Any]) -> int:
+    item = request.get("PutRequest", {}).get("Item", {})
+    return sum(len(name.encode()) + attribute_bytes(value) for name, value in item.items())
 
 
 def _all_of(by_table: Any) -> list[Any]:

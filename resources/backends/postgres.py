@@ -40,18 +40,22 @@ from dagster_adjunct.resources.backends.write_plan import (
 from dagster_adjunct.resources.common import check_seconds, check_whole_number
 from dagster_adjunct.resources.errors import (
     AdjunctError,
+    RunLeaseLostError,
     SchemaMismatchError,
     TableAccessError,
     TableNotFoundError,
     TableUnavailableError,
 )
+from dagster_adjunct.resources.objects.fence import Fence
 from dagster_adjunct.resources.tables.functions import TableUse, is_retryable, record_not_found_error
 from dagster_adjunct.resources.tables.operation import Operation, OperationKind, Outcomes, PerLoop, Problem, State
+from dagster_adjunct.resources.tables.presence import Presence
 from dagster_adjunct.resources.validation import validated
 
 if TYPE_CHECKING:
     from psycopg import AsyncConnection, sql
 
+    from dagster_adjunct.resources.backends.postgres_bookkeeping import PostgresBookkeeping
     from dagster_adjunct.resources.backends.postgres_statements import Statements
 
 _NOTHING: tuple[int, int, list[int]] = (0, 0, [])
@@ -140,9 +144,11 @@ class PostgresRequests:
         for _ in range(_ROUNDS):
             try:
                 async with self.connection.transaction():
+                    await self._pass_fence(operation)
                     stored = await self._stored(operation, valid) if write_plan.needs_read(operation) else StoredState()
                     plan = write_plan.plan_writes(self.codec, operation, valid, stored)
                     await self._write(operation, plan)
+                    await operation.check_fence()
                     self.committing = True
             except ConcurrentChangeError:
                 continue
@@ -171,6 +177,7 @@ class PostgresRequests:
         expected = batch.rows
         try:
             async with self.connection.transaction():
+                await self._pass_fence(operation)
                 cursor = self.connection.cursor()
                 async with cursor.copy(statements.copy, ()) as copy:
                     await copy.write(batch.csv)
@@ -181,9 +188,11 @@ class PostgresRequests:
                     missing = batch.missing(present) if len(present) < batch.rows else []
                     expected = len(present)
                 await cursor.execute(statements.write, batch.constants, binary=True)
-                written, begun, skipped = await cursor.fetchone() or _NOTHING
+                found = await cursor.fetchone() if cursor.description else None
+                written, begun, skipped = found or _NOTHING
                 if written + len(skipped) < expected:
                     raise _RowByRowError
+                await operation.check_fence()
                 self.committing = True
         except _RowByRowError:
             return None
@@ -196,12 +205,39 @@ class PostgresRequests:
     async def forget(self, older_than: float, most: int | None = None) -> int:
         return (await self.connection.execute(self._statements.forget, (older_than, most))).rowcount
 
-    async def open_idempotency_table(self) -> None:
+    async def _pass_fence(self, operation: Operation[Any]) -> None:
+        if operation.fence is not None and operation.fenced:
+            await self._bookkeeping().pass_fence(self.codec.table, operation.fence)
+
+    async def inspect(self) -> Presence:
+        return await self._bookkeeping().presence()
+
+    async def begin_run(self, fence: Fence | None) -> None:
+        from psycopg.errors import InsufficientPrivilege
+
+        bookkeeping = self._bookkeeping()
+        try:
+            if self._declared.create:
+                await bookkeeping.create()
+            await bookkeeping.count_run()
+        except InsufficientPrivilege:  # a table that others have created has none
+            if fence is not None:
+                raise
+        if fence is not None:
+            async with self.connection.transaction():
+                await bookkeeping.pass_fence(self.codec.table, fence)
+
+    def _bookkeeping(self) -> PostgresBookkeeping:
+        from dagster_adjunct.resources.backends.postgres_bookkeeping import PostgresBookkeeping
+
+        return PostgresBookkeeping(self.connection, self._statements.schema, self._statements.table)
+
+    async def open_idempotency_table(self, *, create: bool) -> None:
         from dagster_adjunct.resources.backends.postgres_statements import create_table
 
         schema, casts, key = self._statements.schema, self._statements.casts, self.codec.key
         name = write_plan.idempotency_table_name(self._statements.table, key)
-        if self._declared.create:
+        if create:
             types = {part: casts[part] for part in key} | dict.fromkeys(COLUMNS, "text") | {"applied": "jsonb"}
             await create_table(self.connection, schema, name, {**types, "at": "timestamp with time zone NOT NULL"}, key)
         await self._check_idempotency_table(may_be_missing=False)
@@ -398,8 +434,11 @@ class PostgresTable(SqlTable[PostgresRequests]):
 
         Returns None, and writes nothing, if it must be written row by row to find rejected or missing rows.
         """
+        await operation.check_fence()
         try:
             outcomes: Outcomes | None = await self._run(requests, requests.write_batch, operation, batch)
+        except RunLeaseLostError:
+            raise
         except AdjunctError as error:
             problem = self.problem_of(error, sent=requests.committing)
             return Outcomes.all(len(operation), problem) if problem.may_pass else None
@@ -454,6 +493,7 @@ class PostgresTable(SqlTable[PostgresRequests]):
     async def _connected(self, create: bool) -> PostgresRequests:
         postgres_connection.require_driver(self._label)
         from dagster_adjunct.resources.backends import postgres_statements
+        from dagster_adjunct.resources.backends.postgres_bookkeeping import PostgresBookkeeping
 
         settings = postgres_connection.connection_settings(self._label, self.dsn_env, self.connect)
         self.place = postgres_connection.format_address(settings)
@@ -467,7 +507,7 @@ class PostgresTable(SqlTable[PostgresRequests]):
                     if not create:
                         raise
                     types = {column.name: postgres_statements.column_type(column) for column in self._declared}
-                    await postgres_statements.create_table(connection, self.schema, self.table, types, self.key)
+                    await PostgresBookkeeping(connection, self.schema, self.table).create_with_table(types, self.key)
                     columns, casts = await postgres_statements.read_postgres_columns(*where)
             codec = RowCodec(
                 self._label, self.key, columns, check=postgres_checker, encode=postgres_encoder, decode=postgres_decoder

@@ -109,6 +109,8 @@ def format_address(settings: Mapping[str, Any]) -> str:
 # Set in each session, because a database, a role or the environment may have other defaults: texts in UTF-8, times as
 # ISO 8601, and floats with all their digits.
 _SESSION = "SET client_encoding = 'UTF8'; SET datestyle = 'ISO'; SET extra_float_digits = 1"
+IDLE_SECONDS = 30
+"""After how many seconds the server ends a session that is paused within a transaction, which holds locks."""
 
 
 # The logins that have worked in this process, as digests. Those with another password are others.
@@ -134,7 +136,8 @@ async def connect_async(label: str, settings: Mapping[str, Any]) -> psycopg.Asyn
     except psycopg.Error as error:
         raise _connection_error(error, label, settings) from None
     try:
-        await connection.execute(f"{_SESSION}; SET TIME ZONE 'UTC'")
+        idle = f"SET idle_in_transaction_session_timeout = '{IDLE_SECONDS}s'"
+        await connection.execute(f"{_SESSION}; SET TIME ZONE 'UTC'; {idle}")
     except psycopg.Error as error:
         await connection.close()
         raise translate_error(error, label, format_address(settings)) from error

@@ -395,19 +395,33 @@ _TYPES = {
 _NUMBERS = {"tinyint": "smallint", "int": "integer", "float": "real", "double": "double precision"}
 
 
+async def has_relation(connection: AsyncConnection[Any], schema: str, table: str) -> bool:
+    """Return whether the table exists, as other sessions have committed it.
+
+    `to_regclass` may answer from what this session has looked up before it waited for a lock.
+    """
+    cursor = await connection.execute(
+        "SELECT FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE nspname = %s AND relname = %s",
+        (schema, table),
+    )
+    return bool(cursor.rowcount)
+
+
 async def create_table(
     connection: AsyncConnection[Any], schema: str, table: str, types: Mapping[str, Any], key: Sequence[str]
-) -> None:
-    """Create the schema and the table if they do not exist; `types` has the columns, `key` is the primary key."""
+) -> bool:
+    """Create the schema and the table if they do not exist; return whether the table is new.
+
+    `types` has the columns, `key` is the primary key.
+    """
     name = sql.Identifier(schema, table)
     parts = [sql.SQL("{} {}").format(sql.Identifier(column), sql.SQL(type_)) for column, type_ in types.items()]
     parts.append(sql.SQL("PRIMARY KEY ({})").format(sql.SQL(", ").join(map(sql.Identifier, key))))
     async with connection.transaction():
         # IF NOT EXISTS alone fails when two sessions create the same schema or table at once.
         await connection.execute("SELECT pg_advisory_xact_lock(hashtext(%s))", (f"adjunct:{schema}",))
-        exists = await connection.execute("SELECT to_regclass(%s)", (name.as_string(connection),))
-        if (await exists.fetchone() or (None,))[0] is not None:
-            return
+        if await has_relation(connection, schema, table):
+            return False
         # Even with IF NOT EXISTS, creating a schema needs a right of the database.
         exists = await connection.execute("SELECT FROM pg_namespace WHERE nspname = %s", (schema,))
         if not exists.rowcount:
@@ -415,6 +429,7 @@ async def create_table(
         # With space left in each page, rows that are updated often can stay in their page.
         made = sql.SQL("CREATE TABLE {} ({}) WITH (fillfactor = 80)").format(name, sql.SQL(", ").join(parts))
         await connection.execute(made)
+    return True
 
 
 _UNEQUAL = {

@@ -11,7 +11,9 @@ Requests are encoded here and not by the client, since that is most of the cost 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 from uuid import uuid4
@@ -19,13 +21,17 @@ from uuid import uuid4
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.backends import redis_records
 from dagster_adjunct.resources.backends.columns import Column, Kind, check_key_text, check_not_reserved, make_checker
+from dagster_adjunct.resources.backends.epochs import epoch_name, must_raise_epoch
+from dagster_adjunct.resources.backends.redis_eviction import check_eviction, note_eviction, read_eviction_policy
 from dagster_adjunct.resources.backends.redis_records import BEGUN, DONE, MISSING, NULL, SKIPPED
 from dagster_adjunct.resources.backends.store import StoreTable, check_variable_name, read_variable
 from dagster_adjunct.resources.backends.write_plan import CheckedChanges, Entry, Key, Row, RowCodec, validate_entries
 from dagster_adjunct.resources.common import check_seconds, check_whole_number, import_package
+from dagster_adjunct.resources.objects.fence import Fence
 from dagster_adjunct.resources.tables.functions import TableUse, check_run_fence, record_not_found_error
 from dagster_adjunct.resources.tables.operation import (
     Changes,
+    Conditions,
     Operation,
     OperationKind,
     Outcomes,
@@ -33,11 +39,16 @@ from dagster_adjunct.resources.tables.operation import (
     Problem,
     State,
 )
+from dagster_adjunct.resources.tables.presence import BOOKKEEPING_SUFFIX, ID, NO_TABLE, RUNS, Presence, new_table_id
 from dagster_adjunct.resources.validation import validated
 
 if TYPE_CHECKING:
     from redis.asyncio import BlockingConnectionPool
 
+_log = logging.getLogger("adjunct.table")
+_logged: set[str] = set()  # notes that this process has logged
+UNKNOWN = "?"
+"""The eviction policy of a server that does not tell it."""
 _SCHEMES = ("redis", "rediss", "unix")
 # Errors after which a request can be retried, and which had no effect: the classes that redis-py has for some, and the
 # codes of the others.
@@ -113,6 +124,8 @@ class RedisServer:
             problem = f"{label}: {source} is not a valid URL of a Redis server."
             step = "Use redis://host:6379/0, with options that redis-py supports."
             raise errors.ConfigurationError(problem, step, setting=source) from None
+        self.policy: str | None = None  # the server's eviction policy, once it was read
+        self.reading_policy = asyncio.Lock()
         self._busy, self._idle = 0, asyncio.Event()
         self._idle.set()
 
@@ -186,7 +199,10 @@ class RedisServer:
         denied = isinstance(error, exceptions.AuthenticationError | exceptions.NoPermissionError)
         if denied or "unauthenticated" in text:  # Redis' answer to long commands before a login
             kind, what = errors.TableAccessError, f"rejected the login or the command ({text})"
-            step = "Check user, password and rights: HMGET, EVALSHA, SCRIPT LOAD and the script's commands are needed."
+            step = (
+                "Check user, password and rights: HMGET, HGETALL, HSETNX, HINCRBY, EVALSHA, SCRIPT LOAD and the "
+                "script's commands are needed."
+            )
         elif type(error).__name__ in _FOR_NOW or text.startswith(_CODES_FOR_NOW):
             state, kind, what = State.FAILED, errors.TableUnavailableError, f"does not accept requests now ({text})"
             step = "The request is retried; if it keeps failing, check the server's log and memory."
@@ -212,6 +228,11 @@ Packed = tuple[int, bytes]  # the number of arguments, and the arguments
 def pack_argument(text: bytes) -> bytes:
     """Encode one argument of a command."""
     return b"$%d\r\n%b\r\n" % (len(text), text)
+
+
+def pack_command(*words: str) -> bytes:
+    """Encode a command and its arguments."""
+    return b"*%d\r\n%b" % (len(words), b"".join(pack_argument(word.encode()) for word in words))
 
 
 class RedisCodec(RowCodec):
@@ -406,6 +427,26 @@ def pack_script_call(digest: bytes, settings: bytes, name: bytes, entries: Seque
     )
 
 
+def _fence_arguments(fence: Fence) -> tuple[str, str]:
+    return epoch_name(fence), str(fence.epoch)
+
+
+def pack_fenced_call(
+    bookkeeping: str, fence: Fence, digest: bytes, settings: bytes, name: bytes, entries: Sequence[Packed]
+) -> bytes:
+    """Pack a script call that checks the epoch of a run first: the key and arguments of that are its last ones."""
+    count, packed = sum(n for n, _ in entries), b"".join([p for _, p in entries])
+    arguments = [b"EVALSHA", digest, b"2", name, bookkeeping.encode(), b"%d" % len(entries)]
+    last = [text.encode() for text in _fence_arguments(fence)]
+    return b"*%d\r\n%b%b%b%b" % (
+        len(arguments) + 3 + count + len(last),
+        b"".join(map(pack_argument, arguments)),
+        settings,
+        packed,
+        b"".join(map(pack_argument, last)),
+    )
+
+
 _LARGEST = 512 * 1024 * 1024  # bytes that a value can have in Redis
 
 
@@ -495,6 +536,84 @@ class RedisTable(StoreTable):
             return Outcomes(0)
         return await (self._get(operation) if operation.kind is OperationKind.GET else self._write(operation))
 
+    async def check_settings(self, conditions: Conditions, *, fenced: bool = False) -> list[str]:
+        await self.open()
+        server, policy = self._servers.here(), await self._eviction_policy()
+        check_eviction(self._label, server.place, policy, conditions, fenced=fenced)
+        note = note_eviction(self._label, server.place, policy)
+        return [] if note is None else [note]
+
+    async def _eviction_policy(self) -> str | None:
+        """Return the server's eviction policy, which is read once for each event loop; None if it can't be read."""
+        server = self._servers.here()
+        async with server.reading_policy:
+            if server.policy is None:
+                server.policy = await read_eviction_policy(self._answer) or UNKNOWN
+        return None if server.policy == UNKNOWN else server.policy
+
+    async def _check_eviction(self, operation: Operation[Any]) -> None:
+        """Raise ConfigurationError as `check_settings`; log its notes once in this process."""
+        server, conditions, fenced = self._servers.here(), operation.conditions, operation.fenced
+        if server.policy is None:
+            for note in await self.check_settings(conditions, fenced=fenced):
+                if note not in _logged:
+                    _logged.add(note)
+                    _log.warning("%s", note)
+        else:
+            check_eviction(self._label, server.place, await self._eviction_policy(), conditions, fenced=fenced)
+
+    async def _answer(self, *words: str) -> Any:
+        (answer,) = await self._servers.here().ask([pack_command(*words)], reads=True)
+        return answer
+
+    async def inspect(self) -> Presence:
+        await self.open()
+        (answer,) = await self._ask(("HGETALL", self._bookkeeping))
+        return self._presence(answer)
+
+    async def begin_run(self, *, create: bool, marks: bool, fence: Fence | None = None) -> Presence:
+        """Count a run in the key `prefix__adjunct_runs`, which goes with the records if the server loses them.
+
+        TableNotFoundError if it is gone, unless `create` allows to begin it.
+        """
+        await self.open()
+        if not create and not (await self.inspect()).exists:
+            problem = f"{self._label}: the key {self._bookkeeping} is gone, and its records probably with it."
+            raise errors.TableNotFoundError(problem, "Restore them from a copy.", table=self._label)
+        if fence is not None:
+            check = redis_records.FENCE + "return 1"
+            (known,) = await self._ask(("EVAL", check, "1", self._bookkeeping, *_fence_arguments(fence)))
+            self._check_fenced(known, fence)
+        *_, answer = await self._ask(
+            ("HSETNX", self._bookkeeping, ID, str(new_table_id())),
+            ("HINCRBY", self._bookkeeping, RUNS, "1"),
+            ("HGETALL", self._bookkeeping),
+        )
+        return self._presence(answer)
+
+    def _check_fenced(self, answer: Any, fence: Fence) -> None:
+        """Raise RunLeaseLostError if a script has answered with the epoch of a later run."""
+        if isinstance(answer, list) and len(answer) == 2 and answer[0] == redis_records.FENCED:
+            must_raise_epoch(self._label, int(answer[1]), fence)
+
+    @property
+    def _bookkeeping(self) -> str:
+        return f"{self.prefix}{BOOKKEEPING_SUFFIX}"
+
+    def _presence(self, answer: list[bytes]) -> Presence:
+        known = {name.decode(): value.decode() for name, value in zip(answer[::2], answer[1::2], strict=True)}
+        return Presence(exists=True, id=known.get(ID), runs=int(known.get(RUNS, 0))) if known else NO_TABLE
+
+    async def _ask(self, *commands: tuple[str, ...]) -> list[Any]:
+        """Return the answers to these commands; raise the error of the first that failed."""
+        packed = [pack_command(*command) for command in commands]
+        answers = await self._servers.here().ask(packed)
+        for answer in answers:
+            if isinstance(answer, Problem):
+                assert answer.error is not None
+                raise answer.error
+        return answers
+
     async def _get(self, operation: Operation[Any]) -> Outcomes:
         valid, codec = validate_entries(self._codec, operation), self._codec
         records: list[Any] = [None] * len(operation)
@@ -513,6 +632,10 @@ class RedisTable(StoreTable):
 
     async def _write(self, operation: Operation[Any]) -> Outcomes:
         codec, conditions = self._codec, operation.conditions
+        try:
+            await self._check_eviction(operation)
+        except errors.TransientError as error:
+            return Outcomes.all(len(operation), Problem(State.FAILED, error))  # nothing was sent
         valid = validate_entries(codec, operation)
         compares, problems = codec.compares(conditions.newest_by), dict(valid.problems)
         by_name: dict[bytes, list[tuple[int, Packed]]] = {}
@@ -523,11 +646,19 @@ class RedisTable(StoreTable):
                 by_name.setdefault(codec.name(entry.key), []).append((entry.place, packed))
             except errors.AdjunctError as error:
                 problems[entry.place] = Problem(State.REFUSED, error)
-        digest, text = redis_records.build_script(operation.kind, compares, conditions.idempotent, frozenset(used))
+        fence = operation.fence if operation.fenced else None
+        digest, text = redis_records.build_script(
+            operation.kind, compares, conditions.idempotent, frozenset(used), fenced=fence is not None
+        )
+        pack_call = pack_script_call if fence is None else partial(pack_fenced_call, self._bookkeeping, fence)
         settings = codec.settings(conditions.newest_by)
-        commands = [pack_script_call(digest, settings, name, [p for _, p in own]) for name, own in by_name.items()]
+        commands = [pack_call(digest, settings, name, [p for _, p in own]) for name, own in by_name.items()]
+        answers = await self._call_script(commands, text)
+        if fence is not None:
+            for answer in answers:
+                self._check_fenced(answer, fence)
         begun = 0
-        for own, answer in zip(by_name.values(), await self._call_script(commands, text), strict=True):
+        for own, answer in zip(by_name.values(), answers, strict=True):
             if answer == DONE:
                 continue
             results = answer if isinstance(answer, list) else [answer] * len(own)

@@ -207,11 +207,14 @@ _PUTS = (OperationKind.PUT, OperationKind.PUT_IF_ABSENT)
 
 
 @cache
-def build_script(kind: OperationKind, compares: str, marked: bool, changes: frozenset[str]) -> tuple[bytes, bytes]:
+def build_script(
+    kind: OperationKind, compares: str, marked: bool, changes: frozenset[str], *, fenced: bool = False
+) -> tuple[bytes, bytes]:
     """Return the SHA-1 digest and the text of the script for an operation of this kind.
 
     `compares` is how times are compared (`RedisColumn.compares`; "-" without `newest_by`). `marked` says that the
-    entries have positions. `changes` are those of "default", "add", "append", "merge" and "remove" that updates need.
+    entries have positions, `fenced` that the last arguments are the epoch of a run. `changes` are those of "default",
+    "add", "append", "merge" and "remove" that updates need.
     """
     timed, update, delete = compares != "-", kind is OperationKind.UPDATE, kind is OperationKind.DELETE
     changing = bool(changes - {"default"})
@@ -219,6 +222,7 @@ def build_script(kind: OperationKind, compares: str, marked: bool, changes: froz
     looks = kind is not OperationKind.PUT or timed or marked
     adds_late = timed and marked and bool({"add", "append"} & changes)  # `Operation.applies_late_changes`
     parts = [
+        (FENCE, fenced),
         (_PRELUDE, True),
         (_REFUSE, refuses),
         (_BYTES, timed or marked),
@@ -261,6 +265,15 @@ def build_script(kind: OperationKind, compares: str, marked: bool, changes: froz
     text = "".join(part for part, needed in parts if needed).encode()
     return hashlib.sha1(text, usedforsecurity=False).hexdigest().encode(), text
 
+
+FENCED = b"fenced"
+"""What a script answers, with the epoch that it has found, instead of writing after a later run has begun."""
+# The last key is the book-keeping, the last arguments are the name of the application's epoch and the run's own.
+FENCE = r"""
+local known = tonumber(redis.call("HGET", KEYS[#KEYS], ARGV[#ARGV - 1]) or "0")
+if known > tonumber(ARGV[#ARGV]) then return { "fenced", string.format("%.0f", known) } end
+if known < tonumber(ARGV[#ARGV]) then redis.call("HSET", KEYS[#KEYS], ARGV[#ARGV - 1], ARGV[#ARGV]) end
+"""
 
 _PRELUDE = r"""
 local key, args, call = KEYS[1], ARGV, redis.call

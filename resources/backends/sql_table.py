@@ -7,14 +7,17 @@ from abc import abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
 from dagster_adjunct.resources.backends import store, write_plan
 from dagster_adjunct.resources.backends.store import StoreTable
 from dagster_adjunct.resources.backends.write_plan import BisectRejected, RejectedKeysError, Row, RowCodec, ValidEntries
-from dagster_adjunct.resources.errors import AdjunctError, TableNotFoundError
+from dagster_adjunct.resources.errors import AdjunctError, RunLeaseLostError, TableNotFoundError
+from dagster_adjunct.resources.objects.fence import Fence
 from dagster_adjunct.resources.tables.functions import TableUse
 from dagster_adjunct.resources.tables.operation import Operation, OperationKind, Outcomes, PerLoop
+from dagster_adjunct.resources.tables.presence import NO_TABLE, Presence
 
 
 class SqlRequests(Protocol):
@@ -51,8 +54,17 @@ class SqlRequests(Protocol):
     def check(self, use: TableUse) -> Any:
         """Raise if requests for this use would be rejected: for a missing right, or as read-only."""
 
-    def open_idempotency_table(self) -> Any:
-        """Check the idempotency table, after creating it if the table is declared with `create`.
+    def inspect(self) -> Any:
+        """The `Presence` of the table."""
+
+    def begin_run(self, fence: Fence | None) -> Any:
+        """Count a run in the table's book-keeping, after creating that if the table is declared with `create`.
+
+        If its writes are fenced, also store its epoch, or raise RunLeaseLostError.
+        """
+
+    def open_idempotency_table(self, *, create: bool) -> Any:
+        """Check the idempotency table, after creating it if `create`.
 
         TableAccessError if it is missing or has other columns.
         """
@@ -149,6 +161,22 @@ class SqlTable(StoreTable, Generic[R]):
                 raise
             return self.column_types()
 
+    async def inspect(self) -> Presence:
+        try:
+            async with self._pools.here().connection() as requests:
+                presence: Presence = await self._run(requests, requests.inspect)
+                return presence
+        except TableNotFoundError:
+            return NO_TABLE
+
+    async def begin_run(self, *, create: bool, marks: bool, fence: Fence | None = None) -> Presence:
+        async with self._pools.here().connection(create=create and self.create) as requests:
+            if marks and not requests.has_idempotency_table:
+                await self._run(requests, partial(requests.open_idempotency_table, create=self.create))
+            await self._run(requests, requests.begin_run, fence)
+            presence: Presence = await self._run(requests, requests.inspect)
+            return presence
+
     async def open(self) -> None:
         """Connect. A missing table with `create` is no error: the first write creates it."""
         if not self._pools.here().is_connected:
@@ -174,9 +202,10 @@ class SqlTable(StoreTable, Generic[R]):
 
     async def send(self, operation: Operation[Any]) -> Outcomes:
         reads, count = operation.kind is OperationKind.GET, len(operation)
+        creates = self.create and operation.may_create
         connected = False
         try:
-            async with self._pools.here().connection(create=self.create and not reads) as requests:
+            async with self._pools.here().connection(create=creates and not reads) as requests:
                 connected = True
                 outcomes = await (self._get if reads else self._write)(requests, operation)
                 if any(problem.of_request and not problem.may_pass for problem in outcomes.problems.values()):
@@ -196,7 +225,7 @@ class SqlTable(StoreTable, Generic[R]):
         """
         try:
             async with self._pools.here().connection() as requests:
-                await self._run(requests, requests.open_idempotency_table)
+                await self._run(requests, partial(requests.open_idempotency_table, create=self.create))
                 purged: int = await self._run(requests, requests.forget, older_than)
                 return purged
         except TableNotFoundError:
@@ -219,15 +248,15 @@ class SqlTable(StoreTable, Generic[R]):
     async def _write(self, requests: R, operation: Operation[Any]) -> Outcomes:
         if operation.conditions:
             try:
-                await self._prepare_conditions(requests)
+                await self._prepare_conditions(requests, create=self.create and operation.may_create)
             except AdjunctError as error:
                 return self._failed(len(operation), error)
         return await self._write_entries(requests, operation)
 
-    async def _prepare_conditions(self, requests: R) -> None:
+    async def _prepare_conditions(self, requests: R, *, create: bool) -> None:
         """Check or create the idempotency table if this connection has not, and purge it if that is due."""
         if not requests.has_idempotency_table:
-            await self._run(requests, requests.open_idempotency_table)
+            await self._run(requests, partial(requests.open_idempotency_table, create=create))
         place = f"{self._label} {self.place}"
         if store.is_purge_due(place, self.forget_after):
             purged = await self._run(requests, requests.forget, self.forget_after, store.PURGED_AT_ONCE)
@@ -236,8 +265,11 @@ class SqlTable(StoreTable, Generic[R]):
     async def _write_entries(self, requests: R, operation: Operation[Any]) -> Outcomes:
         bisect = BisectRejected(write_plan.validate_entries(requests.codec, operation))
         while (part := bisect.next()) is not None:
+            await operation.check_fence()
             try:
                 bisect.done(await self._run(requests, requests.write, operation, part))
+            except RunLeaseLostError:
+                raise
             except RejectedKeysError as rejected:
                 bisect.rejected(rejected.errors)
             except AdjunctError as error:

@@ -38,6 +38,7 @@ from dagster_adjunct.resources.backends.columns import (
     parse_column,
 )
 from dagster_adjunct.resources.backends.sql_table import Pool, SqlTable
+from dagster_adjunct.resources.backends.sqlite_bookkeeping import SqliteBookkeeping, quote_sqlite_name
 from dagster_adjunct.resources.backends.write_plan import (
     Applied,
     RejectedKeysError,
@@ -49,8 +50,10 @@ from dagster_adjunct.resources.backends.write_plan import (
     dropped_error,
 )
 from dagster_adjunct.resources.common import check_seconds
+from dagster_adjunct.resources.objects.fence import Fence
 from dagster_adjunct.resources.tables.functions import TableUse
 from dagster_adjunct.resources.tables.operation import Operation, PerLoop
+from dagster_adjunct.resources.tables.presence import Presence
 from dagster_adjunct.resources.validation import validated
 
 _TYPES = {
@@ -130,11 +133,6 @@ def _is_number(declared: str) -> bool:
     return bool(upper) and not any(word in upper for word in ("CHAR", "CLOB", "TEXT", "BLOB"))
 
 
-def quote_sqlite_name(name: str) -> str:
-    """Quote `name` as an SQL identifier, in backticks: in double quotes, SQLite takes an unknown column for a text."""
-    return "`" + name.replace("`", "``") + "`"
-
-
 def quote_sqlite_names(names: Iterable[str]) -> str:
     """Quote names as SQL identifiers, separated by commas."""
     return ", ".join(map(quote_sqlite_name, names))
@@ -158,6 +156,7 @@ class SqliteRequests:
         self._file = file_identity(declared.path)
         self._table = quote_sqlite_name(declared.table)
         self._idempotency = ""
+        self._bookkeeping = SqliteBookkeeping(connection, declared.table)
         self._is_key = " AND ".join(f"{quote_sqlite_name(name)} = ?" for name in codec.key)
 
     @property
@@ -186,9 +185,13 @@ class SqliteRequests:
         """
         with self._transaction("IMMEDIATE"):
             # From here on the write lock is held, so nobody changes before the commit what is read now.
+            if operation.fence is not None and operation.fenced:
+                self._bookkeeping.pass_fence(self.codec.table, operation.fence)
             stored = self._read_state(operation, valid) if write_plan.needs_read(operation) else StoredState()
             plan = write_plan.plan_writes(self.codec, operation, valid, stored)
             self._write(plan, operation.conditions.newest_by)
+            if operation.fence is not None:
+                operation.fence.check()
         return plan
 
     def forget(self, older_than: float, most: int = -1) -> int:
@@ -328,11 +331,23 @@ class SqliteRequests:
     def _encoded_keys(self, keys: Sequence[Row]) -> list[Row]:
         return self._rows(self.codec.key, keys) if keys else []
 
-    def open_idempotency_table(self) -> None:
+    def inspect(self) -> Presence:
+        with self._transaction("DEFERRED"):
+            return self._bookkeeping.presence()
+
+    def begin_run(self, fence: Fence | None) -> None:
+        with self._transaction("IMMEDIATE"):
+            if self._declared.create:
+                self._bookkeeping.create()
+            if fence is not None:
+                self._bookkeeping.pass_fence(self.codec.table, fence)
+            self._bookkeeping.count_run()
+
+    def open_idempotency_table(self, *, create: bool) -> None:
         codec = self.codec
         key = [part.lower() for part in codec.key]  # as SQLite compares names
         name = write_plan.idempotency_table_name(self._declared.table, key)
-        if self._declared.create:
+        if create:
             with self._transaction("IMMEDIATE"):
                 types = {part: f"{_type_of(codec.columns[part])} NOT NULL" for part in codec.key}
                 types |= dict.fromkeys(write_plan.COLUMNS, "TEXT") | {"at": "REAL NOT NULL"}
@@ -548,7 +563,8 @@ class SqliteTable(SqlTable[SqliteRequests]):
             if make:
                 nulls = dict.fromkeys(self.key, " NOT NULL")
                 types = {c.name: _type_of(c) + nulls.get(c.name, "") for c in self._declared}
-                create_sqlite_table(connection, self.table, types, self.key)
+                create_table = partial(create_sqlite_table, connection, self.table, types, self.key)
+                SqliteBookkeeping(connection, self.table).create_with_table(create_table)
             connection.create_function("adjunct_appended", 2, append_json_lists, deterministic=True)
             stored = read_sqlite_columns(connection, self._label, self.table, self.key, self._declared)
             columns: Sequence[Column] = self._declared or stored

@@ -44,6 +44,7 @@ from dagster_adjunct.resources.tables.operation import (
     key_length_error,
     key_reorderer,
 )
+from dagster_adjunct.resources.tables.presence import BOOKKEEPING_SUFFIX
 
 Key = Any  # one value, or a tuple for a key of several columns
 Row = tuple[Any, ...]
@@ -304,12 +305,17 @@ _READ: dict[Kind, Any] = {
 _WRITTEN: dict[Kind, Any] = {Kind.STRING: str, Kind.INTEGER: str, Kind.DECIMAL: str, Kind.FLOAT: repr}
 
 
+def marks_table_name(table: str) -> str:
+    """The name of the idempotency table of `table`, whether it can have one or not."""
+    return f"{table}__adjunct"
+
+
 def idempotency_table_name(table: str, key: Sequence[str]) -> str:
     """The name of the idempotency table of `table`. Raises ConfigurationError if `table` can't have one.
 
     That is so if the name is too long, or if a column of the key has the name of one of the table's own columns.
     """
-    name = f"{table}__adjunct"
+    name = marks_table_name(table)
     if len(name.encode()) > 63:
         problem = (
             f"table {table!r} can't have conditions: {name!r}, the table for their state, is longer than 63 bytes."
@@ -323,6 +329,12 @@ def idempotency_table_name(table: str, key: Sequence[str]) -> str:
                 table=table,
             )
     return name
+
+
+def bookkeeping_table_name(table: str) -> str | None:
+    """The name of the table with the book-keeping of `table`; None if `table` is too long to have one."""
+    name = f"{table}{BOOKKEEPING_SUFFIX}"
+    return name if len(name.encode()) <= 63 else None
 
 
 def check_idempotency_columns(label: str, idempotency: str, key: Sequence[str], names: Sequence[str]) -> None:

@@ -38,6 +38,7 @@ from dagster_adjunct.resources.tables.operation import (
     causes,
     first_cause,
 )
+from dagster_adjunct.resources.tables.presence import Presence
 from dagster_adjunct.resources.validation import validated
 
 
@@ -152,8 +153,24 @@ class TableFunction:
         """
         return self.column_types()
 
-    def exists(self) -> bool | None:
-        """Whether the table exists; None if only a server could tell. Never creates it."""
+    async def check_settings(self, conditions: Conditions, *, fenced: bool = False) -> list[str]:
+        """Return notes on settings of the store that may lose records.
+
+        Raises ConfigurationError if because of them writes with these conditions, or fenced ones, can't be exact.
+        """
+        return []
+
+    async def inspect(self) -> Presence | None:
+        """Return what the store says about the table, which it never creates; None if it keeps nothing of it."""
+        return None
+
+    async def begin_run(self, *, create: bool, marks: bool, fence: Fence | None = None) -> Presence | None:
+        """Count a run of an application in the table's book-keeping; return what the store says then.
+
+        A missing table is created if `create` allows it and the function is declared so. `marks` says that the run
+        writes with conditions. `fence` is that of a run whose writes are fenced: from now on, those of earlier runs are
+        refused. Raises TableNotFoundError if the table is missing, and RunLeaseLostError if a later run has begun.
+        """
         return None
 
     async def open(self) -> None:
@@ -559,6 +576,7 @@ class FunctionLayer:
     read_function: TableFunction | None
     write_function: TableFunction | None
     fence: Fence | None = None
+    fenced: bool = False
 
     async def send(self, operation: Operation[Any]) -> Outcomes:
         count = len(operation)
@@ -566,7 +584,8 @@ class FunctionLayer:
             return Outcomes(0)
         function = self._function(operation)
         if self.fence is not None and operation.kind.writes:
-            operation = replace(operation, fence=self.fence)
+            begins = type(function).begin_run is not TableFunction.begin_run
+            operation = replace(operation, fence=self.fence, fenced=self.fenced, may_create=not begins)
         sent = False
         of_run = RUN_FENCE.set(operation.fence)
         try:

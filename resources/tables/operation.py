@@ -394,7 +394,9 @@ class Operation(Generic[K_co]):
     may be used. `rerun` says that the sender repeats its whole batch if an entry is given up. Until then, later entries
     of that key and source must not be applied (see `send_unblocked`): the store would take the repeated entry for an
     old one and skip it. `fence` is that of the run that writes, None for a plain call: a function that sends several
-    requests calls `check_fence` before each, and a store that can hold a condition refuses an earlier epoch.
+    requests calls `check_fence` before each. `fenced` says that the store refuses the write, in its own request, if it
+    knows a later epoch of the application. `may_create` is false if the run has created a missing table before
+    (`TableFunction.begin_run`): one that is missing now was dropped.
     """
 
     kind: OperationKind
@@ -405,6 +407,8 @@ class Operation(Generic[K_co]):
     contract: UpdateContract = UpdateContract.UPDATE_WITH_DEFAULTS
     rerun: bool = False
     fence: Fence | None = field(default=None, compare=False, repr=False)
+    fenced: bool = field(default=False, compare=False, repr=False)
+    may_create: bool = field(default=True, compare=False, repr=False)
     count: int = field(init=False, repr=False, compare=False)  # number of entries; every layer needs it
 
     def __post_init__(self) -> None:
@@ -651,6 +655,7 @@ class Capabilities:
     updates_with_defaults: bool = False  # one request updates the record, or creates it from the default
     newest_by: bool = False
     idempotent: bool = False
+    fenced: bool = False  # refuses writes of a run after a later one has begun: `Operation.fenced`
     takes_args: bool = False
     largest: int | None = None
 
@@ -662,6 +667,7 @@ STORE_CAPABILITIES = Capabilities(
     updates_with_defaults=True,
     newest_by=True,
     idempotent=True,
+    fenced=True,
 )
 
 

@@ -243,7 +243,8 @@ class RemoteTable(Generic[K, V, U]):
 
     `key` names the key's columns, for operators that bring a key's records together. `newest_by` names the column whose
     greatest value wins, and `idempotent` makes replays of messages harmless (`on_replay="skip"`: a startpoint doesn't
-    apply them again either); the store checks both with each write. `defaults_may_overwrite` allows defaults if the
+    apply them again either); the store checks both with each write. With `fenced` it also checks that no later run of
+    the application has begun: a run that was paused can't even write what it had under way. `defaults_may_overwrite` allows defaults if the
     function does not support put_if_absent. `cache` keeps records in this process; a table with a cache takes no
     updates from streams.
     """
@@ -263,6 +264,7 @@ class RemoteTable(Generic[K, V, U]):
         newest_by: str | None = None,
         idempotent: bool = False,
         on_replay: Literal["apply", "skip"] = "apply",
+        fenced: bool = False,
         defaults_may_overwrite: bool = False,
         cache: Cache | None = None,
         clock: Clock | None = None,
@@ -279,6 +281,7 @@ class RemoteTable(Generic[K, V, U]):
         self.batches = batches or (BatchProvider() if batch_size is None else BatchProvider(size=batch_size))
         self.in_flight = in_flight
         self.newest_by, self.idempotent, self.on_replay = newest_by, idempotent, on_replay
+        self.fenced = fenced
         self.defaults_may_overwrite = defaults_may_overwrite
         self.cache = cache
         self.clock = SystemClock() if clock is None else clock
@@ -301,7 +304,8 @@ class RemoteTable(Generic[K, V, U]):
         The write function must support them, and a table with a cache can't have them.
         """
         table, function = f"table {self.name}", self.write_function
-        for name, wanted in (("newest_by", self.newest_by is not None), ("idempotent", self.idempotent)):
+        declared = (("newest_by", self.newest_by is not None), ("idempotent", self.idempotent), ("fenced", self.fenced))
+        for name, wanted in declared:
             if wanted and (function is None or not getattr(function.capabilities, name)):
                 raise errors.ConfigurationError(
                     f"{table} declares {name}, but "
@@ -326,7 +330,7 @@ class RemoteTable(Generic[K, V, U]):
     def _layers(self) -> _Layers:
         """cache -> batch (with the order of each key) -> update contract -> retry -> rate -> attempt -> function"""
         meter = self._meter
-        function = FunctionLayer(self.name, self.read_function, self.write_function, self.fence)
+        function = FunctionLayer(self.name, self.read_function, self.write_function, self.fence, self.fenced)
         attempt = AttemptLayer(self.name, function, self.retry.timeout, meter)
         rate = RateLayer(self.name, attempt, self.rate_limit, self.credit_source, meter, self.clock)
         retry = RetryLayer(rate, self.retry, meter, self.clock)

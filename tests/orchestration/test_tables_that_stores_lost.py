@@ -1,0 +1,348 @@
+"""A table that its store has lost between runs, batches or within a run is an error in every store, until accepted."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dagster_adjunct.errors import KeyValueTableNotFoundError, TableAccessError, TableNotFoundError, TableReplacedError
+from dagster_adjunct.orchestration.application.table_registry import reset_table
+from dagster_adjunct.orchestration.step.progress import StepEvent
+from dagster_adjunct.resources.backends.dynamodb import DynamoDbTable
+from dagster_adjunct.resources.backends.postgres import PostgresTable
+from dagster_adjunct.resources.backends.redis import RedisTable
+from dagster_adjunct.resources.backends.sqlite import SqliteTable
+from dagster_adjunct.resources.key_value.manager import KeyValueTableManager
+from dagster_adjunct.resources.key_value_rows import KeyValueRows
+from dagster_adjunct.resources.objects.lake import open_lake
+from dagster_adjunct.resources.tables.presence import Presence, find_loss
+from dagster_adjunct.resources.tables.table import BlockingTable
+from tests.orchestration.cli.commands import document
+from tests.orchestration.table_runs import COLUMNS, TableRuns
+from tests.servers.dynamodb import DynamoDbServer
+from tests.servers.postgres import PostgresServer
+from tests.servers.redis import RedisServerProcess
+
+_names = count()
+
+
+@dataclass
+class Losing:
+    """A store's table, and how somebody drops it."""
+
+    store: Callable[[], Any]
+    drop: Callable[[], object]
+
+
+def sqlite_losing(request: pytest.FixtureRequest, folder: Path) -> Losing:
+    def drop() -> None:
+        with closing(sqlite3.connect(folder / "state.sqlite")) as connection:
+            connection.execute("DROP TABLE totals")
+
+    return Losing(lambda: SqliteTable(folder / "state.sqlite", "totals", "id", columns=COLUMNS, create=True), drop)
+
+
+def postgres_losing(request: pytest.FixtureRequest, folder: Path) -> Losing:
+    server: PostgresServer = request.getfixturevalue("postgres_server")
+    name = f"lost_{next(_names)}"
+    return Losing(
+        lambda: PostgresTable(name, "id", columns=COLUMNS, create=True, connect=connect(server)),
+        lambda: server.execute(f"DROP TABLE {name}"),
+    )
+
+
+def redis_losing(request: pytest.FixtureRequest, folder: Path) -> Losing:
+    server: RedisServerProcess = request.getfixturevalue("redis_server")
+    name = f"lost{next(_names)}"
+    return Losing(lambda: RedisTable(name, "id", columns=COLUMNS, url=server.url()), lambda: server.client().flushall())
+
+
+def dynamodb_losing(request: pytest.FixtureRequest, folder: Path) -> Losing:
+    server: DynamoDbServer = request.getfixturevalue("dynamodb")
+    name = f"lost-{next(_names)}"
+    where: dict[str, Any] = {"region": "us-east-1", "endpoint_url": server.endpoint}
+    return Losing(
+        lambda: DynamoDbTable(name, "id", columns=COLUMNS, create=True, **where),
+        lambda: server.client().delete_table(TableName=name),
+    )
+
+
+def key_value_losing(request: pytest.FixtureRequest, folder: Path) -> Losing:
+    url = str(folder / "lake")
+    return Losing(
+        lambda: KeyValueRows(url, "lost", "totals", "id", columns=COLUMNS, create=True),
+        lambda: KeyValueTableManager(open_lake(url)).delete("lost", "totals"),
+    )
+
+
+def connect(server: PostgresServer) -> dict[str, str | int]:
+    return {"host": "127.0.0.1", "port": server.port, "user": "adjunct", "dbname": "adjunct"}
+
+
+STORES = [
+    pytest.param(sqlite_losing, id="sqlite"),
+    pytest.param(postgres_losing, id="postgres", marks=pytest.mark.server),
+    pytest.param(redis_losing, id="redis", marks=pytest.mark.server),
+    pytest.param(dynamodb_losing, id="dynamodb", marks=[pytest.mark.server, pytest.mark.long]),
+    pytest.param(key_value_losing, id="key-value"),
+]
+pytestmark = pytest.mark.lengthy
+
+
+@pytest.fixture(params=STORES)
+def losing(request: pytest.FixtureRequest, tmp_path: Path) -> Losing:
+    made: Losing = request.param(request, tmp_path)
+    return made
+
+
+@pytest.fixture
+def runs(losing: Losing, tmp_path: Path) -> TableRuns:
+    return TableRuns(tmp_path, losing.store)
+
+
+def test_a_table_dropped_between_runs_is_an_error_until_it_is_accepted(runs: TableRuns, losing: Losing) -> None:
+    runs.send(("a", 1), ("b", 2))
+    runs.run()
+    losing.drop()
+    runs.send(("a", 10))
+    for _ in range(2):
+        with pytest.raises(TableNotFoundError) as refused:
+            runs.run()
+        assert refused.value.table == "totals"
+    document(runs, "table", "allow-recreate", "totals", "--by", "test")
+    runs.run()
+    assert runs.totals() == {"a": 10}
+
+
+def test_a_run_in_which_nothing_is_lost_adds_up_everything(runs: TableRuns) -> None:
+    for amount in (1, 2, 4):
+        runs.send(("a", amount))
+        runs.run()
+    runs.run()  # which has nothing to read
+    assert runs.totals() == {"a": 7}
+
+
+def test_a_table_dropped_before_the_first_write_of_a_run_is_an_error(runs: TableRuns, losing: Losing) -> None:
+    runs.send(("a", 1))
+    runs.run()
+    runs.send(("a", 10))
+    dropped = []
+
+    def drop_after_the_plan(event: StepEvent) -> None:
+        if event.what == "planned" and not dropped:
+            dropped.append(losing.drop())
+
+    with pytest.raises(TableNotFoundError):
+        runs.run(on_event=drop_after_the_plan)
+    with pytest.raises(TableNotFoundError):
+        runs.run()
+
+
+def test_a_table_dropped_between_two_batches_of_a_run_is_an_error(runs: TableRuns, losing: Losing) -> None:
+    runs.send(("a", 1))
+
+    def drop_after_a_batch(event: StepEvent) -> None:
+        if event.what == "batch" and event.batch == 1:
+            losing.drop()
+            runs.send(("a", 10))
+
+    with suppress(TableNotFoundError):
+        runs.run(on_event=drop_after_a_batch)
+    runs.send(("a", 100))
+    with pytest.raises(TableNotFoundError):
+        runs.run()
+
+
+def test_a_table_dropped_before_a_write_of_a_batch_is_not_created_by_it(runs: TableRuns, losing: Losing) -> None:
+    runs.send(("a", 1))
+
+    def drop_before_the_output(event: StepEvent) -> None:
+        if event.what == "output":
+            losing.drop()
+
+    # Redis has no tables: what a batch writes there after a loss is lost with the rest, which the next run reports.
+    with suppress(TableAccessError, KeyValueTableNotFoundError):
+        runs.run(on_event=drop_before_the_output)
+    runs.send(("a", 10))
+    with pytest.raises(TableNotFoundError):
+        runs.run()
+
+
+def test_a_table_created_again_by_somebody_else_is_another_one(runs: TableRuns, losing: Losing) -> None:
+    runs.send(("a", 1))
+    runs.run()
+    losing.drop()
+    with BlockingTable(runs.table()) as table:
+        table.put("b", {"total": 5})
+    runs.send(("a", 10))
+    with pytest.raises(TableNotFoundError):
+        runs.run()
+    reset_table(runs.lake, "totals", by="test")
+    runs.run()
+    assert runs.totals() == {"a": 10, "b": 5}
+
+
+def test_two_applications_write_one_table_and_both_miss_it(runs: TableRuns, losing: Losing) -> None:
+    runs.send(("a", 1))
+    runs.run("adding")
+    runs.run("other")
+    runs.send(("a", 10))
+    runs.run("other")
+    runs.run("adding")
+    assert runs.totals() == {"a": 22}
+    losing.drop()
+    runs.send(("a", 100))
+    for name in ("other", "adding"):
+        with pytest.raises(TableNotFoundError):
+            runs.run(name)
+
+
+# -- what a store lets one see besides
+
+
+def postgres_runs(server: PostgresServer, folder: Path, **options: Any) -> tuple[TableRuns, str]:
+    name = f"lost_{next(_names)}"
+    store = lambda: PostgresTable(name, "id", columns=COLUMNS, create=True, connect=connect(server))  # noqa: E731
+    return TableRuns(folder, store, options), name
+
+
+@pytest.mark.server
+def test_a_truncated_table_is_an_error(postgres_server: PostgresServer, tmp_path: Path) -> None:
+    runs, name = postgres_runs(postgres_server, tmp_path)
+    runs.send(("a", 1))
+    runs.run()
+    postgres_server.execute(f"TRUNCATE {name}")
+    runs.send(("a", 10))
+    with pytest.raises(TableReplacedError) as refused:
+        runs.run()
+    assert (refused.value.loss, refused.value.table) == ("truncated", "totals")
+
+
+@pytest.mark.server
+def test_a_vacuumed_or_deliberately_emptied_table_goes_on(
+    postgres_server: PostgresServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    runs, name = postgres_runs(postgres_server, tmp_path)
+    runs.send(("a", 1))
+    runs.run()
+    postgres_server.execute(f"VACUUM FULL {name}")
+    runs.run()
+    assert "has no rows" not in caplog.text
+    postgres_server.execute(f"DELETE FROM {name}")
+    runs.send(("a", 10))
+    runs.run()
+    assert "table totals has no rows" in caplog.text
+    assert runs.totals() == {"a": 10}
+
+
+@pytest.mark.server
+def test_the_table_of_marks_that_is_gone_is_an_error(postgres_server: PostgresServer, tmp_path: Path) -> None:
+    runs, name = postgres_runs(postgres_server, tmp_path, idempotent=True)
+    runs.send(("a", 1))
+    runs.run()
+    postgres_server.execute(f"DROP TABLE {name}__adjunct")
+    runs.send(("a", 10))
+    with pytest.raises(TableReplacedError) as refused:
+        runs.run()
+    assert refused.value.loss == "marks"
+
+
+@pytest.mark.server
+def test_marks_of_a_dropped_table_do_not_outlive_it(postgres_server: PostgresServer, tmp_path: Path) -> None:
+    runs, name = postgres_runs(postgres_server, tmp_path, idempotent=True)
+    runs.send(("a", 1))
+    runs.run()
+    postgres_server.execute(f"DROP TABLE {name}")
+    reset_table(runs.lake, "totals", by="test")
+    runs.send(("b", 10))
+    runs.run()
+    assert postgres_server.execute(f"SELECT id FROM {name}__adjunct") == [("b",)]
+
+
+@pytest.mark.server
+def test_another_schema_without_the_table_names_both_places(postgres_server: PostgresServer, tmp_path: Path) -> None:
+    runs, name = postgres_runs(postgres_server, tmp_path)
+    runs.send(("a", 1))
+    runs.run()
+    runs.store = lambda: PostgresTable(
+        name, "id", schema="elsewhere", columns=COLUMNS, create=True, connect=connect(postgres_server)
+    )
+    runs.send(("a", 10))
+    with pytest.raises(TableNotFoundError) as refused:
+        runs.run()
+    assert "schema='elsewhere'" in refused.value.problem
+    assert "schema='public'" in refused.value.problem
+    assert postgres_server.execute("SELECT to_regnamespace('elsewhere') IS NULL") == [(True,)]
+
+
+def test_an_older_copy_of_the_file_is_an_error_until_it_is_accepted(tmp_path: Path) -> None:
+    losing = sqlite_losing(None, tmp_path)  # type: ignore[arg-type]
+    runs = TableRuns(tmp_path, losing.store)
+    file = tmp_path / "state.sqlite"
+    runs.send(("a", 1))
+    runs.run()
+    copy = file.read_bytes()
+    runs.send(("a", 10))
+    runs.run()
+    newer = file.read_bytes()
+    file.write_bytes(copy)
+    runs.send(("a", 100))
+    with pytest.raises(TableReplacedError) as refused:
+        runs.run()
+    assert refused.value.loss == "older"
+    file.write_bytes(newer)
+    runs.run()
+    assert runs.totals() == {"a": 111}
+    file.write_bytes(copy)
+    reset_table(runs.lake, "totals", by="test")
+    runs.send(("a", 1000))
+    runs.run()
+    assert runs.totals() == {"a": 1001}
+
+
+@pytest.mark.server
+def test_an_unreachable_server_does_not_lead_to_a_new_table(
+    postgres_server: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs, name = postgres_runs(postgres_server, tmp_path)
+    runs.send(("a", 1))
+    runs.run()
+    postgres_server.execute(f"DROP TABLE {name}")
+    asked = PostgresTable.inspect
+
+    async def unreachable_once(self: PostgresTable) -> Presence:
+        monkeypatch.setattr(PostgresTable, "inspect", asked)
+        raise TableAccessError("away.", "")
+
+    monkeypatch.setattr(PostgresTable, "inspect", unreachable_once)
+    runs.send(("a", 10))
+    with pytest.raises(TableNotFoundError):
+        runs.run()
+    assert postgres_server.execute(f"SELECT to_regclass('{name}') IS NULL") == [(True,)]
+
+
+@pytest.mark.parametrize(
+    ("now", "loss"),
+    [
+        (Presence(exists=False), "gone"),
+        (Presence(exists=True, id="2", runs=5, rows=True), "replaced"),
+        (Presence(exists=True, id=None), "replaced"),
+        (Presence(exists=True, id="1", runs=4, rows=True), "older"),
+        (Presence(exists=True, id="1", runs=5, rows=False, file="f2", marks=True), "truncated"),
+        (Presence(exists=True, id="1", runs=5, rows=False, file="f1", marks=True), None),
+        (Presence(exists=True, id="1", runs=5, rows=True, file="f2", marks=True), None),
+        (Presence(exists=True, id="1", runs=5, rows=True, file="f1", marks=False), "marks"),
+        (Presence(exists=True, id="1", runs=6, rows=True, file="f1", marks=True), None),
+    ],
+)
+def test_what_a_store_says_is_compared_with_what_it_said(now: Presence, loss: str | None) -> None:
+    before = Presence(exists=True, id="1", runs=5, rows=True, file="f1", marks=True)
+    assert find_loss(before, now) == loss
+    assert find_loss(Presence(exists=False), now) is None
