@@ -155,7 +155,7 @@ class PostgresRequests:
             self.committing = False
             return plan
         if operation.conditions:
-            await self.open_idempotency_table()  # raises if a trigger of it drops rows
+            await self._check_idempotency_table(may_be_missing=False)  # raises if a trigger of it drops rows
         problem = f"{self.codec.table}: other writers created or deleted the records {_ROUNDS} times during the write."
         step = "The request is retried; if it keeps failing, find out which other writers delete the records."
         raise TableUnavailableError(problem, step, table=self.codec.table)
