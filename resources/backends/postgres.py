@@ -98,7 +98,7 @@ class PostgresRequests:
     def finish(self) -> None:
         self.connection.pgconn.finish()
 
-    async def get(self, keys: Sequence[Row]) -> list[dict[str, Any] | None]:
+    async def get(self, keys: Sequence[Row]) -> list[dict[str, Any] | AdjunctError | None]:
         """The record of each key; None if there is none, an error if it can't be read."""
         found = await self._read(self._statements.select, self.codec.names, keys)
         return [found.get(place) for place in range(1, len(keys) + 1)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from typing import Any, Generic, Protocol, TypeVar
@@ -14,7 +14,7 @@ from dagster_adjunct.resources.backends.store import StoreTable
 from dagster_adjunct.resources.backends.write_plan import BisectRejected, RejectedKeysError, Row, RowCodec, ValidEntries
 from dagster_adjunct.resources.errors import AdjunctError, TableNotFoundError
 from dagster_adjunct.resources.tables.functions import TableUse
-from dagster_adjunct.resources.tables.operation import Operation, OperationKind, Outcomes, PerLoop
+from dagster_adjunct.resources.tables.operation import Operation, OperationKind, Outcomes, PerLoop, Problem
 
 
 class SqlRequests(Protocol):
@@ -163,6 +163,13 @@ class SqlTable(StoreTable, Generic[R]):
                 raise
             if use.writes:
                 await self._check_creation()
+
+    async def find_misfits(self, operation: Operation[Any]) -> Mapping[int, Problem]:
+        try:
+            async with self._pools.here().connection(create=self.create) as requests:
+                return write_plan.validate_entries(requests.codec, operation).problems
+        except AdjunctError:
+            return {}  # the request will tell it
 
     @abstractmethod
     async def _check_creation(self) -> None:
