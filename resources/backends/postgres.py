@@ -211,7 +211,7 @@ class PostgresRequests:
         key, names = self.codec.key, self.codec.names
         kinds = use.kinds
         begins = bool(kinds & {OperationKind.PUT, OperationKind.PUT_IF_ABSENT})
-        changed = set(use.columns or names) & set(names) if OperationKind.UPDATE in kinds else set[str]()
+        changed = set(use.columns) & set(names) if OperationKind.UPDATE in kinds else set[str]()
         if OperationKind.PUT in kinds:
             changed |= set(names)
         wanted = {("SELECT", name) for name in (names if use.reads else key)}
