@@ -53,6 +53,8 @@ def run(folder: Path, seed: int, *, compact: bool, updates: bool) -> tuple[Any, 
     return records, sorted(rejected), {name: counters[name] for name in kept}, counters["compacted"]
 
 
+@pytest.mark.lengthy
+@pytest.mark.rounds
 @pytest.mark.parametrize("updates", [False, True])
 @pytest.mark.parametrize("seed", range(rounds(3, 30)))
 def test_records_letters_and_counters_are_the_same(tmp_path: Path, seed: int, updates: bool) -> None:

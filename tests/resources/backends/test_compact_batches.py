@@ -119,6 +119,7 @@ def answers_of(table: BlockingTable[Any, Any, Any], drawn: Drawn, turns: int) ->
     return answers
 
 
+@pytest.mark.rounds
 @pytest.mark.parametrize("seed", range(rounds(4, 40)))
 def test_drawn_operations_leave_the_same_records_and_outcomes(new_store: NewStore, seed: int) -> None:
     plain, compact = (
@@ -133,6 +134,7 @@ def test_drawn_operations_leave_the_same_records_and_outcomes(new_store: NewStor
             assert getattr(compact.metrics, count) == getattr(plain.metrics, count), count
 
 
+@pytest.mark.rounds
 @pytest.mark.parametrize("seed", range(rounds(4, 40)))
 def test_entries_that_are_rejected_are_the_same(new_typed_store: NewStore, seed: int) -> None:
     """Columns have types, so some values do not fit; sums leave the range of their type in one direction."""
