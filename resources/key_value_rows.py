@@ -627,6 +627,9 @@ class KeyValueRows(StoreTable):
             return
         await opened.segment(0).get([b"adjunct-check"])
 
+    async def find_misfits(self, operation: Operation[Any]) -> Mapping[int, Problem]:
+        return write_plan.validate_entries(self._codec, operation).problems
+
     async def close(self) -> None:
         """Release what the running event loop uses, not what others use. A closed function may be opened again."""
         if self._open is not None:

@@ -294,6 +294,13 @@ class DynamoDbTable(StoreTable):
             threads, partial(requests.check, reads=use.reads, updates=updates)
         )
 
+    async def find_misfits(self, operation: Operation[Any]) -> Mapping[int, Problem]:
+        try:
+            requests = await self._get_client(make=self.create)
+            return validate_entries(requests.codec, operation).problems
+        except errors.AdjunctError:
+            return {}  # the request will tell it
+
     async def close(self) -> None:
         """Close the running event loop's connections after its requests."""
         mine = self._open.take()

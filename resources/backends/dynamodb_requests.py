@@ -379,7 +379,8 @@ class TableRequests:
                         records[place] = self.codec.record(item)
                 except AdjunctError as error:
                     problems.update(dict.fromkeys(places, Problem(State.REFUSED, error)))
-            asked = [key for part in (answer.get("UnprocessedKeys") or {}).values() for key in part["Keys"]]
+            left_over: Any = answer.get("UnprocessedKeys") or {}
+            asked = [key for part in left_over.values() for key in part["Keys"]]
         left = throttled_problem(self.label, f"{len(asked)} keys unprocessed")
         return problems | {place: left for key in asked for place in wanted[identity_of(key.values())]}
 

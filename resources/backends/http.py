@@ -271,6 +271,18 @@ class HttpTable(DeclaredFunction, TableReadFunction[Key, Record], TableWriteFunc
         except (httpx.TransportError, TimeoutError) as error:
             raise lost_request_error(error, self._label, "HEAD", url, open_.secrets) from error
 
+    async def find_misfits(self, operation: Operation[Any]) -> Mapping[int, Problem]:
+        found: dict[int, Problem] = {}
+        values = operation.entries.values or ()
+        ordered = key_reorderer(self._label, self.key, operation.key)
+        for place, key in enumerate(operation.entries.keys):
+            try:
+                self.path_of(key if ordered is None else ordered(key))
+                self.encode(values[place])
+            except Exception as error:  # noqa: BLE001 - as for a request
+                found[place] = functions.problem_from_error(self, error)
+        return found
+
     async def close(self) -> None:
         """Close the running event loop's connections after its requests."""
         open_ = self._clients.take()

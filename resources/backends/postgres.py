@@ -102,7 +102,7 @@ class PostgresRequests:
     def finish(self) -> None:
         self.connection.pgconn.finish()
 
-    async def get(self, keys: Sequence[Row]) -> list[dict[str, Any] | None]:
+    async def get(self, keys: Sequence[Row]) -> list[dict[str, Any] | AdjunctError | None]:
         """The record of each key; None if there is none, an error if it can't be read."""
         found = await self._read(self._statements.select, self.codec.names, keys)
         return [found.get(place) for place in range(1, len(keys) + 1)]
@@ -247,7 +247,7 @@ class PostgresRequests:
         key, names = self.codec.key, self.codec.names
         kinds = use.kinds
         begins = bool(kinds & {OperationKind.PUT, OperationKind.PUT_IF_ABSENT})
-        changed = set(use.columns or names) & set(names) if OperationKind.UPDATE in kinds else set[str]()
+        changed = set(use.columns) & set(names) if OperationKind.UPDATE in kinds else set[str]()
         if OperationKind.PUT in kinds:
             changed |= set(names)
         wanted = {("SELECT", name) for name in (names if use.reads else key)}

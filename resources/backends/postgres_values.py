@@ -23,6 +23,7 @@ from dagster_adjunct.resources.tables.operation import Conditions, Operation, Op
 
 if TYPE_CHECKING:
     from psycopg import AsyncConnection, AsyncCursor
+    from psycopg.abc import Loader
 
 LEAST = 200  # the fewest entries that are worth a staging table; below, arrays are as fast
 _PLACE = "__place"
@@ -393,8 +394,6 @@ _WIDER_TYPES = (
 
 def tolerant_cursor(connection: AsyncConnection[Any]) -> AsyncCursor[Any]:
     """Return a cursor whose results in text format have an `Unreadable` in place of a value that Python can't hold."""
-    from psycopg import Error
-    from psycopg.adapt import Loader
     from psycopg.pq import Format
 
     cursor = connection.cursor()
@@ -402,22 +401,27 @@ def tolerant_cursor(connection: AsyncConnection[Any]) -> AsyncCursor[Any]:
         known = cursor.adapters.types[name]
         plain = cursor.adapters.get_loader(known.oid, Format.TEXT)
         assert plain is not None
-
-        class Tolerant(Loader):
-            plain_loader = plain
-
-            def __init__(self, oid: int, context: Any = None) -> None:
-                super().__init__(oid, context)
-                self._plain = self.plain_loader(oid, context)
-
-            def load(self, data: Any) -> Any:
-                try:
-                    return self._plain.load(data)
-                except (Error, ValueError, ArithmeticError) as error:
-                    return Unreadable(bytes(data).decode(errors="replace"), str(error))
-
-        cursor.adapters.register_loader(known.oid, Tolerant)
+        cursor.adapters.register_loader(known.oid, _tolerant_loader(plain))
     return cursor
+
+
+def _tolerant_loader(plain: type[Loader]) -> type[Loader]:
+    """Return a loader that returns an `Unreadable` where `plain` raises."""
+    from psycopg import Error
+    from psycopg.adapt import Loader
+
+    class Tolerant(Loader):
+        def __init__(self, oid: int, context: Any = None) -> None:
+            super().__init__(oid, context)
+            self._plain = plain(oid, context)
+
+        def load(self, data: Any) -> Any:
+            try:
+                return self._plain.load(data)
+            except (Error, ValueError, ArithmeticError) as error:
+                return Unreadable(bytes(data).decode(errors="replace"), str(error))
+
+    return Tolerant
 
 
 def find_unreadable(values: Iterable[Any]) -> tuple[int, Unreadable] | None:

@@ -525,6 +525,9 @@ class RedisTable(StoreTable):
             if isinstance(answer, Problem) and answer.error is not None:
                 raise answer.error
 
+    async def find_misfits(self, operation: Operation[Any]) -> Mapping[int, Problem]:
+        return validate_entries(self._codec, operation).problems
+
     async def close(self) -> None:
         """Close the running event loop's connections after its requests."""
         server = self._servers.take()

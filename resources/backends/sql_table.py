@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -16,7 +16,7 @@ from dagster_adjunct.resources.backends.write_plan import BisectRejected, Reject
 from dagster_adjunct.resources.errors import AdjunctError, RunLeaseLostError, TableNotFoundError
 from dagster_adjunct.resources.objects.fence import Fence
 from dagster_adjunct.resources.tables.functions import TableUse
-from dagster_adjunct.resources.tables.operation import Operation, OperationKind, Outcomes, PerLoop
+from dagster_adjunct.resources.tables.operation import Operation, OperationKind, Outcomes, PerLoop, Problem
 from dagster_adjunct.resources.tables.presence import NO_TABLE, Presence
 
 
@@ -191,6 +191,13 @@ class SqlTable(StoreTable, Generic[R]):
                 raise
             if use.writes:
                 await self._check_creation()
+
+    async def find_misfits(self, operation: Operation[Any]) -> Mapping[int, Problem]:
+        try:
+            async with self._pools.here().connection(create=self.create) as requests:
+                return write_plan.validate_entries(requests.codec, operation).problems
+        except AdjunctError:
+            return {}  # the request will tell it
 
     @abstractmethod
     async def _check_creation(self) -> None:

@@ -22,6 +22,7 @@ from dagster_adjunct.resources.tables.operation import (
     Mark,
     Operation,
     OperationKind,
+    RowEntries,
     UpdateContract,
     group_preserving_key_order,
     key_columns,
@@ -311,7 +312,8 @@ class Shape:
 
     For updates the batch has the key's columns, the struct `update` and optionally the struct `default`; a boolean
     column stands for a struct without fields. If `typed`, `update` has the structs `set`, `add` and `append`, and
-    `remove` names the columns that all updates remove.
+    `remove` names the columns that all updates remove. If `compact`, puts and deletes of a batch are one operation, in
+    which a deleted record is None.
     """
 
     key: tuple[str, ...]
@@ -320,6 +322,7 @@ class Shape:
     typed: bool = False
     remove: tuple[str, ...] = ()
     args: tuple[object, ...] = ()
+    compact: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,6 +347,10 @@ def split_batch(batch: Any, shape: Shape, marks: Marks | None, what: str) -> lis
     deleted = batch.column(TOMBSTONE).to_pylist() if TOMBSTONE in batch.schema.names else []
     if not any(deleted):
         return [Part(write, batch, range(batch.num_rows))]
+    if shape.compact and shape.contract is None and not shape.conditions:
+        records = zip(whole.values or (), deleted, strict=True)
+        puts = RowEntries(whole.keys, [None if is_deleted else record for record, is_deleted in records])
+        return [Part(write.with_entries(puts), batch, range(batch.num_rows))]
     bare = replace(whole, records=None, default_records=None, typed=False, remove=())
     delete = Operation(OperationKind.DELETE, bare, shape.args, shape.conditions, key=shape.key, rerun=True)
     parts = []

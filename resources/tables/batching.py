@@ -14,7 +14,9 @@ from itertools import accumulate
 from typing import Any, NamedTuple
 
 from dagster_adjunct.resources.common import check_seconds, check_whole_number
-from dagster_adjunct.resources.tables.functions import is_retryable
+from dagster_adjunct.resources.tables.compact import CompactLayer, as_put
+from dagster_adjunct.resources.tables.functions import TableFunction, is_retryable
+from dagster_adjunct.resources.tables.metrics import Meter
 from dagster_adjunct.resources.tables.operation import (
     Entries,
     Layer,
@@ -43,11 +45,14 @@ class BatchProvider:
     - `bytes`: roughly the greatest number of bytes in a request (`estimate_bytes`); a larger entry is sent alone.
     - `delay`: how many seconds operations wait for others, unless the request is full earlier. With 0, only operations
       made in the same turn of the event loop share a request.
+    - `compact`: of the writes of a key in a request, only the last put or delete is sent, and updates are merged into
+      one (`compact.py`). A table with `newest_by` or `idempotent` can't have it.
     """
 
     size: int = 1000
     bytes: int | None = None
     delay: float = 0.0
+    compact: bool = False
 
     def __post_init__(self) -> None:
         whole = "a whole number from 1 on"
@@ -69,7 +74,11 @@ class BatchProvider:
             return False
         if self.bytes is not None and count > 1 and operation.entries.nbytes > self.bytes:
             return False
-        return not _has_deletes(operation)
+        return not self.splits_deletes(operation)
+
+    def splits_deletes(self, operation: Operation[Any]) -> bool:
+        """Whether the operation is of puts, of which some delete (None), and these must be in other requests."""
+        return _has_deletes(operation) and (not self.compact or bool(operation.conditions))
 
     def bounds(self, entries: Entries[Any]) -> Iterator[tuple[int, int]]:
         """Split entries into requests; yield each one's first index, and the index after its last."""
@@ -162,7 +171,7 @@ def _split_into_requests(provider: BatchProvider, calls: Sequence[_Call]) -> Ite
     operations = [call.operation for call in calls]
     first = operations[0]
     entries = first.entries if len(calls) == 1 else _concatenate_entries([each.entries for each in operations])
-    if all(can_share_request(first, each) and not _has_deletes(each) for each in operations):
+    if all(can_share_request(first, each) and not provider.splits_deletes(each) for each in operations):
         for start, end in provider.bounds(entries):
             yield _Request(first.with_entries(entries.part(start, end)), list(_spans_between(calls, start, end)))
         return
@@ -181,7 +190,7 @@ def _split_into_requests(provider: BatchProvider, calls: Sequence[_Call]) -> Ite
         operation = call.operation
         lane = lane_number(operation)
         origins.extend((call, place) for place in range(len(operation)))
-        if _has_deletes(operation):
+        if provider.splits_deletes(operation):
             deletes = lane_number(replace(operation, kind=OperationKind.DELETE))
             lane_of.extend(deletes if value is None else lane for value in operation.entries.values or ())
         else:
@@ -591,16 +600,28 @@ class BatchLayer:
     - A cancelled caller's operation is withdrawn if it was not sent; a request that others share continues.
     - An entry's problem concerns only its caller.
 
-    Each event loop has its own batches, since calls of different threads have no order.
+    Each event loop has its own batches, since calls of different threads have no order. Compact batches ask `function`,
+    which writes, for entries that it will reject, and count in `meter` what they save.
     """
 
-    def __init__(self, below: Layer, *, table: str, batches: BatchProvider | None = None, in_flight: int = 8) -> None:
+    def __init__(
+        self,
+        below: Layer,
+        *,
+        table: str,
+        batches: BatchProvider | None = None,
+        in_flight: int = 8,
+        function: TableFunction | None = None,
+        meter: Meter | None = None,
+    ) -> None:
         check_whole_number(in_flight, f"table {table}: in_flight={in_flight!r}", "1 or more", argument="in_flight")
         self._below, self._provider = below, batches or BatchProvider()
-        self._batches = PerLoop(lambda: _Batches(below, self._provider, in_flight))
+        if self._provider.compact:
+            self._below = CompactLayer(below, function, meter or Meter())
+        self._batches = PerLoop(lambda: _Batches(self._below, self._provider, in_flight))
 
     async def send(self, operation: Operation[Any]) -> Outcomes:
-        return await self._batches.here().send(operation)
+        return await self._batches.here().send(as_put(operation) if self._provider.compact else operation)
 
     async def flush(self) -> None:
         """Send waiting operations, and return when everything requested so far is answered."""

@@ -18,7 +18,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence, Sized
 from contextlib import suppress
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from inspect import signature
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -118,7 +118,7 @@ class TableUse:
     """
 
     kinds: frozenset[OperationKind]
-    conditions: Conditions = Conditions()
+    conditions: Conditions = field(default=Conditions())
     columns: frozenset[str] = frozenset()
 
     @property
@@ -185,6 +185,13 @@ class TableFunction:
         A run calls it once, before its first batch, and `close` after it. It may send one or two requests to the store,
         and must write and create nothing. By default nothing is asked.
         """
+
+    async def find_misfits(self, operation: Operation[Any]) -> Mapping[int, Problem]:
+        """Return the problems of entries that are certain to be rejected, by index, as far as no request tells them.
+
+        Compact batches send only the others. By default there are none.
+        """
+        return {}
 
     async def close(self) -> None:
         """Release what `open` acquired. A closed function can be opened again."""

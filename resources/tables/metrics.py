@@ -96,6 +96,7 @@ class TableMetrics:
     deletes: int = 0
     updates: int = 0  # updates applied
     skipped: int = 0  # writes whose condition failed: the store has a newer record, or has applied them already
+    compacted: int = 0  # writes that were done without being sent, because others of their key were (compact batches)
     defaults_put: int = 0  # records created from a default
     cache_hits: int = 0  # keys whose record, or absence, was cached
     cache_misses: int = 0

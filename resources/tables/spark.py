@@ -205,7 +205,8 @@ class TaskReport:
             if at_most is not None and is_rejected and len(self.letters) < at_most + 1:
                 value = None if entries.values is None else entries.values[place]
                 row = part.batch.slice(part.rows[place], 1)
-                self.letters.append(_dead_letter(row, kind, key, value, problem.describe()))
+                done = "delete" if value is None else kind
+                self.letters.append(_dead_letter(row, done, key, value, problem.describe()))
                 if len(self.letters) <= at_most:
                     continue
             self.failed += 1
@@ -298,7 +299,8 @@ class TableWrite:
     def shape(self) -> Shape:
         """How a batch of the records becomes operations."""
         conditions = Conditions(self.table.newest_by, self.table.idempotent)
-        return Shape(self.table.key, self.contract, conditions, self.typed, self.remove, self.args)
+        compact = self.table.batches.compact
+        return Shape(self.table.key, self.contract, conditions, self.typed, self.remove, self.args, compact)
 
 
 @dataclass(frozen=True, slots=True)

@@ -165,9 +165,9 @@ _SHOWN = 300  # characters of a key that an error contains at most
 def error_from_outcomes(table: str, operation: Operation[Any], outcomes: Outcomes) -> errors.AdjunctError | None:
     """Return the error for the failed entries of an operation; None if none failed. Skipped entries have not failed.
 
-    Its message names the table, the operation and the first key of each way to fail; where the table
-    can't be used at all, the cause comes first. It is caused by the first entry's error, has its class if that is an AdjunctError,
-    and contains the keys of the entries that failed in the same way.
+    Its message names the table, the operation and the first key of each way to fail; where the table can't be used at
+    all, the cause comes first. It is caused by the first entry's error, has its class if that is an AdjunctError, and
+    contains the keys of the entries that failed in the same way.
     """
     failed = [places for state in _ORDER if (places := outcomes.places(state))]
     if not failed:
@@ -321,6 +321,11 @@ class RemoteTable(Generic[K, V, U]):
             found = f"{table}: on_replay='skip' with idempotent=False"
             expected = '"apply", or "skip" together with idempotent=True'
             raise argument_error(found, expected, argument="on_replay", table=self.name)
+        if self.batches.compact and (self.newest_by is not None or self.idempotent):
+            problem = f"{table}: compact batches can't be combined with newest_by or idempotent: the store decides for "
+            problem += "each write whether it is the newest, and was not applied before."
+            step = "Remove compact=True, or the conditions."
+            raise errors.ConfigurationError(problem, step, argument="batches", table=self.name)
         if self.cache is not None and (self.newest_by is not None or self.idempotent):
             problem = f"{table}: a cache can't know which writes the store skips under newest_by or idempotent."
             step = "Remove the cache, or declare a second table for reading that has the cache and no conditions."
@@ -342,7 +347,10 @@ class RemoteTable(Generic[K, V, U]):
         contract = UpdateContractLayer(
             retry, table=self.name, capabilities=able, defaults_may_overwrite=self.defaults_may_overwrite
         )
-        batch = BatchLayer(contract, table=self.name, batches=batches, in_flight=self.in_flight)
+        writes = self.write_function
+        batch = BatchLayer(
+            contract, table=self.name, batches=batches, in_flight=self.in_flight, function=writes, meter=meter
+        )
         return _Layers(batch if self.cache is None else CacheLayer(batch, self.cache, meter, self.clock), batch)
 
     def __repr__(self) -> str:
@@ -583,7 +591,13 @@ class RemoteTable(Generic[K, V, U]):
     def _count_entries(self, operation: Operation[Any], outcomes: Outcomes) -> None:
         count, records = self._meter.add, outcomes.records
         present = len(records) - records.count(None) if records else 0
-        count(_COUNTED_AS[operation.kind], outcomes.done, present)
+        done = outcomes.done
+        if operation.kind is PUT and operation.entries.null_value() is not None:
+            values = operation.entries.values or ()
+            deleted = sum(value is None and place not in outcomes.problems for place, value in enumerate(values))
+            count("deletes", deleted)
+            done -= deleted
+        count(_COUNTED_AS[operation.kind], done, present)
         if outcomes.defaults_put:
             count("defaults_put", outcomes.defaults_put)
         if outcomes.problems and (skipped := len(outcomes.places(State.SKIPPED))):

@@ -81,10 +81,10 @@ def running_service() -> Iterator[RecordService]:
             if status != 204:
                 self.send_header("Content-Length", str(len(answer)))
             self.end_headers()
-            if status != 204 and self.command != "HEAD":
+            if status != 204:
                 self.wfile.write(answer)
 
-        do_GET = do_HEAD = do_PUT = do_PATCH = do_DELETE = do_POST = _do
+        do_GET = do_PUT = do_PATCH = do_DELETE = do_POST = _do
 
         def log_message(self, *args: object) -> None:
             pass

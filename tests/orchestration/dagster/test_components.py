@@ -320,6 +320,26 @@ def test_a_kafka_cluster_is_declared_with_its_topics_and_its_mistakes_are_told(t
             component(text.replace("bootstrap_servers: '127.0.0.1:1'", mistake), tmp_path).applications()
 
 
+COMPACT = """
+tables:
+  t:
+    key: k
+    batches: {BatchProvider: {size: 50, compact: true}}
+    store: {SqliteTable: {path: t.sqlite, table: t, key: k, columns: {k: string, n: bigint}}}
+applications:
+  one: {steps: [{input_stream: lake.in}, {send_to: t}]}
+"""
+
+
+def test_compact_batches_are_declared_in_yaml_and_refused_with_conditions(tmp_path: Path) -> None:
+    (app,) = component(COMPACT).applications().values()
+    assert (app.tables["t"].batches.compact, app.tables["t"].batches.size) == (True, 50)
+    with pytest.raises(dg.DagsterInvalidDefinitionError, match="compact"):
+        component(
+            COMPACT.replace("    key: k\n    batches", "    key: k\n    idempotent: true\n    batches"), tmp_path
+        ).applications()
+
+
 OTHERS = """
 bounded_datasets:
   a: {input: lake.a, key: k, partitions: 1}

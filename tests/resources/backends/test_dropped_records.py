@@ -166,6 +166,7 @@ def test_a_record_that_a_trigger_drops_is_rejected_and_others_written(new_store,
     }
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("kind", ["put", "update", "upsert"])
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 def test_a_staged_batch_tells_which_records_a_trigger_dropped(new_store, kind, settings):
@@ -226,6 +227,7 @@ def test_a_dropped_message_stores_no_mark_and_is_applied_once_the_trigger_is_gon
     assert store.rows() == {1: 9, 2: 1}
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("size", SIZES)
 def test_a_trigger_that_changes_the_key_is_told_with_the_key_that_was_sent(new_store, size):
     store = new_store()

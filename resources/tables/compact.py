@@ -1,0 +1,264 @@
+"""Compact batches: of the writes of a key in one request, those are merged or left out that nobody could tell apart.
+
+    puts and deletes    the last one is sent
+    updates             one is sent: what they set and remove by the last, what they add by the sum, appends in order
+    anything else       sent as it is: gets, puts if absent, and what has conditions, which a table can't have
+
+`CompactLayer` is below the layer that makes requests, so a request has entries of one kind, except that deletes are
+puts of None (`as_put`). Other operations on a key between two of its writes are in another request, and end what is
+merged.
+
+Each entry keeps its own outcome. Entries that the function is certain to reject are found first (`find_misfits`), and
+are not merged. If the store rejects what was merged, which then had no effect, the entries of the key are sent one
+after the other, so that each one that is rejected is named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from decimal import Context, Decimal
+from typing import Any, NamedTuple
+
+from dagster_adjunct.resources.errors import PermanentError, TransientError
+from dagster_adjunct.resources.tables.functions import TableFunction, is_record_rejected
+from dagster_adjunct.resources.tables.metrics import Meter
+from dagster_adjunct.resources.tables.operation import (
+    Changes,
+    Layer,
+    Operation,
+    OperationKind,
+    Outcomes,
+    Problem,
+    RowEntries,
+    State,
+    to_changes,
+)
+
+_EXACT = Context(prec=2000)  # the default rounds sums to 28 digits
+
+
+def as_put(operation: Operation[Any]) -> Operation[Any]:
+    """Return a delete as a put of None, so that it can be in one request with puts; others as they are."""
+    if operation.kind is not OperationKind.DELETE or operation.conditions:
+        return operation
+    keys = list(operation.entries.keys)
+    return replace(operation, kind=OperationKind.PUT, entries=RowEntries(keys, [None] * len(keys)))
+
+
+def merge_updates(updates: Sequence[Any]) -> Mapping[str, Any] | Changes | None:
+    """Return one update that changes a record as these do in turn; None if there is none.
+
+    There is none if they are not mappings or `Changes`, or change a column in several ways: sets and removals are one
+    way, sums another, appended values a third. A sum that leaves its column's type and comes back is not rejected.
+    """
+    if not all(isinstance(update, Mapping | Changes) for update in updates):
+        return None
+    merging = _Merging()
+    if not all(merging.take(to_changes(update)) for update in updates):
+        return None
+    if all(isinstance(update, Mapping) for update in updates):
+        return merging.set
+    return Changes(merging.set, merging.add, merging.append, tuple(merging.remove))
+
+
+@dataclass(slots=True)
+class _Merging:
+    """The changes of the updates that were taken so far."""
+
+    set: dict[str, Any] = field(default_factory=dict)
+    add: dict[str, Any] = field(default_factory=dict)
+    append: dict[str, list[Any]] = field(default_factory=dict)
+    remove: dict[str, None] = field(default_factory=dict)
+
+    def take(self, changes: Changes) -> bool:
+        """Add the changes of one more update; return whether that is possible."""
+        assigned = {*self.set, *self.remove, *changes.set, *changes.remove}
+        added, appended = {*self.add, *changes.add}, {*self.append, *changes.append}
+        if assigned & added or assigned & appended or added & appended or set(changes.set) & set(changes.remove):
+            return False
+        for name, value in changes.set.items():
+            self.remove.pop(name, None)
+            self.set[name] = value
+        for name in changes.remove:
+            self.set.pop(name, None)
+            self.remove[name] = None
+        for name, values in changes.append.items():
+            self.append[name] = [*self.append.get(name, ()), *(values or ())]
+        return all(self._add(name, number) for name, number in changes.add.items())
+
+    def _add(self, name: str, number: Any) -> bool:
+        known = self.add.get(name)
+        if number is None or known is None:
+            self.add[name] = known if number is None else number
+        elif isinstance(number, Mapping) and isinstance(known, Mapping):
+            self.add[name] = {**known, **number}
+        elif isinstance(number, Decimal) and isinstance(known, Decimal | int):
+            self.add[name] = _EXACT.add(Decimal(known), number)
+        elif type(number) is type(known) and isinstance(number, int | float):
+            self.add[name] = known + number
+        else:
+            return False
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class CompactLayer:
+    """Merges the writes of a key in one operation, and gives each of them its outcome. `function` is the writer's."""
+
+    below: Layer
+    function: TableFunction | None
+    meter: Meter
+
+    async def send(self, operation: Operation[Any]) -> Outcomes:
+        if not operation.conditions and operation.kind is OperationKind.PUT:
+            return await self._send_last(operation)
+        if not operation.conditions and operation.kind is OperationKind.UPDATE:
+            return await self._send_merged(operation)
+        return await self.below.send(operation)
+
+    async def close(self) -> None:
+        await self.below.close()
+
+    async def _send_last(self, operation: Operation[Any]) -> Outcomes:
+        """Send the last entry of each key; if it is rejected for its content, the one before it, and so on."""
+        groups = group_by_key(operation.entries.keys)
+        problems = await self._find_misfits(operation, groups)
+        left = without(groups, problems)
+        saved = sum(map(len, left))
+        is_first = True
+        while left:
+            last = sorted(places[-1] for places in left)
+            saved -= len(last)
+            outcomes = await self._send_writes(operation, last, is_first=is_first)
+            is_first = False
+            failed = {place: outcomes.problems[at] for at, place in enumerate(last) if at in outcomes.problems}
+            problems.update(failed)
+            earlier = []
+            for places in left:
+                problem = failed.get(places[-1])
+                if problem is not None and is_record_rejected(problem):
+                    earlier.append(places[:-1])
+                elif problem is not None:
+                    problems.update(dict.fromkeys(places, problem))
+            left = [places for places in earlier if places]
+        self._count(saved)
+        return Outcomes(len(operation), problems=problems)
+
+    async def _send_writes(self, operation: Operation[Any], places: Sequence[int], *, is_first: bool) -> Outcomes:
+        """Send entries of different keys, as puts and, for those without a value, as deletes."""
+        entries = operation.entries
+        if entries.null_value() is None:
+            sent = operation if len(places) == len(operation) else operation.with_entries(entries.take(places))
+            return await self._send(sent, is_first=is_first)
+        outcomes, values = Outcomes(len(places)), entries.values or ()
+        for kind in (OperationKind.PUT, OperationKind.DELETE):
+            deletes = kind is OperationKind.DELETE
+            own = [at for at, place in enumerate(places) if (values[place] is None) is deletes]
+            if own:
+                keys = [entries.keys[places[at]] for at in own]
+                rows = RowEntries(keys, None if deletes else [values[places[at]] for at in own])
+                part = await self._send(replace(operation, kind=kind, entries=rows), is_first=is_first)
+                outcomes = outcomes.with_retried(own, part)
+                is_first = False
+        return outcomes
+
+    async def _send_merged(self, operation: Operation[Any]) -> Outcomes:
+        """Send one update of each key, or all of a key whose updates can't be merged."""
+        entries = operation.entries
+        groups = group_by_key(entries.keys)
+        if len(groups) == len(entries):
+            return await self.below.send(operation)
+        misfits = await self._find_misfits(operation, groups)
+        sent: list[_Sent] = []
+        for places in without(groups, misfits):
+            sent += _merge_entries(operation, places)
+        if all(len(one.places) == 1 for one in sent):
+            return await self.below.send(operation)
+        keys = [entries.keys[one.places[0]] for one in sent]
+        defaults = None if entries.defaults is None else [one.default for one in sent]
+        rows = RowEntries(keys, [one.value for one in sent], defaults)
+        outcomes = await self.below.send(operation.with_entries(rows))
+        problems, apart = dict(misfits), list[int]()
+        for at, one in enumerate(sent):
+            problem = outcomes.problems.get(at)
+            if problem is not None and len(one.places) > 1 and _had_no_effect(problem, one.value):
+                apart += one.places
+            elif problem is not None:
+                problems.update(dict.fromkeys(one.places, problem))
+        whole = Outcomes(len(operation), problems=problems, defaults_put=outcomes.defaults_put)
+        self._count(len(operation) - len(misfits) - len(sent) - len(apart))
+        if not apart:
+            return whole
+        apart.sort()
+        return whole.with_retried(apart, await self._send(operation.with_entries(entries.take(apart)), is_first=False))
+
+    async def _send(self, operation: Operation[Any], *, is_first: bool) -> Outcomes:
+        """Send a request. An error is an outcome unless it is the first: a raised one says that nothing was sent."""
+        try:
+            return await self.below.send(operation)
+        except Exception as error:
+            if is_first:
+                raise
+            state = State.FAILED if isinstance(error, TransientError) else State.REFUSED
+            return Outcomes.all(len(operation), Problem(state, error, of_request=True))
+
+    async def _find_misfits(self, operation: Operation[Any], groups: Sequence[Sequence[int]]) -> dict[int, Problem]:
+        """The problems of entries that are certain to be rejected, among keys with several entries."""
+        values = operation.entries.values or ()
+        several = [place for places in groups if len(places) > 1 for place in places]
+        asked = sorted(place for place in several if values[place] is not None)
+        if not asked or self.function is None:
+            return {}
+        found = await self.function.find_misfits(operation.with_entries(operation.entries.take(asked)))
+        return {asked[at]: problem for at, problem in found.items()}
+
+    def _count(self, saved: int) -> None:
+        if saved > 0:
+            self.meter.add("compacted", saved)
+
+
+class _Sent(NamedTuple):
+    """An entry to send, which stands for those at `places`."""
+
+    places: Sequence[int]
+    value: Any
+    default: Any
+
+
+def group_by_key(keys: Sequence[Hashable]) -> list[list[int]]:
+    """Return the indices of the entries of each key, in order."""
+    groups: dict[Hashable, list[int]] = {}
+    for place, key in enumerate(keys):
+        groups.setdefault(key, []).append(place)
+    return list(groups.values())
+
+
+def without(groups: Sequence[Sequence[int]], left_out: Mapping[int, object]) -> list[list[int]]:
+    """Return the groups without these indices, and without those that are empty then."""
+    kept = [[place for place in places if place not in left_out] for places in groups]
+    return [places for places in kept if places]
+
+
+def _merge_entries(operation: Operation[Any], places: Sequence[int]) -> list[_Sent]:
+    """Return what to send for the updates of one key: one entry, or all of them if they can't be merged.
+
+    A merged update has the first default: no later one would be used. So they need all to have one, or none.
+    """
+    values, defaults = operation.entries.values or (), operation.entries.defaults or [None] * len(operation)
+    own = [defaults[place] for place in places]
+    alike = len({default is None for default in own}) == 1
+    merged = merge_updates([values[place] for place in places]) if alike and len(places) > 1 else None
+    if merged is None:
+        return [_Sent([place], values[place], defaults[place]) for place in places]
+    return [_Sent(places, merged, own[0])]
+
+
+def _had_no_effect(problem: Problem, update: Any) -> bool:
+    """Whether a merged update was rejected for its content, so that its parts can be sent one by one.
+
+    An error of a user's function may come after an effect: then only what can be repeated is sent again.
+    """
+    if problem.state is State.MISSING or not is_record_rejected(problem):
+        return False
+    return isinstance(problem.error, PermanentError) or to_changes(update).repeatable
