@@ -30,6 +30,7 @@ from dagster_adjunct.assets.sources.entries import (
     offsets_to_json,
     raise_if_spark_needed,
 )
+from dagster_adjunct.assets.sources.order_samples import find_order_samples
 from dagster_adjunct.assets.unbounded import commit
 from dagster_adjunct.assets.unbounded.commit import Advance
 from dagster_adjunct.assets.unbounded.complete_rows import RowCompletion
@@ -86,15 +87,18 @@ def read_changes(
     spark: Callable[[], SparkSession],
     positions_from: int = 0,
     samples: Samples | None = None,
+    ahead: Ranges | None = None,
 ) -> tuple[DataFrame | pa.Table, Samples | None]:
     """Return the changes made from the records of these ranges, and the first values of the ordering columns.
 
     By offset, a change's position is its offset plus `positions_from`. `samples` are the first values of the ordering
-    columns, None before the first change. Raises SchemaMismatchError if the first change can't be ordered.
+    columns, None before the first change; `ahead` is what follows the ranges. Raises SchemaMismatchError if there are
+    changes, and none of them can be ordered.
     """
+    samples = find_order_samples(source, ranges, spark, samples, ahead)
     if spark is IN_PROCESS:
-        return decoding.decode_arrow_changes(source, source.read_arrow(ranges), positions_from, samples)
-    return decoding.decode_changes(source, source.read(spark(), ranges), positions_from, samples)
+        return decoding.decode_arrow_changes(source, source.read_arrow(ranges), positions_from, samples), samples
+    return decoding.decode_changes(source, source.read(spark(), ranges), positions_from, samples), samples
 
 
 def drop_late(
@@ -167,7 +171,9 @@ def write_changes(
     """
     source, spec, manifest, lake = advance.source, advance.spec, advance.manifest, advance.context.lake
     following, late = spec.following, None
-    changes, samples = read_changes(source, ranges, spark, manifest.positions_from, manifest.first_ordered)
+    reached = commit.offsets_after(advance, ranges)
+    ahead = {ssp: (offset, advance.ends[ssp]) for ssp, offset in reached.items()}
+    changes, samples = read_changes(source, ranges, spark, manifest.positions_from, manifest.first_ordered, ahead)
     if rewinding is None or following.history is not None:
         # A table that is being built has dropped no tombstones yet.
         horizon = None if advance.running else manifest.horizon
