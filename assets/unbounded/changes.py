@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.assets.declaration.change_formats import PROBLEM, ArrowChangeFormat
 from dagster_adjunct.assets.declaration.change_values import Samples
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.declaration.policies import DeadLetters
 from dagster_adjunct.assets.sources import changes as decoding
 from dagster_adjunct.assets.sources.entries import (
@@ -47,6 +48,7 @@ from dagster_adjunct.resources.bucketing.writer import WriteOptions
 from dagster_adjunct.resources.common import sum_counters
 from dagster_adjunct.resources.errors import CommitConflictError, DatasetError
 from dagster_adjunct.resources.lazy_modules import F, pa, pc
+from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from dagster_adjunct.resources.spark.tuning import interpret_small_plans
 from dagster_adjunct.resources.streams.system import OFFSET, PARTITION
@@ -63,11 +65,15 @@ def list_change_spark_needs(source: OpenedStream) -> list[str]:
     Their format has to be an ArrowChangeFormat. Dead letters store records as JSON, which needs Spark for records with
     fractions or decimals.
     """
-    spec, needed = source.spec, list_spark_needs(source)
+    return [*list_spark_needs(source), *list_format_spark_needs(source.spec, source.records)]
+
+
+def list_format_spark_needs(spec: AdjunctDataset, records: Schema) -> list[str]:
+    """Return, in words, why changes in records with these columns can't be decoded without Spark; empty if they can."""
+    needed = []
     if not isinstance(spec.following.changes, ArrowChangeFormat):
         needed.append(f"the form of its changes ({spec.following.changes.describe()})")
-    assert source.info.schema is not None, "raw records are rejected when the input is opened"
-    plain = all(decoding.supports_json(field.type) for field in source.info.schema.fields)
+    plain = all(decoding.supports_json(field.type) for field in records.fields)
     if isinstance(spec.following.on_bad_change, DeadLetters) and not plain:
         needed.append("dead letters of records with fractions or decimals")
     return needed

@@ -188,6 +188,8 @@ def check_datasets(app: Application, catalog: Catalog) -> None:
                 check_validator_columns(dataset, derive_stored_schema(dataset, records))
             if facts is not None and dataset.follows_changes:
                 check_changes_ordered(dataset, facts.key, facts.partitions, facts.partitioner)
+                if facts.schema is not None:
+                    check_order_paths(dataset, facts.schema)
         except AdjunctError as error:
             about = {name: value for name, value in error.facts.items() if name != "operator"}
             about |= {"dataset": dataset.name, "declared_at": format_place(dataset.declared_at)}

@@ -339,12 +339,19 @@ def render_text(plan: ExecutionPlan) -> str:
     }
     section("Joins by the records' own times", by_time, plan.by_time, [f"  {AS_OF_NOTE}"] if plan.by_time else ())
     lines += ["", "Tasks", *_describe_tasks(plan.tasks)]
-    if plan.engine == "auto" and not plan.needs_spark:
-        section("Engine", {}, (), ["  Small batches are computed without Spark."])
-    needs = [f"  - {need.operator}: {need.what}" for need in plan.needs_spark]
-    section("Engine: all batches need Spark", {}, (), needs)
+    if plan.engine == "auto":
+        needs = [f"  - {need.operator}: {need.what}" for need in plan.needs_spark]
+        title = "Engine: all batches need Spark" if needs else "Engine"
+        without = [] if needs else ["  Small batches are computed without Spark."]
+        section(title, {}, (), [*without, *needs, *map(_describe_advance, plan.advances)])
     section("Notes", {}, (), [f"  - {note}" for note in plan.notes])
     return "\n".join(lines) + "\n"
+
+
+def _describe_advance(advance: PlannedAdvance) -> str:
+    if not advance.needs_spark:
+        return f"  Dataset {advance.dataset}: few records are advanced without Spark."
+    return f"  Dataset {advance.dataset} is advanced with Spark, because of {'; '.join(advance.needs_spark)}."
 
 
 def _cell(value: object) -> str:
