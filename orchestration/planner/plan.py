@@ -181,8 +181,8 @@ class ExecutionPlan:
     """A proven application. Equal applications and catalogs give equal plans.
 
     `columns` are those after each operator, by its id; the JSON has only their names. With the `engine` "auto",
-    `needs_spark` says why no batch is computed without Spark; it is empty if small batches are. `advances` says the same
-    of each dataset that is made from a source.
+    `needs_spark` says why no batch is computed without Spark; it is empty if small batches are. `advances` says that of
+    each dataset that is made from a source.
     """
 
     application: str

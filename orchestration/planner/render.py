@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from dagster_adjunct.orchestration.operators.operator import BROADCAST, Exchange, PlannedStream
 
 if TYPE_CHECKING:
-    from dagster_adjunct.orchestration.planner.plan import ExecutionPlan, FedJoin, PlannedOperator, Task
+    from dagster_adjunct.orchestration.planner.plan import ExecutionPlan, FedJoin, PlannedAdvance, PlannedOperator, Task
 
 Item = Mapping[str, Any]
 
@@ -33,6 +33,7 @@ _ITEMS = {
     "calls": ("call", "of {of} at {operator} ({kind})"),
     "state": ("local table", "{table}"),
     "fed_joins": ("join with what is written here", "{join}"),
+    "advances": ("advance of dataset", "{dataset}"),
 }
 _CHANGE_TEXTS = {
     "summary": "does {new}, did {old}",
@@ -45,6 +46,7 @@ _CHANGE_TEXTS = {
     "marks": "marks applied records as {new}, did as {old}: records of an interrupted batch are applied again, and "
     "those that {new} has applied are skipped; name it by marks_as",
     "streams": "has the streams {new}, had {old}",
+    "needs_spark": "needs Spark because of {new}, did because of {old}",
 }
 
 

@@ -486,7 +486,7 @@ def test_an_incremental_row_without_a_position_is_a_letter_that_says_how_to_repa
     assert all("write them again in the source" in letter for letter in letters)
     send(sparkling, [as_record(change("repaired", INCREMENTAL | placed, op="r")), as_record(change("old", streamed))])
     sparkling.advance(spec)
-    assert held(sparkling) == {1: "repaired"}, "one with a position is ordered by it, also if others are delivered again"
+    assert held(sparkling) == {1: "repaired"}, "one with a position is ordered by it"
 
 
 SNAPS = Schema.of(id="bigint", v="string", deleted="string", op="string")
