@@ -14,6 +14,7 @@ from dagster_adjunct.assets.sources.entries import (
 )
 from dagster_adjunct.assets.sources.version_sources import list_query_spark_needs
 from dagster_adjunct.assets.unbounded.changes import list_format_spark_needs
+from dagster_adjunct.assets.validation.validators import list_spark_validators
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.operators.stream_facts import Catalog
 from dagster_adjunct.orchestration.planner.plan import PlannedAdvance
@@ -33,6 +34,9 @@ def plan_advances(app: Application, catalog: Catalog) -> tuple[PlannedAdvance, .
 
 def _list_spark_needs(dataset: AdjunctDataset, catalog: Catalog) -> Iterator[str]:
     following = dataset.following
+    validators = list_spark_validators(dataset)
+    if validators:
+        yield f"its validators {', '.join(validators)}"
     if isinstance(dataset.input, FileSource):
         yield from list_extractor_spark_needs(dataset)
         return

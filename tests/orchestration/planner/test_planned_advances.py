@@ -22,6 +22,7 @@ from dagster_adjunct.assets.declaration.policies import DeadLetters
 from dagster_adjunct.assets.declaration.snapshots import ParquetSnapshot
 from dagster_adjunct.assets.sources.entries import OpenedStream
 from dagster_adjunct.assets.unbounded.changes import list_change_spark_needs
+from dagster_adjunct.assets.validation.validators import min_rows
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.operators.stream_facts import StreamFacts
 from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
@@ -83,6 +84,16 @@ def follow(stream: str = "lake.rows", **declared: Any) -> AdjunctDataset:
         (bounded_dataset("d", input="lake.rows", key="id", partitions=2), ""),
         (bounded_dataset("d", input="kafka.rows", key="id", partitions=2), "stream system 'kafka'"),
         (bounded_dataset("d", input=FILES, key="id", partitions=2), ""),
+        (
+            bounded_dataset(
+                "d",
+                input=FILES,
+                key="id",
+                partitions=2,
+                validators=[min_rows(1), values_in("id", [1]), sql("n", "id > 0")],
+            ),
+            "its validators",
+        ),
         (
             bounded_dataset("d", input=QuerySource("SELECT 1L AS id", FILES.schema), key="id", partitions=2),
             "which is SQL",
