@@ -86,13 +86,9 @@ def follow(stream: str = "lake.rows", **declared: Any) -> AdjunctDataset:
         (bounded_dataset("d", input=FILES, key="id", partitions=2), ""),
         (
             bounded_dataset(
-                "d",
-                input=FILES,
-                key="id",
-                partitions=2,
-                validators=[min_rows(1), values_in("id", [1]), sql("n", "id > 0")],
+                "d", input=FILES, key="id", partitions=2, validators=[min_rows(1), sql_check("n", "id > 0")]
             ),
-            "its validators",
+            "its validators n",
         ),
         (
             bounded_dataset("d", input=QuerySource("SELECT 1L AS id", FILES.schema), key="id", partitions=2),
