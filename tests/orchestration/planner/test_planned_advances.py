@@ -22,7 +22,7 @@ from dagster_adjunct.assets.declaration.policies import DeadLetters
 from dagster_adjunct.assets.declaration.snapshots import ParquetSnapshot
 from dagster_adjunct.assets.sources.entries import OpenedStream
 from dagster_adjunct.assets.unbounded.changes import list_change_spark_needs
-from dagster_adjunct.assets.validation.validators import min_rows
+from dagster_adjunct.assets.validation.validators import min_rows, sql_check
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.operators.stream_facts import StreamFacts
 from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
