@@ -298,6 +298,7 @@ def _problem(
             (op == "d") & F.col(_RAW_BEFORE).isNull() & ~_has_own(key, own),
             F.lit("a delete without the row before it, so its key is unknown (REPLICA IDENTITY is NOTHING?)"),
         ),
+        *_empty_reasons(declared, op),
         *_unknown_reasons(declared, schema, key),
         *[
             F.when(writes & ~F.array_contains(_UNAVAILABLE, field.name), _check_value(declared, field, _RAW, _AFTER))
@@ -308,8 +309,12 @@ def _problem(
         *[_check_surrogates(field, F.col(_RAW)) for field in schema.fields if field.type == "string"],
         *[_check_surrogates(field, F.col(_RAW_BEFORE)) for field in old.fields if field.type == "string"],
     ]
+    reasons += _check_names(key, writes)
     if own:
         reasons.append(_check_own_key(own))
+    for name in key:
+        unknown = (op == "u") & F.col(_BEFORE).isNotNull() & F.col(_BEFORE)[name].isNull()
+        reasons.append(F.when(unknown & F.col(_AFTER)[name].isNotNull(), F.lit(f"null key column {name!r} before it")))
     if not comparable:
         reason = F.lit(
             "an update changes the key, and offsets of several partitions do not say which change of a key is newer: "
@@ -317,6 +322,35 @@ def _problem(
         )
         reasons.append(F.when(_key_changes(key), reason))
     return F.coalesce(*reasons)
+
+
+def _empty_reasons(declared: Envelope, op: Column) -> list[Column]:
+    """Return the reasons for rows without any column, `{}`; what Maxwell sends as the row before may have none."""
+    after = F.concat(F.lit("operation "), quote_column(op), F.lit(" with an empty row after it: 'after' is {}"))
+    before = F.concat(F.lit("operation "), quote_column(op), F.lit(" with an empty row before it: 'before' is {}"))
+    reasons = [F.when(op.isin("c", "r", "u") & (_row_text("after") == "{}"), after)]
+    if declared.layout != "maxwell":
+        reasons.append(F.when(op.isin("u", "d") & (_row_text("before") == "{}"), before))
+    return reasons
+
+
+def _row_text(side: str) -> Column:
+    """Return the row on this side of the envelope as JSON."""
+    bare, wrapped = F.get_json_object(TEXT, f"$.{side}"), F.get_json_object(TEXT, f"$.payload.{side}")
+    return F.when(F.col(_PARSED)["payload"].isNotNull(), wrapped).otherwise(bare)
+
+
+def _check_names(key: tuple[str, ...], writes: Column) -> list[Column]:
+    """Return the reasons for rows that lack a column of the key, with the columns that are there."""
+    reasons = []
+    for name in key:
+        names = F.coalesce(F.json_object_keys(_row_text("after")), _no_names())
+        shown = F.concat(
+            F.lit(f"the row after it has no key column {name!r}, but "), mark_column(F.array_join(names, ", "))
+        )
+        lacks = F.when(~F.array_contains(names, name), shown)
+        reasons.append(F.when(writes & F.col(_RAW)[name].isNull(), lacks))
+    return reasons
 
 
 _FIELDS = "map<string,string>"

@@ -37,6 +37,7 @@ from dagster_adjunct.assets.unbounded.commit import Advance
 from dagster_adjunct.assets.unbounded.complete_rows import RowCompletion
 from dagster_adjunct.assets.unbounded.dead_letters import build_dead_letters, dead_letter_producer, send_dead_letters
 from dagster_adjunct.assets.unbounded.progress import bootstrap_progress
+from dagster_adjunct.assets.unbounded.suspicious_values import find_suspicious_values
 from dagster_adjunct.assets.versions.dataset_log import Attempt
 from dagster_adjunct.assets.versions.leases import lease_served, record_build
 from dagster_adjunct.assets.versions.manifest import Change, UnboundedManifest
@@ -281,6 +282,10 @@ def apply_changes(advance: Advance) -> tuple[Advance, Action]:
         reached = running and last and commit.reaches_target(advance, ranges)
         if not ranges and not reached:
             return advance, "waiting" if running else action
+        is_first = not any(generation.files for generation in target_generations(advance))
+        if is_first and ranges and advance.context.spark is not IN_PROCESS:
+            found = find_suspicious_values(advance.source, ranges, advance.context.spark)
+            advance = replace(advance, warnings=found)
         advance, records = apply_ranges(advance, ranges, reached=reached)
         done += records
         action = "bootstrapped" if running else "applied" if action == "up-to-date" else action
