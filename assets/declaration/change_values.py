@@ -6,7 +6,8 @@ A position is computed from the columns or paths of `order_by`:
     one number                    an integer, a date, a timestamp, a log position: a bigint, unchanged
     several values, and strings   a string that sorts as the values do, from the left
 
-The first change determines the format of a string (a log position, a GTID, …), and all later values must have it.
+The first change with a value of a known format determines that of a string (a log position, a GTID, …). All others
+must have it.
 
 A reason may quote values of the record, between control characters, until `render_reason` shows or masks them.
 """
@@ -35,7 +36,7 @@ _MARKED = re.compile(f"{_BEGINS}[^{_ENDS}]*{_ENDS}")
 NO_PATH = "\x04"
 """The prefix of the reason why a change lacks a path of `order_by`.
 
-If the first change of a dataset lacks it, the advance fails; a later one is a bad change.
+Such a change is a bad one. If all changes of a stream lack it, the advance fails.
 """
 _UNMARKED = str.maketrans("", "", _BEGINS + _ENDS + NO_PATH)
 _HIDDEN = "a hidden value"
@@ -127,6 +128,40 @@ _UNORDERED = (
 )  # fmt: skip
 
 
+_SOURCE_FIELDS = frozenset((
+    *_UNORDERED, "lsn", "scn", "file", "pos", "row", "gtid", "commit_lsn", "change_lsn", "event_serial_no", "ord",
+    "ssn", "ts_ms", "ts_us", "ts_ns", "commit_scn", "start_scn", "commit_ts", "commit_ts_ms", "start_ts_ms",
+    "cluster_id", "ts_hlc", "mvcc_timestamp", "record_sequence", "server_transaction_id", "low_watermark",
+))  # fmt: skip
+"""The fields of `source` that Debezium's connectors, and others with its format, are known to send."""
+
+
+def is_known_path(path: str) -> bool:
+    """Whether a connector is known to send this path."""
+    return path.removeprefix("source.") in _SOURCE_FIELDS or path in _TIMES
+
+
+def suggest_path(path: str) -> str | None:
+    """Return the known path that this one, which is not known, is a misspelling of: one letter or two swapped ones.
+
+    None if there is none.
+    """
+    if is_known_path(path):
+        return None
+    known = [*(f"source.{name}" for name in sorted(_SOURCE_FIELDS - set(_UNORDERED))), *_TIMES]
+    return next((other for other in known if _is_misspelt(path.lower(), other)), None)
+
+
+def _is_misspelt(text: str, word: str) -> bool:
+    """Whether a text is a word with at most one letter added, left out or replaced, or two neighbours swapped."""
+    same = 0
+    while same < min(len(text), len(word)) and text[same] == word[same]:
+        same += 1
+    mine, other = text[same:], word[same:]
+    swapped = mine[:2] == other[1::-1] and mine[2:] == other[2:]
+    return swapped or mine[1:] == other[1:] or mine[1:] == other or mine == other[1:]
+
+
 def order_as_code(order: Order) -> str:
     """Return an order as a declaration has it: `order_by=["source.file", "source.pos"]`."""
     names = ", ".join(f'"{name}"' for name in order)
@@ -208,21 +243,24 @@ def ordering_pattern(name: str, sample: str) -> str | None:
     return None
 
 
-def can_order_changes(name: str, sample: str, order: Order) -> bool:
-    """Whether `sample`, the first value of a name in the order, can order changes: it has a known format.
+def orderable_pattern(name: str, order: Order) -> str:
+    """Return the regular expression, for Java and RE2, of strings in a format by which this name can order changes.
 
-    A path whose positions are bigints needs a whole number.
+    A path whose positions are bigints needs whole numbers.
     """
-    pattern = ordering_pattern(name, sample)
-    return pattern == NUMBER_PATTERN if order == (name,) and name in _NUMBERS else pattern is not None
+    if order == (name,) and name in _NUMBERS:
+        return NUMBER_PATTERN
+    formats = [NUMBER_PATTERN, _LSN.pattern, _GTID.pattern, _BINLOG.pattern]
+    formats += [_POSTGRES_LSN.pattern] if "lsn" in name.lower() else []
+    formats += [_MARIADB_GTID.pattern] if "gtid" in name.lower() else []
+    return "|".join(f"(?:{pattern})" for pattern in formats)
 
 
 def unordered_reason(name: str, sample: str) -> str:
-    """Return the reason why a first change with this value, of unknown format, can't be ordered."""
+    """Return the reason why a change with this value, of unknown format, can't be ordered."""
     return (
-        f"order_by names {name!r}, which is {quote_value(sample)} in the first change, which has no known "
-        "order: expected a whole number, a log position (0000002c:00000c68:0003), a binary log (mysql-bin.000009) "
-        "or a GTID of one server"
+        f"{name!r} is {quote_value(sample)}, which has no known order: expected a whole number, a log position "
+        "(0000002c:00000c68:0003), a binary log (mysql-bin.000009) or a GTID of one server"
     )
 
 

@@ -142,7 +142,7 @@ def _envelope(whole: Column, plain: Mapping[str, Column], nested: Mapping[str, C
 _PARSED = "__parsed"
 _OP, _RAW, _BEFORE, _AFTER = "__op", "__raw_after", "__before", "__after"
 _RAW_BEFORE, _CHANGE, _ROW = "__raw_before", "__change", "__row"
-_UNAVAILABLE = "__unavailable"
+_UNAVAILABLE, _INCREMENTAL = "__unavailable", "__incremental"
 
 
 def decode_envelopes(
@@ -184,11 +184,16 @@ def decode_envelopes(
     )
     if declared.completes:
         read = read.withColumn(KEPT, _kept(declared, schema))
+    read = read.withColumn(_INCREMENTAL, _is_incremental())
     absent = [_check_path(path, first=path == order_by[0]) for path in paths]
-    problem = F.coalesce(_problem(declared, schema, old, key, own, comparable), *absent)
+    unplaced = [_check_incremental(path) for path in paths if path in (order_by[0], "source.pos")]
+    problem = F.coalesce(_problem(declared, schema, old, key, own, comparable), *unplaced, *absent)
     changes = _changes(schema, old, key, own).alias(_CHANGE)
     others = [F.col(name) for name in kept if name not in (TOMBSTONE, TEXT, UNREAD)]
-    read = read.select("*", problem.alias(PROBLEM)).withColumn(SNAPSHOT, F.coalesce(F.col(_OP) == "r", F.lit(False)))
+    # By offset, a row of an incremental snapshot is in its place among the changes of its key: Debezium leaves out rows
+    # that are changed while it reads them.
+    below = (F.col(_OP) == "r") & ~F.col(_INCREMENTAL) if not order_by else F.col(_OP) == "r"
+    read = read.select("*", problem.alias(PROBLEM)).withColumn(SNAPSHOT, F.coalesce(below, F.lit(False)))
     others += [F.col(name) for name in (SNAPSHOT, *map(path_column, paths))]
     others += [F.col(KEPT)] if declared.completes else []
     changed = read.select(*others, F.explode(changes).alias(_CHANGE))
@@ -293,6 +298,7 @@ def _problem(
             (op == "d") & F.col(_RAW_BEFORE).isNull() & ~_has_own(key, own),
             F.lit("a delete without the row before it, so its key is unknown (REPLICA IDENTITY is NOTHING?)"),
         ),
+        *_empty_reasons(declared, op),
         *_unknown_reasons(declared, schema, key),
         *[
             F.when(writes & ~F.array_contains(_UNAVAILABLE, field.name), _check_value(declared, field, _RAW, _AFTER))
@@ -303,8 +309,12 @@ def _problem(
         *[_check_surrogates(field, F.col(_RAW)) for field in schema.fields if field.type == "string"],
         *[_check_surrogates(field, F.col(_RAW_BEFORE)) for field in old.fields if field.type == "string"],
     ]
+    reasons += _check_names(key, writes)
     if own:
         reasons.append(_check_own_key(own))
+    for name in key:
+        unknown = (op == "u") & F.col(_BEFORE).isNotNull() & F.col(_BEFORE)[name].isNull()
+        reasons.append(F.when(unknown & F.col(_AFTER)[name].isNotNull(), F.lit(f"null key column {name!r} before it")))
     if not comparable:
         reason = F.lit(
             "an update changes the key, and offsets of several partitions do not say which change of a key is newer: "
@@ -312,6 +322,35 @@ def _problem(
         )
         reasons.append(F.when(_key_changes(key), reason))
     return F.coalesce(*reasons)
+
+
+def _empty_reasons(declared: Envelope, op: Column) -> list[Column]:
+    """Return the reasons for rows without any column, `{}`; what Maxwell sends as the row before may have none."""
+    after = F.concat(F.lit("operation "), quote_column(op), F.lit(" with an empty row after it: 'after' is {}"))
+    before = F.concat(F.lit("operation "), quote_column(op), F.lit(" with an empty row before it: 'before' is {}"))
+    reasons = [F.when(op.isin("c", "r", "u") & (_row_text("after") == "{}"), after)]
+    if declared.layout != "maxwell":
+        reasons.append(F.when(op.isin("u", "d") & (_row_text("before") == "{}"), before))
+    return reasons
+
+
+def _row_text(side: str) -> Column:
+    """Return the row on this side of the envelope as JSON."""
+    bare, wrapped = F.get_json_object(TEXT, f"$.{side}"), F.get_json_object(TEXT, f"$.payload.{side}")
+    return F.when(F.col(_PARSED)["payload"].isNotNull(), wrapped).otherwise(bare)
+
+
+def _check_names(key: tuple[str, ...], writes: Column) -> list[Column]:
+    """Return the reasons for rows that lack a column of the key, with the columns that are there."""
+    reasons = []
+    for name in key:
+        names = F.coalesce(F.json_object_keys(_row_text("after")), _no_names())
+        shown = F.concat(
+            F.lit(f"the row after it has no key column {name!r}, but "), mark_column(F.array_join(names, ", "))
+        )
+        lacks = F.when(~F.array_contains(names, name), shown)
+        reasons.append(F.when(writes & F.col(_RAW)[name].isNull(), lacks))
+    return reasons
 
 
 _FIELDS = "map<string,string>"
@@ -337,6 +376,27 @@ def _check_path(path: str, *, first: bool) -> Column:
     asked = F.col(path_column(path)).isNull() & F.col(_OP).isin("c", "r", "u", "d")
     asked = asked if first else asked & (F.col(_OP) != "r")
     return F.when(asked, F.when(~F.coalesce(F.map_contains_key(fields, name), F.lit(False)), reason))
+
+
+def _is_incremental() -> Column:
+    """Return whether the change is a row of an incremental snapshot, which Debezium reads while it streams changes."""
+    sent = F.coalesce(*[F.get_json_object(TEXT, f"$.{block}source.snapshot") for block in ("", "payload.")])
+    return F.coalesce((F.col(_OP) == "r") & (F.lower(sent) == "incremental"), F.lit(False))
+
+
+_NOWHERE = "^[0:]*$"  # what connectors send in place of a position
+
+
+def _check_incremental(path: str) -> Column:
+    """Return the reason for a row of an incremental snapshot without a position in this path of `order_by`."""
+    value = F.col(path_column(path))
+    reason = (
+        f"no value to order by: it is a row of an incremental snapshot without a position in {path!r}, so it may be "
+        "older than a change of its key. To repair rows, write them again in the source (in PostgreSQL, UPDATE … SET "
+        "id = id), take a blocking snapshot, whose rows have positions, or rebuild the dataset from a new stream or a "
+        "bulk snapshot"
+    )
+    return F.when(F.col(_INCREMENTAL) & F.coalesce(value.rlike(_NOWHERE), F.lit(True)), F.lit(reason))
 
 
 _READ = ("string", "bigint")  # the types that from_json itself checks

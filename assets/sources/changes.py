@@ -48,22 +48,17 @@ if TYPE_CHECKING:
 _POSITION = r"^[+-]?\d{1,30}$"
 
 
-def add_order(
-    spec: AdjunctDataset, rows: DataFrame, schema: Schema, samples: Samples | None
-) -> tuple[DataFrame, Samples | None]:
-    """Return the rows with their positions in the column ORDER, and the first ordering values.
+def add_order(spec: AdjunctDataset, rows: DataFrame, schema: Schema, samples: Samples | None) -> DataFrame:
+    """Return the rows with their positions in the column ORDER; a row that can't be ordered gets a problem.
 
-    A row that can't be ordered gets a problem. `samples` are the first values as far as they are known. Raises
-    SchemaMismatchError if the first change can't be ordered.
+    `samples` are the first ordering values as far as they are known (see `find_order_samples`).
     """
     order, string = spec.following.order or (), change_values.position_type(spec.following.order, schema) == "string"
     if order == change_values.STREAMED_FIRST:
         below = F.when(F.col(SNAPSHOT), F.lit(change_values.SNAPSHOT_ROWS)).otherwise(F.lit(0)).cast("bigint")
-        return rows.withColumn(ORDER, F.col(OFFSET) + below).drop(SNAPSHOT), samples
+        return rows.withColumn(ORDER, F.col(OFFSET) + below).drop(SNAPSHOT)
     paths = [name for name in order if name not in schema.names]
-    values = [_order_text(name, schema) if string or name in paths else named_column(name) for name in order]
-    if any(name in paths or schema.field(name).type == "string" for name in order):
-        samples = find_first_order_values(spec, rows, values, samples)
+    values = order_columns(order, schema)
     parts: list[Column] = []
     reasons: list[Column] = []
     # A snapshot's row lacks the fields of a streamed change: it comes before every change with them.
@@ -83,50 +78,13 @@ def add_order(
         reason = F.lit(change_values.incomparable_reason(name, sample if string else None))
         reasons.append(F.when(part.isNull() & ~missing, F.concat(change_values.quote_column(value), reason)))
     placed = add_problem(rows.withColumn(ORDER, F.concat(*parts) if string else parts[0]), *reasons)
-    return placed.drop(*[change_formats.path_column(path) for path in paths], SNAPSHOT), samples
+    return placed.drop(*[change_formats.path_column(path) for path in paths], SNAPSHOT)
 
 
-def find_first_order_values(
-    spec: AdjunctDataset, rows: DataFrame, values: Sequence[Column], samples: Samples | None
-) -> Samples | None:
-    """Return the values by which the first change is ordered; later values must have their formats.
-
-    A value that is null in the first change is that of the first change that has it. None without changes. Raises
-    SchemaMismatchError if the first change can't be ordered.
-    """
-    if samples is not None and None not in samples:
-        return samples
-    names = [f"v{place}" for place in range(len(values))]
-    changes = rows.select(F.col(PROBLEM), *[value.alias(name) for value, name in zip(values, names, strict=True)])
-    changes = changes.where(F.col(PROBLEM).isNull() | F.startswith(F.col(PROBLEM), F.lit(change_values.NO_PATH)))
-    if samples is None:
-        first = changes.head()
-        if first is None:
-            return None
-        if first[PROBLEM] is not None:
-            raise unorderable_error(spec, first[PROBLEM])
-        samples = tuple(first[name] for name in names)
-    found = []
-    for name, sample in zip(names, samples, strict=True):
-        later = changes.where(F.col(name).isNotNull()).head() if sample is None else None
-        found.append(sample if later is None else later[name])
-    return check_order_values(spec, tuple(found))
-
-
-def check_order_values(spec: AdjunctDataset, samples: Samples) -> Samples:
-    """Return these first values unchanged. Raises SchemaMismatchError for one that can't order changes."""
-    for name, sample in zip(spec.following.order_by or (), samples, strict=True):
-        if sample is not None and not change_values.can_order_changes(name, sample, spec.following.order_by or ()):
-            raise unorderable_error(spec, change_values.unordered_reason(name, sample), name)
-    return samples
-
-
-def unorderable_error(spec: AdjunctDataset, reason: str, name: str | None = None) -> SchemaMismatchError:
-    """Return the error for a first change that can't be ordered."""
-    hidden = spec.sensitive or getattr(spec.extractor, "sensitive", ())
-    problem = f"dataset {spec.name!r} (input {spec.input}): {change_values.render_reason(reason, values=not hidden)}."
-    step = "Nothing was committed. Name in order_by what the changes have, or leave it out to order by offset."
-    return SchemaMismatchError(problem, step, dataset=spec.name, column=name, argument="order_by")
+def order_columns(order: Sequence[str], schema: Schema) -> list[Column]:
+    """Return the values of the names in `order_by`: as strings, if positions are made of strings or paths."""
+    string = change_values.position_type(tuple(order), schema) == "string"
+    return [_order_text(name, schema) if string or name not in schema.names else named_column(name) for name in order]
 
 
 def _order_text(name: str, schema: Schema) -> Column:
@@ -173,36 +131,49 @@ _CORRECT = (
 )
 
 
-def decode_changes(
-    source: OpenedStream, records: DataFrame, positions_from: int = 0, samples: Samples | None = None
-) -> tuple[DataFrame, Samples | None]:
-    """Return the changes made from records: the columns of the entries, META, `__position` and PROBLEM.
+def decode_rows(source: OpenedStream, records: DataFrame) -> DataFrame:
+    """Return the changes of rows made from records, before these are ordered: the columns of the rows, META, PROBLEM.
 
-    A change may make none, one or several entries; its problem is why it can't be applied. With dead letters, `__raw`
-    is its record as JSON. `positions_from` is added to positions by offset. `samples` are the first ordering values,
-    None if there were no changes yet: the result has them as far as they are known now. Raises SchemaMismatchError if
-    the first change can't be ordered.
+    With dead letters, `__raw` is the record as JSON.
     """
-    spec, stream_schema, entry_schema = source.spec, source.records, source.schema
-    what, following = describe_input(spec), spec.following
-    rows_schema = select_relevant_columns(spec, derive_row_schema(spec, stream_schema))
+    spec, following = source.spec, source.spec.following
+    schema = relevant_schema(source)
     outside = F.expr(unreadable_condition(TIMESTAMP, "timestamp"))
     records = records.withColumn(TIMESTAMP, F.when(~outside, F.col(TIMESTAMP)))
     if following.on_bad_change != "fail":
-        given = F.struct(*[named_column(name) for name in stream_schema.names])
+        given = F.struct(*[named_column(name) for name in source.records.names])
         records = records.withColumn(RAW, F.to_json(given, {"ignoreNullFields": "false"}))
-    order_by, order = following.order_by or (), following.order
+    order_by = following.order_by or ()
     rows = following.changes.decode(
         records,
-        rows_schema,
-        what,
-        key=tuple(name for name in spec.key if name in rows_schema.names),
+        schema,
+        describe_input(spec),
+        key=tuple(name for name in spec.key if name in schema.names),
         order_by=order_by,
         comparable=bool(order_by) or len(source.ssps) == 1,
     )
-    rows = _reject_unreadable(rows, rows_schema)
+    return _reject_unreadable(rows, schema)
+
+
+def relevant_schema(source: OpenedStream) -> Schema:
+    """Return the columns of the changed rows that the dataset stores or uses."""
+    return select_relevant_columns(source.spec, derive_row_schema(source.spec, source.records))
+
+
+def decode_changes(
+    source: OpenedStream, records: DataFrame, positions_from: int = 0, samples: Samples | None = None
+) -> DataFrame:
+    """Return the changes made from records: the columns of the entries, META, `__position` and PROBLEM.
+
+    A change may make none, one or several entries; its problem is why it can't be applied. With dead letters, `__raw`
+    is its record as JSON. `positions_from` is added to positions by offset. `samples` are the first ordering values
+    (see `find_order_samples`).
+    """
+    spec, entry_schema = source.spec, source.schema
+    what, following, order = describe_input(spec), spec.following, spec.following.order
+    rows = decode_rows(source, records)
     if order is not None:
-        rows, samples = add_order(spec, rows, rows_schema, samples)
+        rows = add_order(spec, rows, relevant_schema(source), samples)
     if following.history is not None:
         rows = _add_valid_from(rows, following.valid_from)
     if spec.extractor is not None:
@@ -218,7 +189,7 @@ def decode_changes(
     position = F.col(OFFSET if order is None else ORDER)
     if positions_from and following.order_by is None:
         position = position + F.lit(positions_from).cast("bigint")
-    made = changes.select(
+    return changes.select(
         *[named_column(name) for name in entry_schema.names],
         *META,
         position.alias(POSITION),
@@ -226,7 +197,6 @@ def decode_changes(
         *([F.col(VALID_FROM)] if following.history is not None else []),
         *more,
     )
-    return made, samples
 
 
 def fail_on_problems(changes: DataFrame, dataset: str) -> DataFrame:
@@ -359,22 +329,27 @@ def _day(days: int) -> str:
     return format_spark_date(str(np.datetime64(days, "D")))
 
 
-def decode_arrow_changes(
-    source: OpenedStream, records: pa.Table, positions_from: int = 0, samples: Samples | None = None
-) -> tuple[pa.Table, Samples | None]:
-    """Return what `decode_changes` returns, for records in Arrow."""
-    spec, schema, following = source.spec, source.schema, source.spec.following
-    what = describe_input(spec)
+def decode_arrow_rows(source: OpenedStream, records: pa.Table) -> pa.Table:
+    """Return what `decode_rows` returns, for records in Arrow."""
+    following, schema = source.spec.following, relevant_schema(source)
     assert isinstance(following.changes, ArrowChangeFormat), "other formats were rejected before"
-    columns = select_relevant_columns(spec, derive_row_schema(spec, source.records))
     records = _set_column(
         records, TIMESTAMP, null_out_rows(records.column(TIMESTAMP), unreadable_values(records.column(TIMESTAMP)))
     )
     if following.on_bad_change != "fail":
         records = _set_column(records, RAW, records_to_json(records, source.records))
-    rows = _reject_unreadable_in_arrow(following.changes.decode_arrow(records, columns), columns)
+    return _reject_unreadable_in_arrow(following.changes.decode_arrow(records, schema), schema)
+
+
+def decode_arrow_changes(
+    source: OpenedStream, records: pa.Table, positions_from: int = 0, samples: Samples | None = None
+) -> pa.Table:
+    """Return what `decode_changes` returns, for records in Arrow."""
+    spec, schema, following = source.spec, source.schema, source.spec.following
+    what = describe_input(spec)
+    rows = decode_arrow_rows(source, records)
     if following.order is not None:
-        rows, samples = _add_order_in_arrow(spec, rows, columns, samples)
+        rows = _add_order_in_arrow(spec, rows, relevant_schema(source), samples)
     if following.history is not None:
         rows = _add_valid_from_in_arrow(rows, following.valid_from)
     if spec.extractor is not None:
@@ -394,25 +369,17 @@ def decode_arrow_changes(
     made = {name: rows.column(name) for name in (*schema.names, *META)}
     made |= {POSITION: placed, PROBLEM: pa.array(reasons, pa.string())}
     made |= {name: rows.column(name) for name in (VALID_FROM, KEPT, RAW) if name in rows.column_names}
-    return pa.table(made), samples
+    return pa.table(made)
 
 
-def _add_order_in_arrow(
-    spec: AdjunctDataset, rows: pa.Table, schema: Schema, samples: Samples | None
-) -> tuple[pa.Table, Samples | None]:
+def _add_order_in_arrow(spec: AdjunctDataset, rows: pa.Table, schema: Schema, samples: Samples | None) -> pa.Table:
     """Return what `add_order` returns, for rows in Arrow."""
     order = spec.following.order or ()
     if order == change_values.STREAMED_FIRST:
         below = pc.if_else(rows.column(SNAPSHOT), pa.scalar(change_values.SNAPSHOT_ROWS), pa.scalar(0))
-        return _set_column(rows, ORDER, pc.add(rows.column(OFFSET), below)).drop_columns([SNAPSHOT]), samples
+        return _set_column(rows, ORDER, pc.add(rows.column(OFFSET), below)).drop_columns([SNAPSHOT])
     values = [position_array(rows, name, schema) for name in order]
     string = change_values.position_type(order, schema) == "string"
-    if any(schema.field(name).type == "string" for name in order):
-        fine, known = rows.column(PROBLEM).is_null(), samples or (None,) * len(order)
-        sent = [value.filter(pc.and_(fine, value.is_valid())).cast("string") for value in values]
-        first = [new[0].as_py() if len(new) else None for new in sent]
-        found = tuple(new if old is None else old for old, new in zip(known, first, strict=True))
-        samples = None if found == (None,) * len(order) else check_order_values(spec, found)
     none = pa.array([False] * rows.num_rows, pa.bool_())
     snapshot = rows.column(SNAPSHOT) if SNAPSHOT in rows.column_names else none
     parts, reasons = [], dict[int, str]()
@@ -431,7 +398,7 @@ def _add_order_in_arrow(
     rows = _set_column(rows, ORDER, pc.binary_join_element_wise(*parts, "") if string else parts[0])
     if reasons:
         rows = add_problems(rows, [reasons.get(row) for row in range(rows.num_rows)])
-    return rows.drop_columns([SNAPSHOT] if SNAPSHOT in rows.column_names else []), samples
+    return rows.drop_columns([SNAPSHOT] if SNAPSHOT in rows.column_names else [])
 
 
 def position_array(rows: pa.Table, name: str, schema: Schema) -> pa.ChunkedArray:

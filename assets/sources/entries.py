@@ -185,9 +185,13 @@ def _reject_tombstones_column(what: str) -> Column:
 
 def list_spark_needs(source: OpenedStream) -> list[str]:
     """Return, in words, why this dataset's entries can't be made without Spark; empty if they can."""
-    spec, needed = source.spec, list[str]()
-    if not source.system.implements("read_arrow"):
-        needed.append(f"stream system {source.system.name!r}, whose records only Spark reads")
+    return list_stream_spark_needs(source.spec, in_arrow=source.system.implements("read_arrow"))
+
+
+def list_stream_spark_needs(spec: AdjunctDataset, *, in_arrow: bool) -> list[str]:
+    """Return what `list_spark_needs` returns; `in_arrow` says whether its stream can be read without Spark."""
+    system = split_stream_name(str(spec.input))[0]
+    needed = [] if in_arrow else [f"stream system {system!r}, whose records only Spark reads"]
     return [*needed, *list_extractor_spark_needs(spec)]
 
 

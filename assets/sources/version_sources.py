@@ -255,6 +255,12 @@ def _parse_ranges(delivery: Delivery) -> dict[SystemStreamPartition, tuple[str, 
     return {SystemStreamPartition.parse(ssp): span for ssp, span in delivery.ranges.items()}
 
 
+def list_query_spark_needs(spec: AdjunctDataset, query: QuerySource) -> list[str]:
+    """Return, in words, why the query can't be run, or entries made, without Spark; empty if they can."""
+    needed = ["its query, which is SQL"] if isinstance(query.query, str) else []
+    return [*needed, *entries.list_extractor_spark_needs(spec)]
+
+
 class QueryVersions(VersionSource):
     """The one version that a query computes now, named after its partition or else after the time in UTC.
 
@@ -293,10 +299,7 @@ class QueryVersions(VersionSource):
 
     def list_spark_needs(self) -> list[str]:
         """Return, in words, why the query can't be run, or entries made, without Spark."""
-        return [
-            *(["its query, which is SQL"] if isinstance(self._query.query, str) else []),
-            *super().list_spark_needs(),
-        ]
+        return list_query_spark_needs(self.spec, self._query)
 
     def records_in_arrow(self, delivery: Delivery) -> pa.Table:
         """Run the query and return its rows with the columns of META.

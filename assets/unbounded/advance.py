@@ -26,6 +26,7 @@ from dagster_adjunct.assets.declaration.snapshots import Snapshot, offset_error,
 from dagster_adjunct.assets.reading.superseded import is_mask_due, try_to_write_mask
 from dagster_adjunct.assets.sources.changes import add_order
 from dagster_adjunct.assets.sources.entries import Offsets, OpenedStream, offsets_by_partition, offsets_to_json
+from dagster_adjunct.assets.sources.order_samples import needs_samples, samples_in_frame, unorderable_error
 from dagster_adjunct.assets.unbounded import commit
 from dagster_adjunct.assets.unbounded.changes import apply_changes, check_spark_needs
 from dagster_adjunct.assets.unbounded.commit import Advance
@@ -48,7 +49,14 @@ from dagster_adjunct.resources.objects.store import staged_file_errors
 from dagster_adjunct.resources.schemas.schema import Schema, is_widening, named_column, repeated_names
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from dagster_adjunct.resources.spark.tasks import translate_spark_errors
-from dagster_adjunct.resources.streams.system import TIMESTAMP, TOMBSTONE, StreamSystem, SystemStreamPartition
+from dagster_adjunct.resources.streams.system import (
+    OFFSET,
+    PARTITION,
+    TIMESTAMP,
+    TOMBSTONE,
+    StreamSystem,
+    SystemStreamPartition,
+)
 from dagster_adjunct.resources.validation import validated
 
 if TYPE_CHECKING:
@@ -117,7 +125,21 @@ def _with_positions(source: OpenedStream, rows: DataFrame) -> tuple[DataFrame, S
     lowest = F.lit(LOWEST).cast("bigint") if source.position_type == "bigint" else F.lit("")
     if not order or not set(order) <= set(source.schema.names):
         return rows.withColumn(POSITION, lowest), None
-    placed, samples = add_order(source.spec, rows.withColumn(PROBLEM, F.lit(None).cast("string")), source.schema, None)
+    rows = rows.withColumns(
+        {
+            PROBLEM: F.lit(None).cast("string"),
+            TIMESTAMP: F.lit(None).cast("timestamp"),
+            OFFSET: F.lit(0),
+            PARTITION: F.lit(0),
+        }
+    )
+    samples: Samples | None = None
+    if needs_samples(order, source.schema):
+        seen = samples_in_frame(source.spec, rows, source.schema)
+        if seen.lacking is not None:
+            raise unorderable_error(source.spec, *seen.lacking)
+        samples = seen.values
+    placed = add_order(source.spec, rows, source.schema, samples).drop(TIMESTAMP, OFFSET, PARTITION)
     return placed.withColumn(POSITION, F.coalesce(F.col(ORDER), lowest)).drop(ORDER, PROBLEM), samples
 
 

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from dagster_adjunct.assets.declaration.change_formats import PROBLEM, ArrowChangeFormat
 from dagster_adjunct.assets.declaration.change_values import Samples
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.declaration.policies import DeadLetters
 from dagster_adjunct.assets.sources import changes as decoding
 from dagster_adjunct.assets.sources.entries import (
@@ -30,11 +31,13 @@ from dagster_adjunct.assets.sources.entries import (
     offsets_to_json,
     raise_if_spark_needed,
 )
+from dagster_adjunct.assets.sources.order_samples import find_order_samples
 from dagster_adjunct.assets.unbounded import commit
 from dagster_adjunct.assets.unbounded.commit import Advance
 from dagster_adjunct.assets.unbounded.complete_rows import RowCompletion
 from dagster_adjunct.assets.unbounded.dead_letters import build_dead_letters, dead_letter_producer, send_dead_letters
 from dagster_adjunct.assets.unbounded.progress import bootstrap_progress
+from dagster_adjunct.assets.unbounded.suspicious_values import find_suspicious_values
 from dagster_adjunct.assets.versions.dataset_log import Attempt
 from dagster_adjunct.assets.versions.leases import lease_served, record_build
 from dagster_adjunct.assets.versions.manifest import Change, UnboundedManifest
@@ -46,6 +49,7 @@ from dagster_adjunct.resources.bucketing.writer import WriteOptions
 from dagster_adjunct.resources.common import sum_counters
 from dagster_adjunct.resources.errors import CommitConflictError, DatasetError
 from dagster_adjunct.resources.lazy_modules import F, pa, pc
+from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from dagster_adjunct.resources.spark.tuning import interpret_small_plans
 from dagster_adjunct.resources.streams.system import OFFSET, PARTITION
@@ -62,11 +66,15 @@ def list_change_spark_needs(source: OpenedStream) -> list[str]:
     Their format has to be an ArrowChangeFormat. Dead letters store records as JSON, which needs Spark for records with
     fractions or decimals.
     """
-    spec, needed = source.spec, list_spark_needs(source)
+    return [*list_spark_needs(source), *list_format_spark_needs(source.spec, source.records)]
+
+
+def list_format_spark_needs(spec: AdjunctDataset, records: Schema) -> list[str]:
+    """Return, in words, why changes in records with these columns can't be decoded without Spark; empty if they can."""
+    needed = []
     if not isinstance(spec.following.changes, ArrowChangeFormat):
         needed.append(f"the form of its changes ({spec.following.changes.describe()})")
-    assert source.info.schema is not None, "raw records are rejected when the input is opened"
-    plain = all(decoding.supports_json(field.type) for field in source.info.schema.fields)
+    plain = all(decoding.supports_json(field.type) for field in records.fields)
     if isinstance(spec.following.on_bad_change, DeadLetters) and not plain:
         needed.append("dead letters of records with fractions or decimals")
     return needed
@@ -86,15 +94,18 @@ def read_changes(
     spark: Callable[[], SparkSession],
     positions_from: int = 0,
     samples: Samples | None = None,
+    ahead: Ranges | None = None,
 ) -> tuple[DataFrame | pa.Table, Samples | None]:
     """Return the changes made from the records of these ranges, and the first values of the ordering columns.
 
     By offset, a change's position is its offset plus `positions_from`. `samples` are the first values of the ordering
-    columns, None before the first change. Raises SchemaMismatchError if the first change can't be ordered.
+    columns, None before the first change; `ahead` is what follows the ranges. Raises SchemaMismatchError if there are
+    changes, and none of them can be ordered.
     """
+    samples = find_order_samples(source, ranges, spark, samples, ahead)
     if spark is IN_PROCESS:
-        return decoding.decode_arrow_changes(source, source.read_arrow(ranges), positions_from, samples)
-    return decoding.decode_changes(source, source.read(spark(), ranges), positions_from, samples)
+        return decoding.decode_arrow_changes(source, source.read_arrow(ranges), positions_from, samples), samples
+    return decoding.decode_changes(source, source.read(spark(), ranges), positions_from, samples), samples
 
 
 def drop_late(
@@ -167,7 +178,9 @@ def write_changes(
     """
     source, spec, manifest, lake = advance.source, advance.spec, advance.manifest, advance.context.lake
     following, late = spec.following, None
-    changes, samples = read_changes(source, ranges, spark, manifest.positions_from, manifest.first_ordered)
+    reached = commit.offsets_after(advance, ranges)
+    ahead = {ssp: (offset, advance.ends[ssp]) for ssp, offset in reached.items()}
+    changes, samples = read_changes(source, ranges, spark, manifest.positions_from, manifest.first_ordered, ahead)
     if rewinding is None or following.history is not None:
         # A table that is being built has dropped no tombstones yet.
         horizon = None if advance.running else manifest.horizon
@@ -269,6 +282,10 @@ def apply_changes(advance: Advance) -> tuple[Advance, Action]:
         reached = running and last and commit.reaches_target(advance, ranges)
         if not ranges and not reached:
             return advance, "waiting" if running else action
+        is_first = not any(generation.files for generation in target_generations(advance))
+        if is_first and ranges and advance.context.spark is not IN_PROCESS:
+            found = find_suspicious_values(advance.source, ranges, advance.context.spark)
+            advance = replace(advance, warnings=found)
         advance, records = apply_ranges(advance, ranges, reached=reached)
         done += records
         action = "bootstrapped" if running else "applied" if action == "up-to-date" else action

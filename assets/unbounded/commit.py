@@ -50,7 +50,7 @@ class Advance:
     """The state of a running advance: the table that it found, the decision made on that, and its progress.
 
     `commit` and `manifest` are the newest ones known; changes are read up to the offsets `ends`. `sealed` are the ids
-    of the versions that it has committed, oldest first.
+    of the versions that it has committed, oldest first. `warnings` are about the values of the first changes.
     """
 
     context: Runtime
@@ -62,6 +62,7 @@ class Advance:
     ends: Offsets
     sealed: tuple[str, ...] = ()
     counters: Mapping[str, int] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, context: Runtime, snapshot: TableSnapshot, decision: Decision, stages: Stages) -> Advance:

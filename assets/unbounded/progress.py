@@ -221,6 +221,7 @@ def build_report(advance: Advance, action: Action) -> AdvanceReport:
         notes.append(f"{unread:,} offsets wait for unfinished transactions")
     elif action == "up-to-date":
         notes.append("no changes since the last commit")
+    notes += [f"warning: {warning}" for warning in advance.warnings]
     return AdvanceReport(
         dataset=manifest.name,
         kind=manifest.declaration.kind,

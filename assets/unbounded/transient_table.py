@@ -20,6 +20,7 @@ from dagster_adjunct.assets.declaration.change_values import Samples
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
 from dagster_adjunct.assets.sources.changes import decode_changes, fail_on_problems
 from dagster_adjunct.assets.sources.entries import Offsets, OpenedStream, Ranges, offsets_to_json
+from dagster_adjunct.assets.sources.order_samples import find_order_samples
 from dagster_adjunct.assets.sources.transactions import limit_to_complete_transactions
 from dagster_adjunct.assets.unbounded.complete_rows import RowCompletion, complete_frame
 from dagster_adjunct.assets.unbounded.progress import StreamPosition
@@ -291,7 +292,8 @@ class TransientTable:
             hidden = f"{POSITION} {source.position_type}, {TOMBSTONE} BOOLEAN, {OFFSET} BIGINT, {PARTITION} INT"
             ddl = f"{source.schema.ddl()}, {hidden}"
             return spark.createDataFrame([] if is_remote(spark) else spark.sparkContext.emptyRDD(), ddl)
-        changes, self._samples = decode_changes(source, source.read(spark, ranges), samples=self._samples)
+        self._samples = find_order_samples(source, ranges, lambda: spark, self._samples)
+        changes = decode_changes(source, source.read(spark, ranges), samples=self._samples)
         changes = fail_on_problems(changes, self.spec.name)
         kept = [KEPT] if self.spec.following.completes else []
         return changes.select(*[named_column(name) for name in (*names, *kept)])

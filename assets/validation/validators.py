@@ -563,6 +563,13 @@ def iterate_sql_rules(dataset: AdjunctDataset) -> Iterator[tuple[str, str, bool]
             yield validator.name, text, _SELECT.match(text) is not None
 
 
+def list_spark_validators(dataset: AdjunctDataset) -> list[str]:
+    """Return the names of the validators that Spark evaluates; what functions of the user need is unknown."""
+    by_spark = (check_sql, check_values_in)
+    checks = (validator for validator in dataset.validators if isinstance(validator, Check))
+    return [check.name for check in checks if check.function in by_spark]
+
+
 def is_left_to_spark(select: str) -> bool:
     """Whether some names of a validator's SELECT are only checked by Spark, even if all columns are known."""
     return needs_spark_analysis(select, VERSION)

@@ -190,7 +190,7 @@ class Catalog(dict[str, StreamFacts]):
 
     `missing` has the reasons why other streams could not be read, by name. `size_of` returns the stored bytes of a
     stream, None if unknown; it is called only for errors. `new_streams` has, by stream system, the properties that a
-    stream gets when it is created.
+    stream gets when it is created. `empty_folders` are the places without files of datasets made of files, by url.
     """
 
     def __init__(
@@ -200,11 +200,13 @@ class Catalog(dict[str, StreamFacts]):
         missing: Mapping[str, str] = MappingProxyType({}),
         size_of: Callable[[str], int | None] = lambda stream: None,
         new_streams: Mapping[str, NewStreams] = MappingProxyType({LAKE: NEW_STREAMS}),
+        empty_folders: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         super().__init__(facts)
         self.missing = missing
         self.size_of = size_of
         self.new_streams = new_streams
+        self.empty_folders = empty_folders
 
 
 def require_facts(catalog: Catalog, stream: str, what: str) -> StreamFacts:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
@@ -25,6 +25,7 @@ from dagster_adjunct.orchestration.operators.stream_facts import (
     StreamFacts,
     new_stream_defaults,
 )
+from dagster_adjunct.orchestration.planner.advances import check_order_paths
 from dagster_adjunct.resources.common import CodeLine, split_stream_name
 from dagster_adjunct.resources.errors import AdjunctError, PlanningError, SchemaMismatchError
 from dagster_adjunct.resources.schemas.schema import Field, Schema, check_key_types, evolve_schema, incompatible_changes
@@ -188,8 +189,11 @@ def check_datasets(app: Application, catalog: Catalog) -> None:
                 check_validator_columns(dataset, derive_stored_schema(dataset, records))
             if facts is not None and dataset.follows_changes:
                 check_changes_ordered(dataset, facts.key, facts.partitions, facts.partitioner)
+                if facts.schema is not None:
+                    check_order_paths(dataset, facts.schema)
         except AdjunctError as error:
-            about = {name: value for name, value in error.facts.items() if name != "operator"}
+            known = {field.name for field in fields(PlanningError)} - {"problem", "next_step", "operator"}
+            about = {name: value for name, value in error.facts.items() if name in known}
             about |= {"dataset": dataset.name, "declared_at": format_place(dataset.declared_at)}
             raise PlanningError(error.problem, error.next_step, **about) from None
 

@@ -161,6 +161,17 @@ class SparkNeed:
     what: str
 
 
+@dataclass(frozen=True, slots=True)
+class PlannedAdvance:
+    """How a dataset is advanced: `needs_spark` says, in noun phrases, why Spark is needed even for few records.
+
+    Without any, this process computes small advances, if the application's engine is "auto".
+    """
+
+    dataset: str
+    needs_spark: tuple[str, ...] = ()
+
+
 T = TypeVar("T")
 
 
@@ -170,7 +181,8 @@ class ExecutionPlan:
     """A proven application. Equal applications and catalogs give equal plans.
 
     `columns` are those after each operator, by its id; the JSON has only their names. With the `engine` "auto",
-    `needs_spark` says why no batch is computed without Spark; it is empty if small batches are.
+    `needs_spark` says why no batch is computed without Spark; it is empty if small batches are. `advances` says that of
+    each dataset that is made from a source.
     """
 
     application: str
@@ -189,6 +201,7 @@ class ExecutionPlan:
     columns: Mapping[str, Columns] = field(default_factory=dict, compare=False, repr=False)
     engine: str = "spark"
     needs_spark: tuple[SparkNeed, ...] = ()
+    advances: tuple[PlannedAdvance, ...] = ()
 
     def stream(self, name: str) -> PlannedStream:
         """Return the planned stream of this name; raises PlanningError for an unknown one.

@@ -20,6 +20,7 @@ from dagster_adjunct.orchestration.operators.operator import Exchange, PlanConte
 from dagster_adjunct.orchestration.operators.stream_facts import Catalog, Columns, StreamFacts
 from dagster_adjunct.orchestration.operators.windows.zone_rules import check_zones_in_jvm
 from dagster_adjunct.orchestration.planner import notes, partition_counts
+from dagster_adjunct.orchestration.planner.advances import find_empty_folders, note_sources, plan_advances
 from dagster_adjunct.orchestration.planner.co_partitioning import (
     apply_insertions,
     check_co_partitioning,
@@ -100,7 +101,9 @@ def read_catalog(app: Application, systems: Mapping[str, StreamSystem]) -> Catal
     found = dict(zip(names, map_in_threads(read_facts, names), strict=True))
     facts = {name: fact for name, fact in found.items() if isinstance(fact, StreamFacts)}
     missing = {name: reason for name, reason in found.items() if isinstance(reason, str)}
-    return Catalog(facts, missing=missing, size_of=size_of, new_streams=new_streams)
+    return Catalog(
+        facts, missing=missing, size_of=size_of, new_streams=new_streams, empty_folders=find_empty_folders(app)
+    )
 
 
 def _stream_names(app: Application) -> set[str]:
@@ -159,6 +162,7 @@ def build_plan(app: Application, facts: Mapping[str, StreamFacts]) -> ExecutionP
             *note_unproven_datasets(app, catalog),
             *unproven,
             *notes.note_state(app),
+            *note_sources(app, catalog),
         ),
         tables=tables,
         fed=_plan_fed_datasets(draft),
@@ -169,6 +173,7 @@ def build_plan(app: Application, facts: Mapping[str, StreamFacts]) -> ExecutionP
         columns=columns,
         engine=app.engine,
         needs_spark=tuple(_iter_spark_needs(app, catalog, columns)) if app.engine == "auto" else (),
+        advances=plan_advances(app, catalog),
     )
 
 

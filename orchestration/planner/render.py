@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from dagster_adjunct.orchestration.operators.operator import BROADCAST, Exchange, PlannedStream
 
 if TYPE_CHECKING:
-    from dagster_adjunct.orchestration.planner.plan import ExecutionPlan, FedJoin, PlannedOperator, Task
+    from dagster_adjunct.orchestration.planner.plan import ExecutionPlan, FedJoin, PlannedAdvance, PlannedOperator, Task
 
 Item = Mapping[str, Any]
 
@@ -33,6 +33,7 @@ _ITEMS = {
     "calls": ("call", "of {of} at {operator} ({kind})"),
     "state": ("local table", "{table}"),
     "fed_joins": ("join with what is written here", "{join}"),
+    "advances": ("advance of dataset", "{dataset}"),
 }
 _CHANGE_TEXTS = {
     "summary": "does {new}, did {old}",
@@ -45,6 +46,7 @@ _CHANGE_TEXTS = {
     "marks": "marks applied records as {new}, did as {old}: records of an interrupted batch are applied again, and "
     "those that {new} has applied are skipped; name it by marks_as",
     "streams": "has the streams {new}, had {old}",
+    "needs_spark": "needs Spark because of {new}, did because of {old}",
 }
 
 
@@ -339,12 +341,19 @@ def render_text(plan: ExecutionPlan) -> str:
     }
     section("Joins by the records' own times", by_time, plan.by_time, [f"  {AS_OF_NOTE}"] if plan.by_time else ())
     lines += ["", "Tasks", *_describe_tasks(plan.tasks)]
-    if plan.engine == "auto" and not plan.needs_spark:
-        section("Engine", {}, (), ["  Small batches are computed without Spark."])
-    needs = [f"  - {need.operator}: {need.what}" for need in plan.needs_spark]
-    section("Engine: all batches need Spark", {}, (), needs)
+    if plan.engine == "auto":
+        needs = [f"  - {need.operator}: {need.what}" for need in plan.needs_spark]
+        title = "Engine: all batches need Spark" if needs else "Engine"
+        without = [] if needs else ["  Small batches are computed without Spark."]
+        section(title, {}, (), [*without, *needs, *map(_describe_advance, plan.advances)])
     section("Notes", {}, (), [f"  - {note}" for note in plan.notes])
     return "\n".join(lines) + "\n"
+
+
+def _describe_advance(advance: PlannedAdvance) -> str:
+    if not advance.needs_spark:
+        return f"  Dataset {advance.dataset}: few records are advanced without Spark."
+    return f"  Dataset {advance.dataset} is advanced with Spark, because of {'; '.join(advance.needs_spark)}."
 
 
 def _cell(value: object) -> str:

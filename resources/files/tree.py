@@ -56,6 +56,9 @@ class FileTree(Protocol):
     def list(self, folder: str = "") -> list[ListedFile]:
         """Return all files below `folder` ("" or "NAME/") ordered by path, none if there is no such folder."""
 
+    def has_files(self) -> bool:
+        """Return whether there is a file below the folder; lists no more than is needed for that."""
+
     def read(self, file: ListedFile) -> bytes:
         """Return the whole file."""
 
@@ -110,6 +113,9 @@ class LocalTree:
     def listed(self, path: str) -> ListedFile:
         """Return one file as `list` does, without listing the others."""
         return _require_utf8_name(self.url, _listed_local_file(path, (Path(self.root) / path).stat()))
+
+    def has_files(self) -> bool:
+        return any(names for _, _, names in os.walk(self.root, onerror=self._raise_list_error))
 
     def read(self, file: ListedFile) -> bytes:
         with self._opened(file) as opened:
@@ -183,6 +189,12 @@ class S3Tree:
             if path and not path.endswith("/"):  # consoles create empty objects as folders
                 files.append(ListedFile(path, item["Size"], item["ETag"].strip('"'), item["LastModified"]))
         return sorted(files, key=lambda file: file.path)
+
+    def has_files(self) -> bool:
+        from dagster_adjunct.resources.objects.s3_store import list_objects
+
+        objects = list_objects(self._client(), self.bucket, self.prefix, partial(self._ask, "LIST", ""))
+        return any(not item["Key"].endswith("/") for item in objects)
 
     def read(self, file: ListedFile) -> bytes:
         return self._get(file, lambda body: bytes(body.read()))

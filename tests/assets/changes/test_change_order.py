@@ -424,6 +424,71 @@ def test_a_streamed_change_wins_over_a_snapshots_row_that_comes_late(sparkling: 
     assert {row.id: row.v for row in rows} == expected
 
 
+INCREMENTAL = {"connector": "postgresql", "snapshot": "incremental"}
+
+
+def test_rows_of_incremental_snapshots_take_their_place_among_the_offsets(sparkling: World) -> None:
+    at = {"lsn": 1}
+    envelopes(
+        sparkling,
+        change("streamed", at, key=1),
+        change("repaired", INCREMENTAL | {"lsn": None}, key=1, op="r"),
+        change("repaired", INCREMENTAL | {"lsn": None}, key=2, op="r"),
+        change("streamed", at, key=2),
+        change("initial", {"snapshot": "last"}, key=2, op="r"),
+    )
+    spec = dataset(changes=FORM, compaction=BY_HAND)
+    sparkling.advance(spec)
+    assert held(sparkling) == {1: "repaired", 2: "streamed"}
+    wrapped = {"schema": {}, "payload": change("again", INCREMENTAL, key=2, op="r")}
+    send(sparkling, [as_record(wrapped), as_record(change("later", at, key=1))])
+    sparkling.advance(spec)
+    assert held(sparkling) == {1: "later", 2: "again"}
+
+
+@pytest.mark.parametrize(
+    ("order", "streamed", "unplaced", "placed"),
+    [
+        ("source.lsn", {"lsn": 5}, [{"lsn": None}, {}, {"lsn": 0}], {"lsn": 9}),
+        pytest.param(
+            ["source.file", "source.pos"],
+            {"file": "mysql-bin.000003", "pos": 5},
+            [{"file": "", "pos": 0}, {"file": "mysql-bin.000003", "pos": 0}, {"file": "mysql-bin.000003"}],
+            {"file": "mysql-bin.000003", "pos": 70},
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            ["source.commit_lsn", "source.change_lsn"],
+            {"commit_lsn": "00000010:00000001:0001", "change_lsn": "00000010:00000001:0001"},
+            [{"commit_lsn": None, "change_lsn": None}, {"commit_lsn": "00000000:00000000:0000"}],
+            {"commit_lsn": "00000011:00000001:0001", "change_lsn": None},
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            ["source.ts_ms", "source.ord"],
+            {"ts_ms": 1700, "ord": 1},
+            [{"ts_ms": 0, "ord": 0}, {"ts_ms": None}],
+            {"ts_ms": 1800, "ord": 1},
+            marks=pytest.mark.long,
+        ),
+    ],
+)
+def test_an_incremental_row_without_a_position_is_a_letter_that_says_how_to_repair(
+    sparkling: World, order: Any, streamed: dict[str, Any], unplaced: list[dict[str, Any]], placed: dict[str, Any]
+) -> None:
+    rows = [change(f"bad {number}", INCREMENTAL | at, op="r") for number, at in enumerate(unplaced)]
+    envelopes(sparkling, *rows, change("streamed", streamed), *rows)
+    spec = dataset(changes=FORM, order_by=order, on_bad_change=DeadLetters("lake.dead"))
+    assert sparkling.advance(spec).counters["quarantined"] == 2 * len(rows)
+    assert held(sparkling) == {1: "streamed"}
+    letters = sparkling.streams.read_arrow(sparkling.streams.all_ranges("dead"))["reason"].to_pylist()
+    assert all("row of an incremental snapshot without a position" in letter for letter in letters)
+    assert all("write them again in the source" in letter for letter in letters)
+    send(sparkling, [as_record(change("repaired", INCREMENTAL | placed, op="r")), as_record(change("old", streamed))])
+    sparkling.advance(spec)
+    assert held(sparkling) == {1: "repaired"}, "one with a position is ordered by it"
+
+
 SNAPS = Schema.of(id="bigint", v="string", deleted="string", op="string")
 
 

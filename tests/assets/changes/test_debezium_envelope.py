@@ -520,3 +520,43 @@ def test_envelopes_are_parsed_once(sparkling: World) -> None:
         assert plan.count("AS __parsed") == 1
         counts.append(plan.count("from_json("))
     assert counts[0] == counts[1], "what it costs to find a bad value must not grow with the table's width"
+
+
+def test_values_that_look_like_another_encoding_are_told_by_the_first_advance(sparkling: World) -> None:
+    form = DebeziumEnvelope(
+        "id BIGINT, price DECIMAL(12,2), fine DECIMAL(12,2), at TIMESTAMP, ok TIMESTAMP",
+        decimals="precise",
+        timestamps="micros",
+    )
+    rows = [
+        {"id": number, "price": f"{number}000", "fine": "E4g=", "at": 1_764_000_000_000, "ok": 1_764_000_000_000_000}
+        for number in (1, 2)
+    ]
+    envelopes(sparkling, *[{"op": "c", "after": row} for row in rows])
+    spec = dataset(changes=form)
+    note = sparkling.advance(spec).note
+    assert "each value of 'price' is a plain number" in note
+    assert "all times in 'at' are within a month of 1970" in note
+    assert "'fine'" not in note
+    assert "'ok'" not in note
+    send(sparkling, [as_record({"op": "c", "after": rows[0]})])
+    assert "warning" not in sparkling.advance(spec).note
+
+
+def test_empty_rows_and_keys_in_another_case_are_letters_by_name(sparkling: World) -> None:
+    envelopes(
+        sparkling,
+        {"op": "c", "after": {}},
+        {"op": "u", "before": {}, "after": {"id": 1}},
+        {"op": "d", "before": {}},
+        {"payload": {"op": "c", "after": {}}},
+        {"op": "c", "after": {"ID": 4, "N": 5}},
+        {"op": "u", "before": {"id": None}, "after": {"id": 1}},
+    )
+    found = problems(sparkling, dataset(changes=DebeziumEnvelope("id BIGINT")))
+    assert found[0] == "operation 'c' with an empty row after it: 'after' is {}"
+    assert found[1] == "operation 'u' with an empty row before it: 'before' is {}"
+    assert found[2] == "operation 'd' with an empty row before it: 'before' is {}"
+    assert found[3] == found[0]
+    assert found[4] == "the row after it has no key column 'id', but ID, N"
+    assert found[5] == "null key column 'id' before it"

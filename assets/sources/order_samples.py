@@ -1,0 +1,182 @@
+"""The first values by which the changes of a stream are ordered: later ones must have their formats.
+
+The first value is that of the first change, by time, that has one of a known format. A change without one is a bad
+change, unless no change of the stream has one: then `order_by` is wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dagster_adjunct.assets.declaration import change_values
+from dagster_adjunct.assets.declaration.change_formats import PROBLEM
+from dagster_adjunct.assets.declaration.change_values import Order, Samples
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset
+from dagster_adjunct.assets.sources.changes import decode_arrow_rows, decode_rows, order_columns, position_array
+from dagster_adjunct.assets.sources.entries import OpenedStream, Ranges, derive_row_schema, describe_input
+from dagster_adjunct.resources.errors import SchemaMismatchError
+from dagster_adjunct.resources.lazy_modules import F, pa, pc
+from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.spark.in_process import IN_PROCESS
+from dagster_adjunct.resources.streams.system import OFFSET, PARTITION, TIMESTAMP
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+_FIRST_OFFSETS = 1_000
+_OFFSETS_AT_ONCE = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class OrderSamples:
+    """What is known of each name in `order_by`, None where no change has shown it.
+
+    `values` are the first values that can order changes, `problems` say why the first other changes can't be ordered.
+    """
+
+    values: Samples
+    problems: tuple[str | None, ...]
+
+    @property
+    def complete(self) -> bool:
+        """Whether each name has a value."""
+        return None not in self.values
+
+    @property
+    def lacking(self) -> tuple[int, str] | None:
+        """The first name, by its place, that no change has a value of, and the reason; None if there is none."""
+        for place, (value, problem) in enumerate(zip(self.values, self.problems, strict=True)):
+            if value is None and problem is not None:
+                return place, problem
+        return None
+
+    def merge(self, later: OrderSamples) -> OrderSamples:
+        """Return what is known after these and later changes."""
+
+        def first(mine: str | None, other: str | None) -> str | None:
+            return other if mine is None else mine
+
+        values = tuple(map(first, self.values, later.values))
+        return OrderSamples(values, tuple(map(first, self.problems, later.problems)))
+
+
+def find_order_samples(
+    source: OpenedStream,
+    ranges: Ranges,
+    spark: Callable[[], SparkSession],
+    known: Samples | None = None,
+    ahead: Ranges | None = None,
+) -> Samples | None:
+    """Return the first value of each name in `order_by`; None if there is none, or if positions need none.
+
+    `known` are those of earlier changes. If no change in `ranges` has one, those in `ahead` are read, too, so that the
+    result does not depend on how the stream is cut. Raises SchemaMismatchError if there are changes that can't be
+    ordered, and none that can.
+    """
+    spec = source.spec
+    order, rows = spec.following.order_by or (), derive_row_schema(spec, source.records)
+    if not needs_samples(order, rows):
+        return known
+    nothing: Samples = (None,) * len(order)
+    found = OrderSamples(known or nothing, nothing)
+
+    def look(wanted: Ranges) -> OrderSamples:
+        if spark is IN_PROCESS:
+            return samples_in_arrow(spec, decode_arrow_rows(source, source.read_arrow(wanted)), rows)
+        return samples_in_frame(spec, decode_rows(source, source.read(spark(), wanted)), rows)
+
+    for wanted in (next(_cut(source, ranges, _FIRST_OFFSETS), {}), ranges):
+        if wanted and not found.complete:
+            found = found.merge(look(wanted))
+    for wanted in _cut(source, ahead or {}, _OFFSETS_AT_ONCE):
+        if found.lacking is None:
+            break
+        found = found.merge(look(wanted))
+    if found.lacking is not None:
+        raise unorderable_error(spec, *found.lacking)
+    return None if found.values == nothing else found.values
+
+
+def needs_samples(order: Order, rows: Schema) -> bool:
+    """Whether positions depend on the formats of first values: those of strings and of paths do."""
+    return any(name not in rows.names or rows.field(name).type == "string" for name in order)
+
+
+def _cut(source: OpenedStream, ranges: Ranges, count: int) -> Iterator[Ranges]:
+    """Yield the ranges in pieces of at most `count` offsets of each partition."""
+    system = source.system
+    left = {ssp: span for ssp, span in ranges.items() if system.compare(*span) < 0}
+    while left:
+        piece = {}
+        for ssp, (start, end) in left.items():
+            middle = system.advance(ssp, start, count)
+            piece[ssp] = (start, middle if system.compare(middle, end) < 0 else end)
+        yield piece
+        left = {ssp: (middle, left[ssp][1]) for ssp, (_, middle) in piece.items() if middle != left[ssp][1]}
+
+
+def samples_in_frame(spec: AdjunctDataset, rows: DataFrame, schema: Schema) -> OrderSamples:
+    """Return what these changes of rows show."""
+    order = spec.following.order_by or ()
+    lacks = F.startswith(F.col(PROBLEM), F.lit(change_values.NO_PATH))
+    known = F.col(PROBLEM).isNull() | lacks
+    place = [F.col(name) for name in (TIMESTAMP, OFFSET, PARTITION)]
+    firsts = []
+    for number, (name, value) in enumerate(zip(order, order_columns(order, schema), strict=True)):
+        text = value.cast("string")
+        orders = text.rlike(change_values.orderable_pattern(name, order))
+        fits, misfits = known & orders, (known & ~orders) | (lacks & text.isNull())
+        firsts.append(F.min(F.when(fits, F.struct(*place, text.alias("text")))).alias(f"fit{number}"))
+        misfit = F.struct(*place, text.alias("text"), F.col(PROBLEM).alias("reason"))
+        firsts.append(F.min(F.when(misfits, misfit)).alias(f"misfit{number}"))
+    found = rows.agg(*firsts).head()
+    assert found is not None
+    fit = [found[f"fit{number}"] for number in range(len(order))]
+    misfit = [found[f"misfit{number}"] for number in range(len(order))]
+    problems = [
+        None if row is None else _problem(name, row["text"], row["reason"])
+        for name, row in zip(order, misfit, strict=True)
+    ]
+    return OrderSamples(tuple(None if row is None else row["text"] for row in fit), tuple(problems))
+
+
+def samples_in_arrow(spec: AdjunctDataset, rows: pa.Table, schema: Schema) -> OrderSamples:
+    """Return what these changes of rows show, whose order is made of columns."""
+    order = spec.following.order_by or ()
+    rows = rows.filter(pc.is_null(rows.column(PROBLEM)))
+    places = rows.select([OFFSET, PARTITION])
+    times = pc.fill_null(rows.column(TIMESTAMP).cast("int64"), change_values.LOWEST)  # Spark sorts nulls first
+    by = [(name, "ascending") for name in (TIMESTAMP, OFFSET, PARTITION)]
+    rows = rows.take(pc.sort_indices(places.append_column(TIMESTAMP, times), sort_keys=by))
+    values: list[str | None] = []
+    problems: list[str | None] = []
+    for name in order:
+        texts = position_array(rows, name, schema).cast("string").drop_null()
+        orders = pc.match_substring_regex(texts, change_values.orderable_pattern(name, order))
+        fits, misfits = texts.filter(orders), texts.filter(pc.invert(orders))
+        values.append(fits[0].as_py() if len(fits) else None)
+        problems.append(_problem(name, misfits[0].as_py(), None) if len(misfits) else None)
+    return OrderSamples(tuple(values), tuple(problems))
+
+
+def _problem(name: str, text: str | None, reason: str | None) -> str:
+    return reason or "" if text is None else change_values.unordered_reason(name, text)
+
+
+def unorderable_error(spec: AdjunctDataset, place: int, reason: str) -> SchemaMismatchError:
+    """Return the error for changes none of which can be ordered by the name at this place of `order_by`."""
+    name = (spec.following.order_by or ())[place]
+    hidden = spec.sensitive or getattr(spec.extractor, "sensitive", ())
+    shown = change_values.render_reason(reason, values=not hidden)
+    meant = change_values.suggest_path(name)
+    step = f"Did you mean {meant!r}? " if meant is not None else ""
+    return SchemaMismatchError(
+        f"{describe_input(spec)}: none of its changes can be ordered by {name!r}, the first because of: {shown}.",
+        f"{step}Nothing was committed. Name in order_by what the changes have, or leave it out to order by offset.",
+        dataset=spec.name,
+        column=name,
+        argument="order_by",
+    )

@@ -1,0 +1,114 @@
+"""The parts of a plan on how its datasets are advanced: what needs Spark, and what their sources will not give."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from dagster_adjunct.assets.declaration.change_values import is_known_path, suggest_path
+from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, FileSource, QuerySource
+from dagster_adjunct.assets.declaration.envelopes import DebeziumEnvelope
+from dagster_adjunct.assets.sources.entries import (
+    derive_row_schema,
+    list_extractor_spark_needs,
+    list_stream_spark_needs,
+)
+from dagster_adjunct.assets.sources.version_sources import list_query_spark_needs
+from dagster_adjunct.assets.unbounded.changes import list_format_spark_needs
+from dagster_adjunct.assets.validation.validators import list_spark_validators
+from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.operators.stream_facts import Catalog
+from dagster_adjunct.orchestration.planner.plan import PlannedAdvance
+from dagster_adjunct.resources.errors import AdjunctError, SchemaMismatchError
+from dagster_adjunct.resources.files.tree import open_tree
+from dagster_adjunct.resources.schemas.schema import Schema
+
+
+def plan_advances(app: Application, catalog: Catalog) -> tuple[PlannedAdvance, ...]:
+    """Return, for each dataset that is made from a source, what needs Spark to advance it, however few records."""
+    advances = []
+    for dataset in app.datasets:
+        if not dataset.is_local:
+            advances.append(PlannedAdvance(dataset.name, tuple(_list_spark_needs(dataset, catalog))))
+    return tuple(advances)
+
+
+def _list_spark_needs(dataset: AdjunctDataset, catalog: Catalog) -> Iterator[str]:
+    following = dataset.following
+    validators = list_spark_validators(dataset)
+    if validators:
+        yield f"its validators {', '.join(validators)}"
+    if isinstance(dataset.input, FileSource):
+        yield from list_extractor_spark_needs(dataset)
+        return
+    if isinstance(dataset.input, QuerySource):
+        yield from list_query_spark_needs(dataset, dataset.input)
+        return
+    facts = catalog.get(str(dataset.input))
+    yield from list_stream_spark_needs(dataset, in_arrow=facts is None or facts.in_arrow)
+    if not dataset.follows_changes:
+        return
+    if facts is not None and facts.schema is not None:
+        yield from list_format_spark_needs(dataset, facts.schema)
+    if following.history is not None:
+        yield "its history, for which stored rows are read"
+    if not following.persistent:
+        yield "persistent=False, for a table in Spark's cache"
+    if following.initial is not None:
+        yield f"its bulk snapshot ({following.initial.describe()}), when the table is built"
+
+
+def check_order_paths(dataset: AdjunctDataset, records: Schema) -> None:
+    """Raise SchemaMismatchError for a path in `order_by` that is a misspelling of one that connectors send."""
+    for path in _list_unknown_paths(dataset, records):
+        meant = suggest_path(path)
+        if meant is not None:
+            raise SchemaMismatchError(
+                f"dataset {dataset.name!r} (input {dataset.input}): order_by is {path!r}, which no connector sends.",
+                f"Did you mean {meant!r}?",
+                dataset=dataset.name,
+                column=path,
+                argument="order_by",
+            )
+
+
+def _list_unknown_paths(dataset: AdjunctDataset, records: Schema) -> list[str]:
+    following = dataset.following
+    if not isinstance(following.changes, DebeziumEnvelope) or not following.order_by:
+        return []
+    rows = derive_row_schema(dataset, records)
+    return [name for name in following.order_by if name not in rows.names and not is_known_path(name)]
+
+
+def note_sources(app: Application, catalog: Catalog) -> Iterator[str]:
+    """Yield a note for each source that may not give what its dataset is declared to be made of."""
+    for dataset in app.datasets:
+        if isinstance(dataset.input, FileSource) and dataset.input.url in catalog.empty_folders:
+            yield (
+                f"Dataset {dataset.name} waits for files in {catalog.empty_folders[dataset.input.url]}, which does not "
+                "exist or has no files. If nothing will be delivered there, correct the url of its FileSource."
+            )
+        facts = catalog.get(dataset.input) if isinstance(dataset.input, str) else None
+        if facts is None or facts.schema is None or not dataset.follows_changes:
+            continue
+        for path in _list_unknown_paths(dataset, facts.schema):
+            yield (
+                f"Dataset {dataset.name} is ordered by {path}, which is not known to be sent by any connector: if no "
+                "change has it, the first advance fails."
+            )
+
+
+def find_empty_folders(app: Application) -> Mapping[str, str]:
+    """Return the folders of the datasets' files that do not exist or have no files: their places, by url.
+
+    A folder that can't be listed now is left out.
+    """
+    urls = {dataset.input.url for dataset in app.datasets if isinstance(dataset.input, FileSource)}
+    found = {}
+    for url in sorted(urls):
+        try:
+            tree = open_tree(url)
+            if not tree.has_files():
+                found[url] = tree.url
+        except AdjunctError:
+            continue
+    return found
