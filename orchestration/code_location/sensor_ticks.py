@@ -22,6 +22,7 @@ from pydantic import ValidationError
 
 from dagster_adjunct.orchestration.batch_log.run_lease import describe_runner
 from dagster_adjunct.orchestration.code_location.metadata import has_ended
+from dagster_adjunct.orchestration.code_location.pools import describe_held_slots
 from dagster_adjunct.orchestration.code_location.resources import LakeResource
 from dagster_adjunct.resources.common import StoredDocument, split_stream_name
 from dagster_adjunct.resources.objects.lake import Lake
@@ -288,6 +289,11 @@ class Tick:
     def active_runs(self) -> list[dg.DagsterRun]:
         """Return the runs of the job or of one of the assets that are queued or in progress."""
         return [run for run in self.unfinished_runs if self.is_of(run, self.assets)]
+
+    def describe_waiting(self, runs: Sequence[dg.DagsterRun]) -> str:
+        """Return, after a blank, that one of these runs waits for a slot that a run which has ended keeps; else ""."""
+        held = describe_held_slots(self.instance, {pool for run in runs for pool in _pools_of(run)})
+        return held and f" {held}"
 
     def waits_for_pool(self, runs: Sequence[dg.DagsterRun]) -> bool:
         """Whether another run is queued that needs a pool of one of these runs."""

@@ -164,7 +164,7 @@ def new_records_launcher(
             if any(run.tags.get(_LOADED_TAG, _LOADED) != _LOADED for run in running):
                 who = "the code location, which was loaded again,"
             if not who:
-                return Skip("A run is already in progress.")
+                return Skip(f"A run is already in progress.{tick.describe_waiting(active)}")
             ask_to_end(lake.store, asked_key(lake, app.name), who)
             return Skip(f"A run is already in progress; it was asked to end: {who} asks for the application.")
         begun = tick.cursor.scan
@@ -457,11 +457,9 @@ def startpoints_launcher(
         if not requested and not pending:
             return Skip("No startpoints wait.")
         what = describe_waiting([*requested, *pending])
-        if tick.active_runs():
-            return Skip(
-                f"{what}; a run is in progress: unless it stays, startpoints requested after its start wait for "
-                "the next one."
-            )
+        if active := tick.active_runs():
+            waiting = "unless it stays, startpoints requested after its start wait for the next one."
+            return Skip(f"{what}; a run is in progress: {waiting}{tick.describe_waiting(active)}")
         if who := tick.lease_holder(app.name):
             return Skip(f"{what}; waiting for the next run: the application is being run by {who}.")
         systems = systems_for(app, lake=lake)
@@ -524,8 +522,8 @@ def new_versions_launcher(member: DatasetAsset, job: LaunchedJob) -> Launcher:
                 f"adjunct dataset abandon {dataset.name} {version} --reason …"
             )
         what = f"Version {version} is delivered"
-        if tick.active_runs():
-            return Skip(f"{what}; a run is already in progress.")
+        if active := tick.active_runs():
+            return Skip(f"{what}; a run is already in progress.{tick.describe_waiting(active)}")
         return tick.request_run(f"{dataset.name}:{tick.lake.id}", what, {"version": version}, partition_key=version)
 
     text = f"Builds versions of {dataset.name} as they are delivered."
@@ -557,8 +555,8 @@ def delivered_launchers(application: str, units: Sequence[Sequence[DatasetAsset]
         if version is None:
             return Skip(f"No new version; {awaited}.")
         what = f"Version {version} is delivered"
-        if tick.active_runs():
-            return Skip(f"{what}; a run is already in progress.")
+        if active := tick.active_runs():
+            return Skip(f"{what}; a run is already in progress.{tick.describe_waiting(active)}")
         on = tick.running_sensors()
         if for_records in on and seen != version:
             tick.remember(seen=version)
@@ -599,8 +597,8 @@ def stale_launcher(member: DatasetAsset, window: timedelta, job: LaunchedJob) ->
         if checked is not None and tick.lake.now().timestamp() - checked < window.total_seconds():
             return Skip(f"Dataset {dataset} was checked for changes within {window}.")
         what = f"Dataset {dataset} was not checked for changes within {window}"
-        if tick.active_runs():
-            return Skip(f"{what}; a run is already in progress.")
+        if active := tick.active_runs():
+            return Skip(f"{what}; a run is already in progress.{tick.describe_waiting(active)}")
         about = {"checked": checked}
         return tick.request_run(f"{dataset}:{tick.lake.id}:stale", what, about, asset_selection=[member.key])
 
