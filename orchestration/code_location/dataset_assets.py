@@ -21,7 +21,6 @@ from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.application.graph import to_dagster_name
 from dagster_adjunct.orchestration.code_location import checks, metadata
 from dagster_adjunct.orchestration.code_location.resources import LakeResource, SparkResource
-from dagster_adjunct.orchestration.code_location.sensor_ticks import join_shortened
 from dagster_adjunct.orchestration.code_location.submission import Host, run_work
 from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.errors import CommitConflictError, TransientError
@@ -155,9 +154,7 @@ def dataset_assets(unit: Sequence[DatasetAsset], applications: Sequence[Applicat
                         few_in_process={app.engine for app in applications} == {"auto"},
                     )
                 reports = {report.dataset: report for report in done}
-            results = [
-                one for member in unit for one in _dataset_results(run, member, reports.get(member.dataset.name))
-            ]
+            results = [one for member in unit for one in dataset_results(run, member, reports.get(member.dataset.name))]
         yield from results
         yield from missing_check_outputs(context, results)
 
@@ -178,7 +175,8 @@ def _advance_unit(
     return advance_unit(host.runtime, datasets, on_stage=partial(host.tell, "stage"))
 
 
-def _dataset_results(run: checks.OpRun, member: DatasetAsset, report: AdvanceReport | None) -> Results:
+def dataset_results(run: checks.OpRun, member: DatasetAsset, report: AdvanceReport | None) -> Results:
+    """Yield the events of a dataset's asset after an advance, and the results of its checks; None if none advanced."""
     store = StoredVersions(run.lake, member.dataset)
     manifest = store.manifest()
     if report is not None:
@@ -456,7 +454,7 @@ class _PartitionBuild:
             facts = {"adjunct/action": "not materialized", "adjunct/reason": why}
             context.log_event(dg.AssetObservation(self.member.key, partition=name, description=text, metadata=facts))
         if missing:
-            shown = join_shortened((f"{name}: {why}" for name, why in missing.items()), "; ")
+            shown = metadata.join_shortened((f"{name}: {why}" for name, why in missing.items()), "; ")
             context.instance.add_run_tags(context.run.run_id, {NOT_MATERIALIZED: shown})
 
     def evaluate_checks(self, names: list[str]) -> None:
@@ -521,6 +519,24 @@ class _PartitionBuild:
             return dg.MaterializeResult(asset_key=self.member.key, metadata=facts, data_version=dg.DataVersion(ref.id))
         tags = {metadata.DATA_VERSION_TAG: ref.id}
         return dg.AssetMaterialization(self.member.key, partition=name, metadata=facts, tags=tags)
+
+
+def report_partitions(
+    op: checks.OpRun, member: DatasetAsset, report: AdvanceReport, asked: str | None
+) -> Iterator[AssetEvent]:
+    """Yield the materializations of partitions that an advance has published, and log the results of their checks.
+
+    `asked` is the partition that was requested, if any.
+    """
+    build = _PartitionBuild(op, member, SparkResource(), StoredVersions(op.lake, member.dataset), PartitionRun())
+    manifest = build.store.require_manifest()
+    log_rejected_versions(op.context, member, report, manifest)
+    for name in build._published(report, manifest, [] if asked is None else [asked]):
+        result = build._materialize(name, report, manifest, alone=False)
+        if result is not None:
+            yield result
+        build.evaluate_checks([name])
+    build.report_checks()
 
 
 def _advance_partition(dataset: AdjunctDataset, partition: str | None, make_current: bool, host: Host) -> AdvanceReport:

@@ -136,7 +136,6 @@ def scan_ages(
 
 
 FIRST_WAIT, LONGEST_WAIT = 60.0, 3600.0
-_MAX_LENGTH = 200
 
 
 class LastRequest(StoredDocument):
@@ -171,18 +170,6 @@ def backoff_seconds(attempt: int) -> float:
 def digest(about: object) -> str:
     """Return a short digest of a JSON-able value."""
     return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def join_shortened(texts: Iterable[str], separator: str = ", ") -> str:
-    """Join as many distinct texts as fit into one of Dagster's run tags, and add how many others there are."""
-    every = list(dict.fromkeys(texts))
-    shown: list[str] = []
-    for text in every:
-        if shown and len(separator.join([*shown, text])) > _MAX_LENGTH:
-            break
-        shown.append(text if len(text) <= _MAX_LENGTH else text[: _MAX_LENGTH - 1] + "…")
-    more = len(every) - len(shown)
-    return separator.join(shown) + (f" and {more} more" if more else "")
 
 
 # Incremented when the cursor's layout changes.

@@ -23,6 +23,7 @@ from dagster_adjunct.orchestration.application.graph import to_dagster_name
 from dagster_adjunct.orchestration.batch_log.run_lease import LONGEST_STAY, ask_to_end, asked_key
 from dagster_adjunct.orchestration.code_location.dataset_assets import DatasetAsset, ensure_partitions
 from dagster_adjunct.orchestration.code_location.failures import wait_after_failure
+from dagster_adjunct.orchestration.code_location.metadata import join_shortened
 from dagster_adjunct.orchestration.code_location.sensor_ticks import (
     Backlog,
     Deadline,
@@ -33,7 +34,6 @@ from dagster_adjunct.orchestration.code_location.sensor_ticks import (
     Tick,
     backoff_seconds,
     digest,
-    join_shortened,
     scan_ages,
     scan_streams,
 )
