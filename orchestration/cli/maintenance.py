@@ -74,8 +74,9 @@ def advance(
             _reject_partition(group)
             place: dict[str, Any] = {"lake": lake, "systems": systems, "spark": spark, "by": by}
             reports = [advance_dataset(group[0], **place, partition=partition, make_current=make_current)]
-        for report in reports if reporter is not None else ():
-            reporter.add_advance(report, partition)
+        if reporter is not None:
+            for report in reports:
+                reporter.add_advance(report, partition)
     output.show_json([report.to_json() for report in reports])
     for report in reports:
         output.show_line(report.summary())

@@ -453,8 +453,8 @@ def startpoints_launcher(
             return Skip("No startpoints wait.")
         what = describe_waiting([*requested, *pending])
         if active := tick.active_runs():
-            waiting = "unless it stays, startpoints requested after its start wait for the next one."
-            return Skip(f"{what}; a run is in progress: {waiting}{tick.describe_waiting(active)}")
+            text = "unless it stays, startpoints requested after its start wait for the next one."
+            return Skip(f"{what}; a run is in progress: {text}{tick.describe_waiting(active)}")
         if who := tick.lease_holder(app.name):
             return Skip(f"{what}; waiting for the next run: the application is being run by {who}.")
         systems = systems_for(app, lake=lake)

@@ -145,7 +145,7 @@ class EmrServerless(dg.Config):
             "configurationOverrides": {**overrides, "applicationConfiguration": configured},
         }
         with _translated_errors("EMR Serverless"):
-            service = new_session().create_client("emr-serverless", region_name=self.region)
+            service: Any = new_session().create_client("emr-serverless", region_name=self.region)
             client = Client(client=service, message_reader=inbox, poll_interval=_POLL_SECONDS)
             client.run(context=context, start_job_run_params=request)
 
@@ -177,7 +177,7 @@ class EmrCluster(dg.Config):
                 "HadoopJarStep": {"Jar": "command-runner.jar", "Args": ["bash", "-c", _ON_NODE, "driver", *command]},
             }
             with _translated_errors("EMR"):
-                service = new_session().create_client("emr", region_name=self.region)
+                service: Any = new_session().create_client("emr", region_name=self.region)
                 step_id = self._add(service, step)
             context.log.info(f"The driver is step {step_id} of EMR cluster {self.cluster_id}")
             try:
@@ -210,7 +210,7 @@ class EmrCluster(dg.Config):
         from botocore.config import Config
 
         config = Config(retries={"total_max_attempts": 1})
-        once = new_session().create_client("emr", region_name=self.region, config=config)
+        once: Any = new_session().create_client("emr", region_name=self.region, config=config)
         requests = 0
         while True:
             requests += 1
@@ -265,7 +265,7 @@ class Glue(dg.Config):
         arguments = {**self.arguments, _SCRIPT: exchange.url(_DRIVER.name)}
         request = {**self.request, "JobName": self.job_name, "Arguments": arguments}
         with _translated_errors("Glue"):
-            service = new_session().create_client("glue", region_name=self.region)
+            service: Any = new_session().create_client("glue", region_name=self.region)
             client = Client(dg.PipesEnvContextInjector(), inbox, service)
             client.run(context=context, start_job_run_params=request)
 
