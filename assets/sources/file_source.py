@@ -346,10 +346,10 @@ class FileVersions(VersionSource):
         tag = re.sub(r"[^A-Za-z0-9]", "", self._tree.content_tag(complete))[:8]
         name = f"{complete.modified:%Y%m%dT%H%M%SZ}-{tag}"
         if outside := tuple(self.outside([name])):
-            notes = (
+            in_place = (
                 f"{self._marker(folder)} completes a folder that is written in place, whose versions are named by time",
             )
-            return Awaiting(None, (), idle=True, outside=outside, notes=(*notes, *self.describe_outside(outside)))
+            return Awaiting(None, (), idle=True, outside=outside, notes=(*in_place, *self.describe_outside(outside)))
         if name in manifest.names:
             notes: tuple[str, ...] = ()
             if done is not None and not done.freed and done.name == name:  # with other contents, as checked above

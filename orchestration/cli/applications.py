@@ -21,13 +21,14 @@ from dagster_adjunct.orchestration.application.application import load_applicati
 from dagster_adjunct.orchestration.application.graph import describe_partitions, is_advanced_by_partition
 from dagster_adjunct.orchestration.application.table_registry import read_table_notes
 from dagster_adjunct.orchestration.cli import options, output
+from dagster_adjunct.orchestration.cli.dagster_events import reporting
 from dagster_adjunct.orchestration.cli.maintenance import show_stage
 from dagster_adjunct.orchestration.maintenance.rename import rename_application
 from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
 from dagster_adjunct.orchestration.planner.planner import check_syntax, check_zones, plan_application, systems_for
 from dagster_adjunct.orchestration.planner.render import describe_differences
 from dagster_adjunct.orchestration.startpoints.coordinator import describe_other_writers
-from dagster_adjunct.orchestration.step.progress import StepEvent
+from dagster_adjunct.orchestration.step.progress import StepEvent, StepReport
 from dagster_adjunct.orchestration.step.run import advance_datasets, run_application
 from dagster_adjunct.orchestration.step.verify_plan import verify_plan
 from dagster_adjunct.resources.errors import ConfigurationError
@@ -189,6 +190,15 @@ def run(lake: Lake, reference: str, master: str | None, wait: str, follow: str |
         if getattr(event, "what", "") != "lease":  # waiting for a lease is logged as a warning on stderr
             output.show_line(event.summary())
 
+    def report_event(event: StepEvent | AdvanceReport) -> None:
+        show_event(event)
+        if reporter is not None and isinstance(event, AdvanceReport):
+            reporter.add_advance(event)
+
+    def report_batch(report: StepReport) -> None:
+        if reporter is not None and stay is not None:
+            reporter.add_batch(report)
+
     max_wait = options.parse_duration("--wait", wait, "for example 5m or 1h; 0m does not wait")
     stay = None if follow is None else options.parse_duration("--follow", follow, "for example 30m or 8h")
     if stay is not None and not stay:
@@ -196,14 +206,17 @@ def run(lake: Lake, reference: str, master: str | None, wait: str, follow: str |
     app = load_application(reference)
     systems, run = systems_for(app, lake=lake), f"cli-{uuid.uuid4().hex[:12]}"
     partitioned = [dataset for dataset in app.datasets if is_advanced_by_partition(dataset)]
-    with session_scope(master=master, lake_url=lake.url, on_start=output.show_line) as spark:
+    with (
+        reporting(app, lake, systems, run) as reporter,
+        session_scope(master=master, lake_url=lake.url, on_start=output.show_line) as spark,
+    ):
         if app.datasets and not (app.inputs or app.outputs or app.tables):
             if stay is not None:
                 problem = f"application {app.name!r} declares only datasets: there are no batches to stay for."
                 step = "Leave out --follow, and repeat the command, or let the datasets' sensors in Dagster do so."
                 raise ConfigurationError(problem, step, setting="--follow")
             runtime = Runtime(lake, systems, session_factory(spark), run, few_in_process=app.engine == "auto")
-            reports = advance_datasets(runtime, app, on_report=show_event, on_stage=show_stage).reports
+            reports = advance_datasets(runtime, app, on_report=report_event, on_stage=show_stage).reports
             output.show_json({"datasets": [report.to_json() for report in reports], "step": None})
             for dataset in partitioned:
                 command = f"adjunct dataset advance {dataset.name} {reference} --partition VERSION"
@@ -217,12 +230,15 @@ def run(lake: Lake, reference: str, master: str | None, wait: str, follow: str |
             systems=systems,
             spark=spark,
             run=run,
-            on_event=show_event,
+            on_event=report_event,
+            on_report=report_batch,
             on_stage=show_stage,
             wait=max_wait,
             follow=stay,
             **limits,
         )
+        if reporter is not None:
+            reporter.set_step(report.step)
     output.show_json(report.to_json())
     for name, counters in report.step.counters.items():
         output.show_table(name, ["counter", "value"], list(counters.items()))

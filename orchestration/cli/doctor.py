@@ -247,12 +247,20 @@ def check_dagster() -> str:
         raise Concern("DAGSTER_HOME is not set: runs leave nothing, and no schedule or sensor works", step)
     import dagster as dg
 
+    from dagster_adjunct.orchestration.code_location.pools import FREE_SLOTS, keeps_slots
+
     with dg.DagsterInstance.get() as instance:
         found = f"version {dg.__version__}, {type(instance.run_storage).__name__} in {home}"
+        concerns = []
         beats = [heartbeat.timestamp for heartbeat in instance.get_daemon_heartbeats().values()]
         if not beats or time.time() - max(beats) > _HEARTBEAT_SECONDS:
             step = "Start it, with the same DAGSTER_HOME: dagster-daemon run (adjunct ui and dg dev start their own)."
-            raise Concern(f"{found}; its daemon does not run, so schedules and sensors start nothing", step)
+            concerns.append(("its daemon does not run, so schedules and sensors start nothing", step))
+        if keeps_slots(instance):
+            problem = "a run whose process is killed keeps its slot in a pool, and the next one waits for it for ever"
+            concerns.append((problem, f"{FREE_SLOTS}."))
+        if concerns:
+            raise Concern("; ".join([found, *(problem for problem, _ in concerns)]), " ".join(s for _, s in concerns))
         return f"{found}, the daemon runs"
 
 

@@ -25,6 +25,7 @@ from dagster_adjunct.assets.writing.generation import Runtime
 from dagster_adjunct.orchestration.application.application import Application, load_application
 from dagster_adjunct.orchestration.application.graph import group_datasets
 from dagster_adjunct.orchestration.cli import options, output
+from dagster_adjunct.orchestration.cli.dagster_events import reporting
 from dagster_adjunct.orchestration.maintenance.expire import collect_metadata, erase_keys, expire_versions
 from dagster_adjunct.orchestration.planner.planner import open_dataset_systems, systems_for
 from dagster_adjunct.orchestration.step.run import advance_unit, apply_startpoints
@@ -59,7 +60,10 @@ def advance(
     app = load_application(reference)
     group = advance_group(app, name)
     systems = open_dataset_systems(group, lake)
-    with session_scope(master=master, lake_url=lake.url, on_start=output.show_line) as spark:
+    with (
+        reporting(app, lake, systems_for(app, lake=lake), by) as reporter,
+        session_scope(master=master, lake_url=lake.url, on_start=output.show_line) as spark,
+    ):
         if partition is None:
             runtime = Runtime(lake, systems_for(app, lake=lake), session_factory(spark), by=by)
             applied = apply_startpoints(runtime, app, only={member.name for member in group})
@@ -70,6 +74,9 @@ def advance(
             _reject_partition(group)
             place: dict[str, Any] = {"lake": lake, "systems": systems, "spark": spark, "by": by}
             reports = [advance_dataset(group[0], **place, partition=partition, make_current=make_current)]
+        if reporter is not None:
+            for report in reports:
+                reporter.add_advance(report, partition)
     output.show_json([report.to_json() for report in reports])
     for report in reports:
         output.show_line(report.summary())

@@ -181,6 +181,12 @@ def show_line(text: str) -> None:
     console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
+def show_remark(text: str) -> None:
+    """Print a line about what is beside the command's work on stderr, unless --json is given."""
+    if not console.quiet:
+        _errors.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
 class Report(Protocol):
     """A report of what a command did, or would do."""
 

@@ -25,6 +25,7 @@ from dagster_adjunct.orchestration.code_location.submission import Host, run_wor
 from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.errors import CommitConflictError, TransientError
 from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.spark.tasks import find_adjunct_error
 
 AssetEvent = dg.MaterializeResult[Any] | dg.AssetMaterialization | dg.Output[None]
 
@@ -84,6 +85,8 @@ def missing_check_outputs(
 
 
 # Errors after which the op is retried. After a conflict, the faster run may have left less to do, or nothing.
+NOT_MATERIALIZED = "adjunct/not_materialized"
+"""The tag of a run that names the partitions which it has not materialized, and why."""
 RETRYABLE = (TransientError, CommitConflictError)
 Results = Iterator[AssetEvent | dg.AssetCheckResult]
 
@@ -151,9 +154,7 @@ def dataset_assets(unit: Sequence[DatasetAsset], applications: Sequence[Applicat
                         few_in_process={app.engine for app in applications} == {"auto"},
                     )
                 reports = {report.dataset: report for report in done}
-            results = [
-                one for member in unit for one in _dataset_results(run, member, reports.get(member.dataset.name))
-            ]
+            results = [one for member in unit for one in dataset_results(run, member, reports.get(member.dataset.name))]
         yield from results
         yield from missing_check_outputs(context, results)
 
@@ -174,7 +175,8 @@ def _advance_unit(
     return advance_unit(host.runtime, datasets, on_stage=partial(host.tell, "stage"))
 
 
-def _dataset_results(run: checks.OpRun, member: DatasetAsset, report: AdvanceReport | None) -> Results:
+def dataset_results(run: checks.OpRun, member: DatasetAsset, report: AdvanceReport | None) -> Results:
+    """Yield the events of a dataset's asset after an advance, and the results of its checks; None if none advanced."""
     store = StoredVersions(run.lake, member.dataset)
     manifest = store.manifest()
     if report is not None:
@@ -366,6 +368,9 @@ def partitioned_dataset_asset(member: DatasetAsset) -> dg.AssetsDefinition:
                     yield from build.run(wanted)
                 else:
                     build.evaluate_checks(wanted)
+            except Exception as error:
+                build.report_failure(wanted, error)
+                raise
             finally:
                 build.report_checks()
             yield from missing_check_outputs(context)
@@ -390,6 +395,7 @@ class _PartitionBuild:
     store: StoredVersions
     config: PartitionRun
     results: dict[str, list[dg.AssetCheckResult]] = field(default_factory=dict)
+    done: list[str] = field(default_factory=list)
     has_output: bool = False
 
     def run(self, wanted: list[str]) -> PartitionResults:
@@ -398,7 +404,7 @@ class _PartitionBuild:
         context, dataset = self.op.context, self.member.dataset
         observe_streams(self.op, self.member.streams)
         asked: list[str | None] = [None] if dataset.stream else [*wanted]
-        done: list[str] = []
+        done = self.done
         for partition in asked:
             report = run_work(
                 self.op,
@@ -419,11 +425,37 @@ class _PartitionBuild:
                 self.evaluate_checks([name])
         if done and not self.has_output:
             yield output_without_materialization(context, self.member.key)
-        for name in set(wanted) - set(done):
+        missing: dict[str, str] = {}
+        for name in sorted(set(wanted) - set(done), key=natural_sort_key):
             ref = _newest_version(self.store.require_manifest(), name)
             delivered = ref and f"its version {ref.id} is {ref.state}: {ref.reason}"
-            why = delivered or "it is not completely delivered yet"
-            context.log.warning(f"Partition {name} of {dataset.name} is not materialized: {why}.")
+            missing[name] = delivered or "it is not completely delivered yet"
+        self.report_missing(missing)
+
+    def report_failure(self, wanted: Sequence[str], error: Exception) -> None:
+        """Report that an error ended the run, on the partition that it was building and those after it."""
+        ours = find_adjunct_error(error)
+        why = f"{type(error).__name__}: {error}" if ours is None else ours.problem
+        missing = {name: why for name in wanted if name not in self.done}
+        failed = next(iter(missing), None)
+        if self.member.dataset.stream is None:  # they are built one after the other
+            missing = {name: why if name == failed else f"the run ended at {failed}" for name in missing}
+        self.report_missing(missing)
+
+    def report_missing(self, missing: Mapping[str, str]) -> None:
+        """Report why these partitions are not materialized: in the log, on each partition, and in a tag of the run.
+
+        A backfill's page lists its runs with their tags.
+        """
+        context, dataset = self.op.context, self.member.dataset.name
+        for name, why in missing.items():
+            text = f"Partition {name} of {dataset} is not materialized: {why.rstrip('.')}."
+            context.log.warning(text)
+            facts = {"adjunct/action": "not materialized", "adjunct/reason": why}
+            context.log_event(dg.AssetObservation(self.member.key, partition=name, description=text, metadata=facts))
+        if missing:
+            shown = metadata.join_shortened((f"{name}: {why}" for name, why in missing.items()), "; ")
+            context.instance.add_run_tags(context.run.run_id, {NOT_MATERIALIZED: shown})
 
     def evaluate_checks(self, names: list[str]) -> None:
         manifest = self.store.require_manifest()
@@ -487,6 +519,24 @@ class _PartitionBuild:
             return dg.MaterializeResult(asset_key=self.member.key, metadata=facts, data_version=dg.DataVersion(ref.id))
         tags = {metadata.DATA_VERSION_TAG: ref.id}
         return dg.AssetMaterialization(self.member.key, partition=name, metadata=facts, tags=tags)
+
+
+def report_partitions(
+    op: checks.OpRun, member: DatasetAsset, report: AdvanceReport, asked: str | None
+) -> Iterator[AssetEvent]:
+    """Yield the materializations of partitions that an advance has published, and log the results of their checks.
+
+    `asked` is the partition that was requested, if any.
+    """
+    build = _PartitionBuild(op, member, SparkResource(), StoredVersions(op.lake, member.dataset), PartitionRun())
+    manifest = build.store.require_manifest()
+    log_rejected_versions(op.context, member, report, manifest)
+    for name in build._published(report, manifest, [] if asked is None else [asked]):
+        result = build._materialize(name, report, manifest, alone=False)
+        if result is not None:
+            yield result
+        build.evaluate_checks([name])
+    build.report_checks()
 
 
 def _advance_partition(dataset: AdjunctDataset, partition: str | None, make_current: bool, host: Host) -> AdvanceReport:

@@ -45,7 +45,7 @@ from dagster_adjunct.orchestration.code_location.dataset_assets import (
 )
 from dagster_adjunct.orchestration.code_location.metadata import MAX_PREVIEW_ROWS, code_references
 from dagster_adjunct.orchestration.code_location.nodes import NODE_KINDS, AdjunctTranslator, asset_subject
-from dagster_adjunct.orchestration.code_location.output_assets import outputs_asset
+from dagster_adjunct.orchestration.code_location.output_assets import ApplicationAssets, outputs_asset
 from dagster_adjunct.orchestration.code_location.resources import LOADER, AdjunctLoader, LakeResource, SparkResource
 from dagster_adjunct.orchestration.code_location.sensor_ticks import LaunchedJob, Launcher
 from dagster_adjunct.orchestration.operators.stream_facts import LineageNode
@@ -309,6 +309,7 @@ class AssetGraph:
         self._declared_by: dict[str, list[Application]] = {}
         self.writers: dict[dg.AssetKey, str] = {}
         self.made: dict[str, list[dg.AssetKey]] = {}
+        self.applications: dict[str, ApplicationAssets] = {}
         self._read: dict[dg.AssetKey, dg.AssetSpec] = {}
         self._outputs: list[dg.AssetsDefinition] = []
 
@@ -338,7 +339,9 @@ class AssetGraph:
         if outputs:
             inputs = {stream: self._key(app, LineageNode("stream", stream)) for stream in app.inputs}
             tables = {node.name: self._key(app, node) for node in find_lookup_tables(app)}
-            self._outputs.append(outputs_asset(app, outputs, inputs, datasets, tables, self._preview_rows))
+            assets = ApplicationAssets(app, outputs, inputs, datasets, tables, self._preview_rows)
+            self.applications[app.name] = assets
+            self._outputs.append(outputs_asset(assets))
         stored = [dataset for dataset in app.datasets if dataset.versions is None and _has_own_asset(dataset)]
         self.made[app.name] = [*(datasets[dataset.name] for dataset in stored), *(one.key for one in outputs.values())]
 

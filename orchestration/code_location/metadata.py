@@ -416,6 +416,21 @@ def _preview_value(value: object) -> str | int | float | bool | None:
     return text if len(text) <= _MAX_CELL_LENGTH else f"{text[: _MAX_CELL_LENGTH - 1]}…"
 
 
+_MAX_TAG_LENGTH = 200
+
+
+def join_shortened(texts: Iterable[str], separator: str = ", ") -> str:
+    """Join as many distinct texts as fit into one of Dagster's run tags, and add how many others there are."""
+    every = list(dict.fromkeys(texts))
+    shown: list[str] = []
+    for text in every:
+        if shown and len(separator.join([*shown, text])) > _MAX_TAG_LENGTH:
+            break
+        shown.append(text if len(text) <= _MAX_TAG_LENGTH else text[: _MAX_TAG_LENGTH - 1] + "…")
+    more = len(every) - len(shown)
+    return separator.join(shown) + (f" and {more} more" if more else "")
+
+
 def has_ended(instance: dg.DagsterInstance, run_id: str) -> bool:
     """Whether a run has ended according to this instance; False for an unknown run."""
     run = instance.get_run_by_id(run_id)

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import dagster as dg
@@ -53,39 +53,108 @@ class StepConfig(dg.Config):
     )
 
 
-def outputs_asset(
-    app: Application,
-    outputs: Mapping[LineageNode, dg.AssetSpec],
-    inputs: Mapping[str, dg.AssetKey],
-    datasets: Mapping[str, dg.AssetKey],
-    tables: Mapping[str, dg.AssetKey],
-    preview_rows: int = 0,
-) -> dg.AssetsDefinition:
-    """Return the multi-asset of an application's outputs, which one run of its step materializes.
+@dataclass(frozen=True)
+class ApplicationAssets:
+    """The assets of an application's outputs and of what it reads, and how a run reports on them.
 
     `inputs` are the assets of its input streams, `datasets` those of its datasets, whose served versions are reported,
     and `tables` those of its lookup tables. `preview_rows` is the number of records to show of each output stream.
-    Before the first batch nothing is materialized; outputs that no batch changed are observed.
     """
-    joins = checks.join_check_specs(app, outputs)
-    lags = checks.watermark_check_specs(app, outputs)
+
+    app: Application
+    outputs: Mapping[LineageNode, dg.AssetSpec]
+    inputs: Mapping[str, dg.AssetKey]
+    datasets: Mapping[str, dg.AssetKey]
+    tables: Mapping[str, dg.AssetKey]
+    preview_rows: int = 0
+
+    @cached_property
+    def joins(self) -> dict[str, dg.AssetCheckSpec]:
+        """The checks of match rates, by join."""
+        return checks.join_check_specs(self.app, self.outputs)
+
+    @cached_property
+    def lags(self) -> dict[str, dg.AssetCheckSpec]:
+        """The checks of watermarks, by input stream."""
+        return checks.watermark_check_specs(self.app, self.outputs)
+
+    def report_inputs(self, op: checks.OpRun) -> dict[str, str]:
+        """Log observations of the inputs at a run's start; return which datasets the run leaves out, and why."""
+        waiting = log_skipped_datasets(op, self.app)
+        dataset_assets.observe_streams(op, self.inputs)
+        self.report_datasets(op)
+        return waiting
+
+    def report_datasets(self, op: checks.OpRun) -> None:
+        """Log the served versions of the datasets that other assets' runs build."""
+        _report_datasets(op, self.app, self.datasets)
+
+    def report_batches(self, op: checks.OpRun, report: "StepReport") -> None:
+        """Log a materialization of each output while a run stays."""
+        shared = metadata.step_metadata(report) | metadata.lookup_metadata(report, self.tables)
+        description = _describe_batches(self.app, report)
+        tags = {metadata.DATA_VERSION_TAG: _data_version(self.app, report)}
+        for node, spec in self.outputs.items():
+            facts = shared | metadata.output_metadata(report, node.name)
+            op.context.log_event(dg.AssetMaterialization(spec.key, description, facts, tags=tags))
+
+    def describe_outputs(
+        self, op: checks.OpRun, report: "StepReport", planned: "ExecutionPlan", waiting: Mapping[str, str]
+    ) -> dict[LineageNode, dict[str, Any]]:
+        """Return the metadata of each output at the end of a run."""
+        written = RunOutputs(op.lake, op.systems, self.app, self.preview_rows, planned.tables)
+        read = {**self.inputs, **self.datasets, **self.tables}
+        described = _describe_outputs(written, planned, self.outputs, read)
+        shared = metadata.step_metadata(report) | metadata.plan_metadata(planned)
+        shared |= metadata.lookup_metadata(report, self.tables)
+        if waiting:
+            shared["adjunct/left_out"] = dg.MetadataValue.json(dict(waiting))
+        return {node: shared | metadata.output_metadata(report, node.name) | described[node] for node in self.outputs}
+
+    def report_outputs(
+        self, context: dg.AssetExecutionContext, report: "StepReport", described: Mapping[LineageNode, dict[str, Any]]
+    ) -> Iterator[AssetEvent | dg.AssetCheckResult]:
+        """Yield the events of the outputs and their checks at the end of a run; a warning before the first batch."""
+        if not report.state.batch:
+            context.log.warning(f"{self.app.name} has run no batch yet, because its inputs hold no records.")
+            yield from dataset_assets.missing_check_outputs(context)
+            return
+        version, description = _data_version(self.app, report), _describe_batches(self.app, report)
+        for node, spec in self.outputs.items():
+            facts = dict(described[node])
+            yield from dataset_assets.report_version(
+                context, spec.key, facts.pop(VERSION_KEY, version), facts, description
+            )
+        yield from self.report_checks(context, report.counters, report.watermarks)
 
     def report_checks(
-        context: dg.AssetExecutionContext, counters: Mapping[str, Mapping[str, int]], inputs: "Sequence[InputTimes]"
+        self,
+        context: dg.AssetExecutionContext,
+        counters: Mapping[str, Mapping[str, int]],
+        inputs: "Sequence[InputTimes]",
     ) -> Iterator[AssetEvent | dg.AssetCheckResult]:
+        """Yield the results of the selected checks."""
         results = [
-            *checks.join_check_results(context, app, joins, counters),
-            *checks.watermark_check_results(context, lags, inputs),
+            *checks.join_check_results(context, self.app, self.joins, counters),
+            *checks.watermark_check_results(context, self.lags, inputs),
         ]
         yield from results
         yield from dataset_assets.missing_check_outputs(context, results)
 
+
+def outputs_asset(assets: ApplicationAssets) -> dg.AssetsDefinition:
+    """Return the multi-asset of an application's outputs, which one run of its step materializes.
+
+    Before the first batch nothing is materialized; outputs that no batch changed are observed.
+    """
+    app = assets.app
+
     @dg.multi_asset(
         name=to_dagster_name(f"{app.name}_step"),
-        specs=[spec.replace_attributes(skippable=True) for spec in outputs.values()],
-        check_specs=[*joins.values(), *lags.values()],
+        specs=[spec.replace_attributes(skippable=True) for spec in assets.outputs.values()],
+        check_specs=[*assets.joins.values(), *assets.lags.values()],
         # Lets the UI and sensors select assets without their checks.
-        can_subset=bool(joins or lags),
+        can_subset=bool(assets.joins or assets.lags),
         pool=f"adjunct/application/{app.name}",
         description=app.description or None,
     )
@@ -101,45 +170,20 @@ def outputs_asset(
                 lake = adjunct_lake.open()
                 state = application_state(lake, app.name)
                 times = measure_input_times(app, state.times, lake.now())
-            yield from report_checks(context, state.last.counters if state.last is not None else {}, times)
+            yield from assets.report_checks(context, state.last.counters if state.last is not None else {}, times)
             return
-
-        def report_batches(report: "StepReport") -> None:
-            shared = metadata.step_metadata(report) | metadata.lookup_metadata(report, tables)
-            description, tags = _describe_batches(app, report), {metadata.DATA_VERSION_TAG: _data_version(app, report)}
-            for node, spec in outputs.items():
-                facts = shared | metadata.output_metadata(report, node.name)
-                context.log_event(dg.AssetMaterialization(spec.key, description, facts, tags=tags))
-
         with metadata.translate_errors(context):
             lake = adjunct_lake.open()
             op = checks.OpRun(context, lake, systems_for(app, lake=lake))
-            waiting = log_skipped_datasets(op, app)
-            dataset_assets.observe_streams(op, inputs)
-            _report_datasets(op, app, datasets)
+            waiting = assets.report_inputs(op)
+            report_datasets = partial(assets.report_datasets, op)
             report, planned = _run_batches(
-                op, app, config, adjunct_spark, partial(_report_datasets, op, app, datasets), report_batches
+                op, app, config, adjunct_spark, report_datasets, partial(assets.report_batches, op)
             )
             if report.batches > 1 or config.follow_seconds:
-                _report_datasets(op, app, datasets)
-            written = RunOutputs(lake, op.systems, app, preview_rows, planned.tables)
-            described = _describe_outputs(written, planned, outputs, {**inputs, **datasets, **tables})
-        if not report.state.batch:
-            context.log.warning(f"{app.name} has run no batch yet, because its inputs hold no records.")
-            yield from dataset_assets.missing_check_outputs(context)
-            return
-        version, description = _data_version(app, report), _describe_batches(app, report)
-        shared = (
-            metadata.step_metadata(report) | metadata.plan_metadata(planned) | metadata.lookup_metadata(report, tables)
-        )
-        if waiting:
-            shared["adjunct/left_out"] = dg.MetadataValue.json(waiting)
-        for node, spec in outputs.items():
-            facts = shared | metadata.output_metadata(report, node.name) | described[node]
-            yield from dataset_assets.report_version(
-                context, spec.key, facts.pop(VERSION_KEY, version), facts, description
-            )
-        yield from report_checks(context, report.counters, report.watermarks)
+                report_datasets()
+            described = assets.describe_outputs(op, report, planned, waiting)
+        yield from assets.report_outputs(context, report, described)
 
     return step
 

@@ -22,6 +22,7 @@ from pydantic import ValidationError
 
 from dagster_adjunct.orchestration.batch_log.run_lease import describe_runner
 from dagster_adjunct.orchestration.code_location.metadata import has_ended
+from dagster_adjunct.orchestration.code_location.pools import describe_held_slots
 from dagster_adjunct.orchestration.code_location.resources import LakeResource
 from dagster_adjunct.resources.common import StoredDocument, split_stream_name
 from dagster_adjunct.resources.objects.lake import Lake
@@ -135,7 +136,6 @@ def scan_ages(
 
 
 FIRST_WAIT, LONGEST_WAIT = 60.0, 3600.0
-_MAX_LENGTH = 200
 
 
 class LastRequest(StoredDocument):
@@ -172,18 +172,6 @@ def digest(about: object) -> str:
     return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def join_shortened(texts: Iterable[str], separator: str = ", ") -> str:
-    """Join as many distinct texts as fit into one of Dagster's run tags, and add how many others there are."""
-    every = list(dict.fromkeys(texts))
-    shown: list[str] = []
-    for text in every:
-        if shown and len(separator.join([*shown, text])) > _MAX_LENGTH:
-            break
-        shown.append(text if len(text) <= _MAX_LENGTH else text[: _MAX_LENGTH - 1] + "…")
-    more = len(every) - len(shown)
-    return separator.join(shown) + (f" and {more} more" if more else "")
-
-
 # Incremented when the cursor's layout changes.
 CURSOR_VERSION = 1
 
@@ -193,7 +181,8 @@ class SensorCursor(StoredDocument):
 
     `scan` is an unfinished scan of streams, `seen` the delivered version that an earlier tick has found, `outside` the
     names of delivered versions that are no partitions and were reported, `failed` the id of the last failed run that
-    was checked, and `permanent` why its failure is permanent ("" if it is not).
+    was checked, `permanent` why its failure is permanent ("" if it is not), and `store` a digest of what was stored for
+    the application then.
     """
 
     asked: LastRequest = LastRequest()
@@ -202,6 +191,7 @@ class SensorCursor(StoredDocument):
     outside: tuple[str, ...] = ()
     failed: str = ""
     permanent: str = ""
+    store: str = ""
 
 
 def write_cursor(cursor: SensorCursor) -> str:
@@ -288,6 +278,11 @@ class Tick:
     def active_runs(self) -> list[dg.DagsterRun]:
         """Return the runs of the job or of one of the assets that are queued or in progress."""
         return [run for run in self.unfinished_runs if self.is_of(run, self.assets)]
+
+    def describe_waiting(self, runs: Sequence[dg.DagsterRun]) -> str:
+        """Return, after a blank, that one of these runs waits for a slot that a run which has ended keeps; else ""."""
+        held = describe_held_slots(self.instance, {pool for run in runs for pool in _pools_of(run)})
+        return held and f" {held}"
 
     def waits_for_pool(self, runs: Sequence[dg.DagsterRun]) -> bool:
         """Whether another run is queued that needs a pool of one of these runs."""

@@ -22,6 +22,8 @@ from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.application.graph import to_dagster_name
 from dagster_adjunct.orchestration.batch_log.run_lease import LONGEST_STAY, ask_to_end, asked_key
 from dagster_adjunct.orchestration.code_location.dataset_assets import DatasetAsset, ensure_partitions
+from dagster_adjunct.orchestration.code_location.failures import wait_after_failure
+from dagster_adjunct.orchestration.code_location.metadata import join_shortened
 from dagster_adjunct.orchestration.code_location.sensor_ticks import (
     Backlog,
     Deadline,
@@ -32,7 +34,6 @@ from dagster_adjunct.orchestration.code_location.sensor_ticks import (
     Tick,
     backoff_seconds,
     digest,
-    join_shortened,
     scan_ages,
     scan_streams,
 )
@@ -153,6 +154,9 @@ def new_records_launcher(
     location has been loaded again.
     """
 
+    def newest_runs(tick: Tick, now: datetime) -> list[dg.RunRecord]:
+        return _application_runs(tick, outputs, now - _LONGEST_WAIT)
+
     def evaluate(tick: Tick) -> dg.RunRequest | Skip:
         from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog
         from dagster_adjunct.orchestration.planner.planner import systems_for
@@ -166,7 +170,7 @@ def new_records_launcher(
             if any(run.tags.get(_LOADED_TAG, _LOADED) != _LOADED for run in running):
                 who = "the code location, which was loaded again,"
             if not who:
-                return Skip("A run is already in progress.")
+                return Skip(f"A run is already in progress.{tick.describe_waiting(active)}")
             ask_to_end(lake.store, asked_key(lake, app.name), who)
             return Skip(f"A run is already in progress; it was asked to end: {who} asks for the application.")
         begun = tick.cursor.scan
@@ -186,6 +190,9 @@ def new_records_launcher(
             return Skip(f"The tick's {TICK_SECONDS:.0f} s are over after {seen}; the next tick continues there.")
         waiting = partial(progress.describe_waiting_datasets, lake, systems, app)
         what = decide_launch(backlog, rule, progress.describe_unfinished(state), waiting)
+        failed = "" if isinstance(what, Skip) else wait_after_failure(tick, app, newest_runs(tick, now))
+        if failed:
+            return Skip(f"{what}; {failed}")
         if isinstance(what, str):
             about = {"position": progress.position_to_json(app, state), "ends": backlog.scan.ends}
             tags = {"adjunct/lag": str(backlog.scan.lag)} | ({_LOADED_TAG: _LOADED} if rule.stay else {})
@@ -252,6 +259,8 @@ def measure_backlog(
 MAX_RESTARTS = 5
 # Failures older than this are ignored, such as those before the sensor was switched on.
 _HORIZON = timedelta(days=1)
+# Permanent failures older than this are forgotten: another run is launched.
+_LONGEST_WAIT = timedelta(days=30)
 _ASSET_JOB = "__ASSET_JOB"  # Dagster's own job, of runs that users start by selecting assets
 _PAGE = 200
 
@@ -276,8 +285,8 @@ def decide_restart(
 
     Only a run that failed before its commit is restarted: it closed no batch, or left one open. It is not restarted if
     another run has closed a batch since it began, or is running the application now (`busy` returns which, "" for
-    none), or if its failure is `permanent` ("" if not). The wait is one minute, doubled with each failure in a row, up
-    to an hour.
+    none), or if its failure is `permanent` ("" if it is not, or if something has changed since). The wait is one
+    minute, doubled with each failure in a row, up to an hour.
     """
     failed = _failed_in_a_row(records, state)
     if not records:
@@ -326,22 +335,21 @@ def restart_launcher(
 ) -> Launcher:
     """Return the launcher that restarts runs that failed before their commit: of `job`, or of some of its `outputs`.
 
-    Permanent failures and cancelled runs are not restarted. The new run has the failed run's selection of `assets`.
+    Cancelled runs are not restarted, and permanent failures not until something has changed (`failures.py`). The new
+    run has the failed run's selection of `assets`.
     """
     own = frozenset(assets)
 
     def evaluate(tick: Tick) -> dg.RunRequest | Skip:
         from dagster_adjunct.orchestration.batch_log.batch_log import application_state
 
-        lake, instance = tick.lake, tick.instance
+        lake = tick.lake
         now = lake.now()
         records = _application_runs(tick, outputs, now - _HORIZON)
         state = application_state(lake, app.name)
-        newest = records[0].dagster_run if records else None
-        if newest and newest.status is dg.DagsterRunStatus.FAILURE and tick.cursor.failed != newest.run_id:
-            tick.remember(failed=newest.run_id, permanent=permanent_failure(instance, newest.run_id))
+        permanent = tick.cursor.permanent if wait_after_failure(tick, app, records) else ""
         busy = partial(tick.lease_holder, app.name)
-        decision = decide_restart(records, state, tick.cursor.permanent, now.timestamp(), busy)
+        decision = decide_restart(records, state, permanent, now.timestamp(), busy)
         if isinstance(decision, Skip):
             return decision
         failed = records[0].dagster_run
@@ -403,19 +411,6 @@ def _application_runs(tick: Tick, outputs: Collection[dg.AssetKey], since: datet
     return sorted(records, key=lambda record: (record.create_timestamp, record.storage_id), reverse=True)
 
 
-def permanent_failure(instance: dg.DagsterInstance, run_id: str) -> str:
-    """Return why a run's failure is permanent, as `translate_errors` recorded it; "" if it is not.
-
-    Killed runs and errors that are not Adjunct's do not count as permanent.
-    """
-    for record in instance.all_logs(run_id, of_type=dg.DagsterEventType.STEP_FAILURE):
-        event = record.dagster_event
-        failure = event.step_failure_data.user_failure_data if event is not None else None
-        if failure is not None and (permanent := failure.metadata.get("permanent")) is not None and permanent.value:
-            return failure.description or "its error is permanent"
-    return ""
-
-
 def unapplied_startpoints(handed: "Mapping[str, Requests]", state: "ApplicationState") -> "list[StartpointRequest]":
     """Return the startpoints that were `handed` to tasks and that no commit has applied, each once, by partition.
 
@@ -459,11 +454,9 @@ def startpoints_launcher(
         if not requested and not pending:
             return Skip("No startpoints wait.")
         what = describe_waiting([*requested, *pending])
-        if tick.active_runs():
-            return Skip(
-                f"{what}; a run is in progress: unless it stays, startpoints requested after its start wait for "
-                "the next one."
-            )
+        if active := tick.active_runs():
+            text = "unless it stays, startpoints requested after its start wait for the next one."
+            return Skip(f"{what}; a run is in progress: {text}{tick.describe_waiting(active)}")
         if who := tick.lease_holder(app.name):
             return Skip(f"{what}; waiting for the next run: the application is being run by {who}.")
         systems = systems_for(app, lake=lake)
@@ -526,8 +519,8 @@ def new_versions_launcher(member: DatasetAsset, job: LaunchedJob) -> Launcher:
                 f"adjunct dataset abandon {dataset.name} {version} --reason …"
             )
         what = f"Version {version} is delivered"
-        if tick.active_runs():
-            return Skip(f"{what}; a run is already in progress.")
+        if active := tick.active_runs():
+            return Skip(f"{what}; a run is already in progress.{tick.describe_waiting(active)}")
         return tick.request_run(f"{dataset.name}:{tick.lake.id}", what, {"version": version}, partition_key=version)
 
     text = f"Builds versions of {dataset.name} as they are delivered."
@@ -559,8 +552,8 @@ def delivered_launchers(application: str, units: Sequence[Sequence[DatasetAsset]
         if version is None:
             return Skip(f"No new version; {awaited}.")
         what = f"Version {version} is delivered"
-        if tick.active_runs():
-            return Skip(f"{what}; a run is already in progress.")
+        if active := tick.active_runs():
+            return Skip(f"{what}; a run is already in progress.{tick.describe_waiting(active)}")
         on = tick.running_sensors()
         if for_records in on and seen != version:
             tick.remember(seen=version)
@@ -601,8 +594,8 @@ def stale_launcher(member: DatasetAsset, window: timedelta, job: LaunchedJob) ->
         if checked is not None and tick.lake.now().timestamp() - checked < window.total_seconds():
             return Skip(f"Dataset {dataset} was checked for changes within {window}.")
         what = f"Dataset {dataset} was not checked for changes within {window}"
-        if tick.active_runs():
-            return Skip(f"{what}; a run is already in progress.")
+        if active := tick.active_runs():
+            return Skip(f"{what}; a run is already in progress.{tick.describe_waiting(active)}")
         about = {"checked": checked}
         return tick.request_run(f"{dataset}:{tick.lake.id}:stale", what, about, asset_selection=[member.key])
 

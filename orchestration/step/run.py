@@ -341,6 +341,7 @@ def run_application(
     spark: SparkSession | Callable[[], SparkSession] | None = None,
     run: str | None = None,
     on_event: Callable[[StepEvent | AdvanceReport], None] = lambda event: None,
+    on_report: Callable[[StepReport], None] = lambda report: None,
     on_stage: OnStage = ignore_stage,
     max_batches: int | None = None,
     wait: timedelta | float = DEFAULT_WAIT,
@@ -357,8 +358,8 @@ def run_application(
     Lake, systems and session default to those of `open_lake()`, `systems_for(app)` and `session_scope()`. Partitioned
     datasets that are built by a query are read as they are. Datasets without `bootstrap` are advanced again between
     batches. `run` names this run in commits; by default the name is random. `on_event` receives the events of datasets
-    and batches, `on_stage` each stage of a dataset, such as the progress of a bootstrap. Startpoints on the streams of
-    datasets are applied first.
+    and batches, `on_report` the report of the step after each batch, `on_stage` each stage of a dataset, such as the
+    progress of a bootstrap. Startpoints on the streams of datasets are applied first.
 
     One run of an application works at a time. If another run is alive, this one waits at most `wait` (a timedelta or
     seconds; 0 does not wait), then raises ApplicationBusyError, which names the other run. A dead run is taken over at
@@ -411,6 +412,7 @@ def run_application(
             on_stage=on_stage,
             warn=partial(_log.warning, "application %s: %s", app.name),
             say=report_following,
+            on_report=on_report,
             max_batches=max_batches,
         )
     return RunReport(tuple(datasets), step)

@@ -186,7 +186,7 @@ def _corresponding_error(text: str) -> AdjunctError | None:
         )
     refused = _REFUSED.search(text)
     if refused and (refused["code"] in STALE_CODES or refused["code"] == "null"):
-        return _stale_error(refused["status"], refused["code"])
+        return _stale_error(refused["status"], refused["code"], _UNREAD.search(text))
     cut_off, unread, damaged = _CUT_OFF.search(text), _UNREAD.search(text), _DAMAGED.search(text)
     file = unread["file"] if unread else None
     if cut_off:  # the object itself may be intact
@@ -223,15 +223,19 @@ def _corresponding_error(text: str) -> AdjunctError | None:
     return None
 
 
-def _stale_error(status: str, code: str) -> AdjunctError:
-    """Return the error for a request of S3A's that S3 refused for now, with this code ("null" for an unknown one)."""
+def _stale_error(status: str, code: str, unread: re.Match[str] | None) -> AdjunctError:
+    """Return the error for a request of S3A's that S3 refused for now, with this code ("null" for an unknown one).
+
+    `unread` has the file that Spark was reading, if it was.
+    """
     answer, reason = f"{status} {code}", "the credentials have expired, or a clock is wrong"
     if code == "null":
         answer, reason = f"{status} to a HEAD, which states no code", f"{reason}, or the credentials do not allow it"
     step = (
         "Renew the credentials of Spark's driver and executors, then run it again. adjunct doctor says what is wrong."
     )
-    return StoreUnavailableError(f"Spark's request to the store was answered {answer}: {reason}.", step)
+    problem = f"Spark's request to the store was answered {answer}: {reason}."
+    return StoreUnavailableError(problem, step, url=unread["file"] if unread else None)
 
 
 def first_message_line(error: Exception) -> str:

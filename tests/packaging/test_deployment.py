@@ -157,6 +157,7 @@ def test_runs_of_one_application_wait_for_each_other_as_in_a_home_that_adjunct_m
     monitoring = in_chart["dagsterDaemon"]["runMonitoring"]
     assert monitoring["startTimeoutSeconds"] == made["run_monitoring"]["start_timeout_seconds"]
     assert monitoring["cancelTimeoutSeconds"] == made["run_monitoring"]["cancel_timeout_seconds"]
+    assert monitoring["freeSlotsAfterRunEndSeconds"] == made["run_monitoring"]["free_slots_after_run_end_seconds"]
     assert not deployed["telemetry"]["enabled"]
     assert not in_chart["telemetry"]["enabled"]
 

@@ -15,7 +15,10 @@ from dagster._daemon.types import DaemonHeartbeat
 from dagster_adjunct import Lake, LakeStreams, Schema, open_lake
 from dagster_adjunct.orchestration.cli import doctor
 from dagster_adjunct.orchestration.operators.windows import zone_rules
+from dagster_adjunct.orchestration.code_location.definitions import prepare_dagster_home
+from dagster_adjunct.orchestration.code_location.pools import keeps_slots
 from tests.orchestration.cli.commands import document, printed
+from tests.servers.s3 import ROOT
 
 APP = """
 from dagster_adjunct import Application
@@ -175,3 +178,57 @@ def test_dagsters_instance_and_daemon_are_looked_at(project: Project, monkeypatc
     assert project.findings()["Dagster"]["state"] == "ok"
     monkeypatch.setenv("DAGSTER_HOME", str(home / "nowhere"))
     assert project.findings(code=1)["Dagster"]["state"] == "failed"
+
+
+FREED = "run_monitoring: {enabled: true, free_slots_after_run_end_seconds: 30}"
+
+
+@pytest.mark.parametrize(
+    ("settings", "state"),
+    [
+        ("concurrency: {pools: {default_limit: 1}}", "warning"),
+        ("concurrency: {pools: {granularity: op, default_limit: 1}}", "warning"),
+        ("concurrency: {default_op_concurrency_limit: 1}", "warning"),
+        ("concurrency: {pools: {default_limit: 1}}\nrun_monitoring: {enabled: true}", "warning"),
+        (f"concurrency: {{pools: {{default_limit: 1}}}}\n{FREED.replace('true', 'false')}", "warning"),
+        (f"concurrency: {{pools: {{default_limit: 1}}}}\n{FREED}", "ok"),
+        ("concurrency: {pools: {granularity: run, default_limit: 1}}", "ok"),
+        ("", "ok"),
+    ],
+)
+def test_pools_whose_slots_stay_with_killed_runs_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: str, state: str
+) -> None:
+    (tmp_path / "dagster.yaml").write_text(settings)
+    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
+    with dg.DagsterInstance.get() as instance:
+        instance.add_daemon_heartbeat(DaemonHeartbeat(doctor.time.time(), "SENSOR", "id"))
+    found = doctor.run_check("Dagster", doctor.check_dagster)
+    assert found.state == state
+    advised = "free_slots_after_run_end_seconds" in found.next_step and "granularity: run" in found.next_step
+    assert advised == (state == "warning")
+
+
+@pytest.mark.parametrize("named", ["adjunct", "own"])
+def test_a_limit_of_one_pool_is_enough_for_the_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str
+) -> None:
+    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
+    with dg.DagsterInstance.get() as instance:
+        instance.event_log_storage.set_concurrency_slots(f"{named}/application/shop", 1)
+        instance.add_daemon_heartbeat(DaemonHeartbeat(doctor.time.time(), "SENSOR", "id"))
+    assert doctor.run_check("Dagster", doctor.check_dagster).state == "warning"
+
+
+@pytest.mark.parametrize("template", ["adjunct", "deploy"])
+def test_the_settings_that_adjunct_writes_let_no_killed_run_keep_a_slot(template: str, tmp_path: Path) -> None:
+    text = (prepare_dagster_home(tmp_path) / "dagster.yaml").read_text()
+    if template == "deploy":
+        written = (ROOT / "deploy" / "dagster.yaml").read_text()
+        text = written[written.index("\nconcurrency:") : written.index("\n# Sensors look")]
+    for granularity in ("run", "op"):
+        changed = text.replace("granularity: run", f"granularity: {granularity}")
+        assert f"granularity: {granularity}" in changed
+        (tmp_path / "dagster.yaml").write_text(changed)
+        with dg.DagsterInstance.from_config(str(tmp_path)) as instance:
+            assert not keeps_slots(instance)

@@ -15,6 +15,7 @@ from dagster import (
     RunRequest,
     SkipReason,
     StaticPartitionsDefinition,
+    TextMetadataValue,
     build_sensor_context,
 )
 
@@ -95,6 +96,21 @@ def backfill(lab: Lab, first: str, last: str, dataset: AdjunctDataset = ITEMS) -
     return FinishedRun(job.execute_in_process(instance=lab.instance, tags=tags, raise_on_error=False), lab.instance)
 
 
+def reasons(lab: Lab) -> dict[str, str]:
+    """Return why partitions are missing, by their observations. The tag of the run says it, too."""
+    run = lab.instance.get_runs(limit=1)[0]
+    records = lab.instance.fetch_observations(key_of(ITEMS), limit=50).records
+    observed = [one.event_log_entry.asset_observation for one in records if one.run_id == run.run_id]
+    missing = TextMetadataValue("not materialized")
+    found = {
+        str(one.partition): str(one.metadata["adjunct/reason"].value)
+        for one in observed
+        if one is not None and one.metadata.get("adjunct/action") == missing
+    }
+    assert f"{min(found)}: " in run.tags["adjunct/not_materialized"]
+    return dict(sorted(found.items()))
+
+
 def served(lab: Lab) -> str | None:
     return lab.store("items").require_current().sealed.name
 
@@ -139,6 +155,11 @@ def test_a_backfill_that_fails_half_way_keeps_what_it_finished(lab: Lab, answers
     assert lab.instance.get_materialized_partitions(key_of(ITEMS)) == {*DAYS[:2]}
     assert finished.passed == {"items adjunct_accepted": True, "items min_rows": True}
     assert served(lab) == DAYS[1]
+    assert reasons(lab) == {
+        DAYS[2]: f"nothing answers for {DAYS[2]}.",
+        DAYS[3]: f"the run ended at {DAYS[2]}",
+        DAYS[4]: f"the run ended at {DAYS[2]}",
+    }
     answers.rows[DAYS[2]] = APPLES
     assert backfill(lab, DAYS[0], DAYS[4]).success
     assert lab.instance.get_materialized_partitions(key_of(ITEMS)) == set(DAYS)
@@ -154,6 +175,8 @@ def test_a_partition_that_is_rejected_is_not_materialised_and_the_others_are(lab
     assert finished.passed["items min_rows"] is False
     assert finished.checks["items min_rows"].description == f"{DAYS[1]}: 1 row, expected 2 or more"
     assert f"Partition {DAYS[1]} of items is not materialized: its version v000002-" in finished.log
+    (why,) = reasons(lab).values()
+    assert "is rejected: " in why
     assert served(lab) == DAYS[2]
 
 

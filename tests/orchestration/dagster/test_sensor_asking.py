@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from dagster import SkipReason as Skip
 
+from dagster_adjunct.orchestration.code_location.metadata import join_shortened
 from dagster_adjunct.orchestration.code_location.sensor_ticks import (
     LastRequest,
     SensorCursor,
     StreamFinding,
     StreamScan,
-    join_shortened,
     read_cursor,
     request_run,
     write_cursor,
