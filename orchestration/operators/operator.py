@@ -193,6 +193,14 @@ class Spec(ABC):
         return ()
 
     @property
+    def ordered_by(self) -> Sequence[str] | None:
+        """Columns of its results: those with equal values come in the order of their time, also over batches.
+
+        None for an operator whose records are those that arrive, in their order.
+        """
+        return None
+
+    @property
     def zones(self) -> Sequence[str]:
         """The time zones whose clocks it follows."""
         return ()

@@ -69,11 +69,50 @@ def plan_fed_joins(app: Application) -> tuple[FedJoin, ...]:
 def plan_state(app: Application) -> tuple[PlannedState, ...]:
     """Return the local tables that the application writes, each with its sends and the effect of a replay on it."""
     sends: dict[str, list[str]] = {}
+    again = trace_records_read_again(app)
     for operator in app.operators:
         feeds = operator.spec.feeds
         if feeds is not None and app.dataset(feeds).is_owned_by(app.name):
             sends.setdefault(feeds, []).append(operator.id)
-    return tuple(PlannedState(table, tuple(operators), STATE_REPLAY) for table, operators in sends.items())
+    planned = []
+    for table, operators in sends.items():
+        reached = any(again[operator].streams for operator in operators)
+        holding = sorted({held for operator in operators for held in again[operator].held_by})
+        replay = STATE_REPLAY if reached else f"A startpoint changes nothing in it: {describe_holding(holding)}."
+        planned.append(PlannedState(table, tuple(operators), replay))
+    return tuple(planned)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadAgain:
+    """The input `streams` whose records, if they are read again, reach an operator's results again.
+
+    Records of other streams are left out by the stateful operators `held_by` before it.
+    """
+
+    streams: frozenset[str] = frozenset()
+    held_by: frozenset[str] = frozenset()
+
+
+def trace_records_read_again(app: Application) -> dict[str, ReadAgain]:
+    """Return, by operator id, which records that are read again it passes on."""
+    found: dict[str, ReadAgain] = {}
+    for operator in app.operators:
+        spec, before = operator.spec, [found[source] for source in operator.inputs]
+        if spec.reads is not None:
+            found[operator.id] = ReadAgain(frozenset({spec.reads}))
+        elif spec.over_time is not None:
+            found[operator.id] = ReadAgain(held_by=frozenset({operator.id}))
+        else:
+            found[operator.id] = ReadAgain(
+                frozenset().union(*(one.streams for one in before)), frozenset().union(*(one.held_by for one in before))
+            )
+    return found
+
+
+def describe_holding(operators: Sequence[str]) -> str:
+    """Return that these operators leave out records that are read again."""
+    return f"{' and '.join(operators)} {'leaves' if len(operators) == 1 else 'leave'} out records that were read before"
 
 
 def check_state_names(app: Application) -> None:
@@ -204,7 +243,8 @@ class _Origin:
     `flow` is their partitioning as if no exchange had moved them, `keyed` the input's partitioning columns, `lost_at`
     the operator that drops or changes these, and `why` the reason if there are none. `renumbered` is the operator that
     writes an output stream whose positions have replaced those of several inputs. With several inputs, `partitions` is
-    0.
+    0. `positions` is the stream that their positions are in, or the operator that gave them others. `made_by` is the
+    operator whose results the records are, if it gives them an order of its own: of those with equal columns `keyed`.
     """
 
     flow: Flow
@@ -214,6 +254,8 @@ class _Origin:
     keyed: tuple[str, ...] = ()
     lost_at: str = ""
     renumbered: str = ""
+    positions: str = ""
+    made_by: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,6 +283,7 @@ def plan_tables(app: Application, catalog: Catalog, columns: Mapping[str, Column
     read: dict[str, _Origin] = {}
     tables = []
     sent, writers = _find_send_conflicts(app, columns), name_writers(app, app.name)
+    again = trace_records_read_again(app)
     for operator in app.operators:
         read[operator.id] = _trace_origin(operator, app, catalog, read)
         send = operator.spec.send
@@ -249,7 +292,7 @@ def plan_tables(app: Application, catalog: Catalog, columns: Mapping[str, Column
         (source,) = operator.inputs
         before = read[source]
         table = app.tables[send.table]
-        planned = _plan_table(operator, table, before, sent[operator.id])
+        planned = _plan_table(operator, table, before, sent[operator.id], again[source])
         for stream in sorted(before.streams) if has_marks(table) else ():
             if not catalog[stream].numbered:
                 raise PlanningError(
@@ -313,29 +356,56 @@ def _trace_origin(operator: Operator, app: Application, catalog: Catalog, read: 
         flow = spec.flow(context, [])
         own = replace(flow, partitioned_by=facts.key)
         why = "" if facts.key or facts.partitions == 1 else f"{spec.reads} has no key"
-        return _Origin(own, frozenset({spec.reads}), why, facts.partitions, facts.key)
+        return _Origin(own, frozenset({spec.reads}), why, facts.partitions, facts.key, positions=spec.reads)
     before = [read[source] for source in operator.inputs]
     streams = frozenset(stream for one in before for stream in one.streams)
+    if spec.ordered_by is not None:
+        ordered, flow = tuple(spec.ordered_by), before[0].flow
+        return _Origin(
+            replace(flow, partitioned_by=ordered), streams, keyed=ordered, positions=operator.id, made_by=operator.id
+        )
     if len(before) > 1:
         flow = spec.flow(context, [one.flow for one in before])
+        held_in = {one.positions for one in before}
+        if len(held_in) == 1 and not spec.assigns_positions and not any(one.made_by or one.why for one in before):
+            # Branches of one stream: their records are put back into its order.
+            moved = not flow.partitioned_by and before[0].partitions != 1
+            return replace(before[0], flow=flow, lost_at=operator.id if moved else "")
         several = "the records come from several streams or branches, which "
         renumbered = next((one.renumbered for one in before if one.renumbered), "")
         return _Origin(flow, streams, f"{several}{operator.id} merges", 0, renumbered=renumbered)
     (one,) = before
     if spec.role is not None:  # records of several input partitions have no order in new partitions, either
-        return replace(one, renumbered=operator.id) if spec.role == "output" and len(streams) > 1 else one
+        return _enter_stream(operator, one)
+    if one.made_by and spec.keeps_only_final and one.keyed == tuple(app.operator(one.made_by).spec.ordered_by or ()):
+        final = one.flow.partitioned_by[:-1]  # without the window's start
+        return replace(one, flow=replace(one.flow, partitioned_by=final), keyed=one.keyed[:-1])
     flow = spec.flow(context, [one.flow])
     lost = one.flow.partitioned_by and not flow.partitioned_by and one.partitions != 1
-    return replace(one, flow=flow, lost_at=operator.id if lost else one.lost_at)
+    positions = operator.id if spec.assigns_positions else one.positions
+    return replace(one, flow=flow, lost_at=operator.id if lost else one.lost_at, positions=positions)
 
 
-def _plan_table(operator: Operator, table: AnyTable, before: _Origin, sent: _SendConflicts) -> PlannedTable:
+def _enter_stream(operator: Operator, one: _Origin) -> _Origin:
+    """Return the origin of records that continue after they were repartitioned, or written to an output stream."""
+    if operator.spec.role != "output":
+        return one
+    renumbered = operator.id if len(one.streams) > 1 else one.renumbered
+    return replace(one, renumbered=renumbered, positions=operator.spec.writes or operator.id)
+
+
+def _plan_table(
+    operator: Operator, table: AnyTable, before: _Origin, sent: _SendConflicts, again: ReadAgain
+) -> PlannedTable:
     by, changed, why = before.flow.partitioned_by, sent.changed, before.why
     if not why and before.partitions != 1 and (before.lost_at or not set(by) <= set(table.key)):
         streams, lost = " and ".join(sorted(before.streams)), before.lost_at
         how = f", which {lost} drops or changes" if lost else ""
         key = ", ".join(table.key)
         why = f"its key is ({key}), and {streams} is partitioned by ({', '.join(before.keyed)}){how}"
+        if before.made_by:
+            keyed = ", ".join(before.keyed)
+            why = f"its key is ({key}), and {before.made_by} orders its results for each ({keyed}){how}"
     if not why and sent.same_columns:
         others = " and ".join(sent.same_columns)
         writes = "write" if len(sent.same_columns) > 1 else "writes"
@@ -346,7 +416,9 @@ def _plan_table(operator: Operator, table: AnyTable, before: _Origin, sent: _Sen
         harm, mends = _describe_late_loss(sent)
     elif not why:
         order, reason = "per key", "all records of a key come from one partition"
-        if before.partitions == 1:
+        if before.made_by:
+            reason = f"{before.made_by} emits results of a key in the order of their time"
+        elif before.partitions == 1:
             reason = "its input has one partition"
     elif changed is not None and changed.only_sums and not sent.same_columns:
         first = f", and the first one sets {', '.join(sorted(changed.begun))}" if changed.begun else ""
@@ -356,14 +428,21 @@ def _plan_table(operator: Operator, table: AnyTable, before: _Origin, sent: _Sen
         order, reason, harm = "per source partition", why, "an older record may replace a newer one"
         if changed is not None and not changed.set:
             harm = "an older record may append, or add to JSON, after a newer one"
-        mends = _suggest_order(sent, by_key=before.partitions > 0)
+        mends = _suggest_order(sent, by_key=before.partitions > 0, results=before.keyed if before.made_by else ())
     replay = _describe_replay(order, table, changed is not None and changed.adds)
-    names = tuple(sorted(before.streams))
-    return PlannedTable(operator.id, table.name, order, reason, replay, names, harm=harm, mends=mends)
+    left_out = f"unchanged: {describe_holding(sorted(again.held_by))}" if again.held_by else ""
+    names, reached = tuple(sorted(before.streams)), tuple(sorted(again.streams))
+    replay = replay if reached else left_out
+    return PlannedTable(
+        operator.id, table.name, order, reason, replay, names, harm=harm, mends=mends, again=reached, left_out=left_out
+    )
 
 
-def _suggest_order(sent: _SendConflicts, *, by_key: bool) -> str:
-    """Return the next step: how to give a table the order that it lacks; `by_key` says that its input has an order."""
+def _suggest_order(sent: _SendConflicts, *, by_key: bool, results: Sequence[str]) -> str:
+    """Return the next step: how to give a table the order that it lacks.
+
+    `by_key` says that its input has an order, `results` by which columns the results of a window have one.
+    """
     changed = sent.changed
     adds = changed is not None and changed.adds
     if sent.same_columns and (sent.mixed or sent.other_columns):
@@ -373,11 +452,13 @@ def _suggest_order(sent: _SendConflicts, *, by_key: bool) -> str:
         )
     once = ", and declare the table with idempotent=True" if adds else ""
     ways = [f"partition the input by the table's key{once}"] if by_key and not sent.same_columns else []
+    if results and not sent.same_columns:
+        ways = [f"let the table's key have the columns {', '.join(results)}"]
     if sent.other_columns:
         others = " and ".join(sent.other_columns)
         ways.append(f"give it and {others} tables of their own, and declare these with newest_by")
     elif changed is not None and changed.merged:
-        if not by_key:
+        if not by_key and not results:
             ways.append("let each input stream add to a column of its own")
     elif changed is not None and not changed.set:
         ways.append(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from dataclasses import replace as with_fields
 from datetime import datetime
@@ -13,6 +13,7 @@ from dagster_adjunct.assets.unbounded.rewind import plan_rewind
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, Replay
 from dagster_adjunct.orchestration.operators.stream_facts import CURRENT, JoinVersions
+from dagster_adjunct.orchestration.planner.notes import trace_records_read_again
 from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
 from dagster_adjunct.orchestration.startpoints.positions import StreamSnapshot, resolve_request
 from dagster_adjunct.orchestration.startpoints.request import (
@@ -23,6 +24,7 @@ from dagster_adjunct.orchestration.startpoints.request import (
     choose_versions,
     dataset_task_name,
     is_broadcast,
+    is_dataset_task,
     to_startpoint,
 )
 from dagster_adjunct.orchestration.startpoints.store import PendingStartpoint, request_key
@@ -67,6 +69,18 @@ class Preview:
         if self.moved == 0:
             return "stays where it is"
         return f"goes back by {-self.moved:,}" if self.moved < 0 else f"passes over {self.moved:,}"
+
+    @property
+    def reads_again(self) -> bool:
+        """Whether the application may read records again: in a replay, or if the position does not go forward.
+
+        The rewind of a dataset reads none of its inputs again.
+        """
+        if self.error is not None or all(is_dataset_task(task) for task in self.tasks):
+            return False
+        if self.request.until is not None:
+            return bool(self.offsets)
+        return self.moved is None or self.moved < 0
 
     @property
     def effect(self) -> str:
@@ -154,22 +168,29 @@ def _describe_unread(request: StartpointRequest, tasks: Mapping[str, frozenset[S
     return f"task {request.task!r} does not read {request.ssp}{instead}."
 
 
-def describe_remote_tables(plan: ExecutionPlan | None, requests: Sequence[StartpointRequest]) -> dict[str, str]:
+def find_streams_read_again(previews: Iterable[Preview]) -> frozenset[str]:
+    """Return the input streams of which the application would read records again."""
+    return frozenset(shown.request.ssp.qualified_stream for shown in previews if shown.reads_again)
+
+
+def describe_remote_tables(plan: ExecutionPlan | None, streams: Set[str]) -> dict[str, str]:
     """Return, by remote table that is written from these streams, what records that are read again do to it."""
-    streams = {request.ssp.qualified_stream for request in requests}
     effects: dict[str, dict[str, None]] = {}
     for table in () if plan is None else plan.tables:
-        if streams & set(table.streams):
+        if streams & set(table.again):
             effects.setdefault(table.table, {})[table.replay] = None
+        elif streams & set(table.streams):
+            effects.setdefault(table.table, {})[table.left_out] = None
     return {table: "; and ".join(replays) for table, replays in effects.items()}
 
 
-def describe_state_effects(app: Application) -> tuple[str, ...]:
-    """Return what stateful operators do with records that are read again, a line each."""
+def describe_state_effects(app: Application, streams: Set[str]) -> tuple[str, ...]:
+    """Return what stateful operators do with records of these streams that are read again, a line each."""
+    again = trace_records_read_again(app)
     return tuple(
         f"{operator.id} keeps state: it leaves out records that were read before, and counts them (again)"
         for operator in app.operators
-        if operator.spec.states
+        if operator.spec.over_time is not None and any(streams & again[source].streams for source in operator.inputs)
     )
 
 

@@ -90,9 +90,17 @@ def find_reading_tasks(
     return ReadingTasks({} if plan is None else plan.partitions_by_task(), of_datasets, frozenset(named_only))
 
 
+_DATASET = "dataset "
+
+
 def dataset_task_name(name: str) -> str:
     """Return the name of a dataset's task."""
-    return f"dataset {name}"
+    return f"{_DATASET}{name}"
+
+
+def is_dataset_task(task: str) -> bool:
+    """Return whether a task is that of a dataset."""
+    return task.startswith(_DATASET)
 
 
 def list_rewindable_datasets(app: Application, only: Collection[str] | None = None) -> list[AdjunctDataset]:

@@ -32,6 +32,7 @@ from dagster_adjunct.orchestration.startpoints.preview import (
     describe_state_effects,
     empty_replay_error,
     find_replaced,
+    find_streams_read_again,
     mark_blocked_previews,
     other_kind_error,
     preview_request,
@@ -500,11 +501,12 @@ def request_startpoints(
     versions = describe_versions(app, requests)
 
     snapshot_of = cache(partial(snapshot_stream, systems))  # one snapshot of each stream
-    tables, keeping_state = describe_remote_tables(plan, requests), describe_state_effects(app)
     previews = [preview_request(app, readers, snapshot_of, state, request, stored.at) for request in requests]
     previews = preview_rewinds(lake, systems, app, previews)
     previews = mark_blocked_previews(stored.unreadable, previews)
     previews, recorded = _plan_recorded_versions(lake, app, plan, snapshot_of, previews, stored.at)
+    again = find_streams_read_again(previews)
+    tables, keeping_state = describe_remote_tables(plan, again), describe_state_effects(app, again)
     there = [*map(PendingStartpoint, stored.waiting), *iter_unapplied(stored.handed, state)]
     replaced = find_replaced(requests, there, readers.named_only)
     refusals = [*filter(None, [empty_replay_error(previews), None if replace else other_kind_error(replaced)])]

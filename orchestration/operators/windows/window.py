@@ -208,6 +208,11 @@ class Window(PassThroughSpec):
         return (self.name, f"{self.name}-records") if self._has_functions else (self.name,)
 
     @property
+    def ordered_by(self) -> Sequence[str]:
+        # An update of an earlier window may come after the results of a later one.
+        return (*self.by, START) if self.emits_updates else self.by
+
+    @property
     def zones(self) -> Sequence[str]:
         zone = self.windows.zone if isinstance(self.windows, Tumbling) else None
         return () if zone is None else (zone,)

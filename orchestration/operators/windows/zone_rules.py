@@ -11,7 +11,7 @@ import zoneinfo
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from functools import cache
+from functools import cache, partial
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -131,11 +131,13 @@ def check_zones_in_jvm(zones: Iterable[str]) -> None:
             if not time.ZoneId.getAvailableZoneIds().contains(zone):
                 raise unknown_to_java_error(zone)
             moments, offsets = _offsets_by_jvm(time, zone)
-            database = Database(
+            java = Database(
                 time.zone.ZoneRulesProvider.getVersions("UTC").lastKey(),
                 f"Java {jvm.java.lang.System.getProperty('java.version')}",
             )
-            _check_near_spans(zone, _find_differences(zone, moments, offsets), lambda found=database: found)
+            _check_near_spans(
+                zone, _find_differences(zone, moments, offsets), partial(Database, java.version, java.place)
+            )
 
 
 def java_database(session: SparkSession) -> Database:
@@ -234,7 +236,7 @@ def _offsets_by_spark(session: SparkSession, zone: str) -> tuple[Any, Any]:
     change = F.element_at(F.array(*map(F.lit, around)), (number - days + 1).cast("int"))
     moment = F.when(number < days, F.lit(first) + number * _DAY).otherwise(change)
     shown = F.unix_micros(F.from_utc_timestamp(F.timestamp_micros("moment"), zone))
-    tasks = 1 if session.conf.get("spark.master", "").startswith("local") else _TASKS
+    tasks = 1 if (session.conf.get("spark.master", "") or "").startswith("local") else _TASKS
     numbers = session.range(0, tasks * (days + len(around)), 1, tasks)
     try:
         found = numbers.select(moment.alias("moment")).select("moment", shown - F.col("moment")).toArrow()
