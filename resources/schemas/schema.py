@@ -538,12 +538,13 @@ class ArrowFrame(Protocol):
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object: ...
 
 
-def to_arrow_table(records: Any, what: str, schema: Schema | None = None) -> pa.Table:
+def to_arrow_table(records: Any, what: str, schema: Schema | None = None, required: Collection[str] = ()) -> pa.Table:
     """Return an ArrowFrame, or rows as dictionaries, as an Arrow table. Column types are those of the data.
 
-    To rows, columns of `schema` that none of them has are added as nulls. A pandas index with a name becomes a column;
-    one without is left out. Raises SchemaMismatchError for columns that Arrow can't hold, and ConfigurationError for a
-    RecordBatchReader, which can't be read twice.
+    To rows, columns of `schema` that none of them has are added as nulls, but each row must have the `required` ones,
+    such as the key: null is a value, an absent column is a mistake in its name. A pandas index with a name becomes a
+    column; one without is left out. Raises SchemaMismatchError for columns that Arrow can't hold, and
+    ConfigurationError for a RecordBatchReader, which can't be read twice.
     """
     if isinstance(records, pa.Table):
         return _require_unique_names(records, what)
@@ -551,7 +552,7 @@ def to_arrow_table(records: Any, what: str, schema: Schema | None = None) -> pa.
         problem = f"{what}: a RecordBatchReader can be read only once, but a retry has to send the same records."
         raise ConfigurationError(problem, "Read it first, and pass the table: reader.read_all().", argument="data")
     if not isinstance(records, ArrowFrame):
-        return _table_from_rows(records, what, schema)
+        return _table_from_rows(records, what, schema, required)
     try:
         table = pa.Table.from_pandas(records) if _is_pandas(records) else _without_views(pa.table(records))
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
@@ -581,8 +582,17 @@ def to_spark_frame(answer: Any, spark: SparkSession, what: str) -> DataFrame | N
     return answer if hasattr(answer, "mapInArrow") else None
 
 
-def _table_from_rows(rows: Sequence[Mapping[str, Any]], what: str, schema: Schema | None) -> pa.Table:
+def _table_from_rows(
+    rows: Sequence[Mapping[str, Any]], what: str, schema: Schema | None, required: Collection[str]
+) -> pa.Table:
     """Return rows as a table with all columns that a row or the schema has; null where a row lacks one."""
+    for name in required:
+        row = next((row for row, values in enumerate(rows) if name not in values), None)
+        if row is not None:
+            found = ", ".join(map(str, rows[row])) or "no columns"
+            problem = f"{what}: row {row} has no column {name!r}, which is part of the key; it has {found}."
+            step = f"Add {name!r} to each row; write None where a record has no key."
+            raise SchemaMismatchError(problem, step, column=name, row=row)
     columns: dict[str, Any] = {}
     for name in dict.fromkeys(name for row in rows for name in row):
         values = [row.get(name) for row in rows]

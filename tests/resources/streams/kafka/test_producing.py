@@ -20,6 +20,7 @@ from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.kafka import produce
 from dagster_adjunct.resources.streams.kafka.client import KafkaAdmin, KafkaSettings, TopicFacts
+from dagster_adjunct.resources.streams.kafka.formats import Json, KeyText
 from dagster_adjunct.resources.streams.kafka.produce import SentSpan, TaskAppend, send_without_transaction
 from dagster_adjunct.resources.streams.kafka.record_formats import KafkaTopic
 from dagster_adjunct.resources.streams.kafka.streams import KafkaStreams
@@ -102,6 +103,16 @@ def ranges_of(stream: str, result: AppendResult) -> dict[SystemStreamPartition, 
         SystemStreamPartition("kafka", stream, p): OffsetRange(first, result.next[p])
         for p, first in result.first.items()
     }
+
+
+def test_rows_without_the_key_are_refused_by_column_and_row(kafka: KafkaServer, tmp_path: Path) -> None:
+    declared = KafkaTopic(kafka.new_topic(), Json("tailnum STRING, seats INT"), KeyText("tailnum"))
+    system = system_with(kafka, tmp_path, s=declared)
+    for rows, row in (([{"seats": 1}], 0), ([{"tailnum": "N1", "seats": 1}, {"seats": 2}], 1)):
+        with pytest.raises(SchemaMismatchError) as caught:
+            system.append("s", rows, producer="p", sequence=0)
+        assert (caught.value.column, caught.value.row) == ("tailnum", row)
+    assert system.append("s", [{"tailnum": None, "seats": 1}], producer="p", sequence=0).rows == 1
 
 
 def test_a_record_carries_its_time_its_epoch_and_who_wrote_it(kafka: KafkaServer, tmp_path: Path) -> None:
