@@ -120,8 +120,8 @@ def arrow_table(
 ) -> pa.Table:
     """Return records, then tombstones, as a table.
 
-    Raises ConfigurationError for a record with an unknown column, without a column of the key, or with a value that its
-    column can't hold.
+    Raises ConfigurationError for a record with an unknown column or a value that its column can't hold, and if no
+    record has a column of the key.
     """
     everything = [*rows, *deleted]
     for number, row in enumerate(everything):
@@ -132,9 +132,9 @@ def arrow_table(
                 f"{', '.join(schema.names)}."
             )
             raise errors.ConfigurationError(problem, "Correct the record, or the columns of the stream.", stream=stream)
-        absent = [name for name in key if name not in row]
-        if absent:
-            problem = f"stream {stream!r}: record {number} has no column {absent[0]!r}, which is part of the key."
+    for name in key:
+        if everything and not any(name in row for row in everything):
+            problem = f"stream {stream!r}: no record has the column {name!r}, which is part of the key."
             raise errors.ConfigurationError(problem, "Add it; write None for a record without a key.", stream=stream)
     columns = {}
     for field in schema.to_arrow():

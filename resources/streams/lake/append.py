@@ -263,14 +263,6 @@ def _is_table(data: Any) -> bool:
     return type(data).__module__.startswith("pyarrow")  # without importing Arrow
 
 
-def _rows_to_table(data: Any, stream: str, declaration: LakeStreamDeclaration) -> pa.Table:
-    try:
-        return schemas.to_arrow_table(data, f"stream {stream!r}", declaration.columns, declaration.key)
-    except SchemaMismatchError as error:
-        error.stream = f"lake.{stream}"
-        raise
-
-
 def conform_table(table: pa.Table, declaration: LakeStreamDeclaration, what: str) -> pa.Table:
     """Return the table with the stream's columns and types, then `__timestamp` and `__tombstone`.
 
@@ -414,7 +406,8 @@ class LakeAppends(StreamStates):
         valid_micros = system.check_append(producer, sequence, end_of_dataset, valid_from)
         _, state = self.state(stream)
         if not hasattr(data, "mapInArrow"):
-            data = _rows_to_table(data, stream, state.declaration)
+            declared = state.declaration
+            data = schemas.to_arrow_table(data, f"stream {stream!r}", declared.columns, declared.key)
         marker = None
         if end_of_dataset is not None:
             marker = NewMarker(end_of_dataset, (), "delivered", valid_from=valid_micros)

@@ -220,7 +220,7 @@ def test_mistakes_are_told_as_in_production_and_before_spark(tmp_path: Path) -> 
             test.input("lake.visits", [{"visitor": "a", "spent": "much"}])
         assert failure.value.stream == "lake.visits"
         with pytest.raises(ConfigurationError) as failure:
-            test.input("lake.visits", [VISITS[0], {"spent": 1.0}])
+            test.input("lake.visits", [{"spent": 1.0}, {"shop": "n"}])
         assert failure.value.stream == "lake.visits"
         with pytest.raises(ConfigurationError) as failure:
             test.dataset("members", [])
