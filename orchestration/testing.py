@@ -112,11 +112,16 @@ def stream_schema(stream: str, given: TestStream, rows: Sequence[Mapping[str, An
 
 
 def arrow_table(
-    stream: str, schema: Schema, rows: Sequence[Mapping[str, Any]], deleted: Sequence[Mapping[str, Any]]
+    stream: str,
+    schema: Schema,
+    rows: Sequence[Mapping[str, Any]],
+    deleted: Sequence[Mapping[str, Any]],
+    key: Sequence[str] = (),
 ) -> pa.Table:
     """Return records, then tombstones, as a table.
 
-    Raises ConfigurationError for a record with an unknown column, or with a value that its column can't hold.
+    Raises ConfigurationError for a record with an unknown column or a value that its column can't hold, and if no
+    record has a column of the key.
     """
     everything = [*rows, *deleted]
     for number, row in enumerate(everything):
@@ -127,6 +132,10 @@ def arrow_table(
                 f"{', '.join(schema.names)}."
             )
             raise errors.ConfigurationError(problem, "Correct the record, or the columns of the stream.", stream=stream)
+    for name in key:
+        if everything and not any(name in row for row in everything):
+            problem = f"stream {stream!r}: no record has the column {name!r}, which is part of the key."
+            raise errors.ConfigurationError(problem, "Add it; write None for a record without a key.", stream=stream)
     columns = {}
     for field in schema.to_arrow():
         try:
@@ -418,10 +427,10 @@ class TestApplication:
             info = self._systems[system].info(stream)
         assert info.schema is not None
         self._sequence += 1
+        table = arrow_table(name, info.schema, records, deleted, info.key)
         self._systems[system].append(
-            stream, arrow_table(name, info.schema, records, deleted), producer="test", sequence=self._sequence,
-            end_of_dataset=version, valid_from=valid_from,
-        )  # fmt: skip
+            stream, table, producer="test", sequence=self._sequence, end_of_dataset=version, valid_from=valid_from
+        )
 
     def _ends(self, name: str) -> dict[SystemStreamPartition, str]:
         system, stream = split_stream_name(name)

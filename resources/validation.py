@@ -59,6 +59,7 @@ def validated(item: T) -> T:
     """
     target: Any = item
     if not isinstance(item, type):
+        _FUNCTIONS.append(target)
         target = _validate_call(target)
     elif issubclass(item, enum.Enum):
         target._missing_ = classmethod(_raise_no_member)
@@ -252,15 +253,21 @@ def _matching(accepts: Callable[[Any], bool], expected: str) -> Any:
     return Annotated[Any, PlainValidator(check)]
 
 
+_TEXT_FOR_LIST = "text_for_list"
+
+
 def _container(kind: type, inner: tuple[Any, ...]) -> Any:
     """Return the type to check a collection by. Elements are checked only where that doesn't consume or load them."""
     elements = tuple(map(_checked_type, inner))
     readable = dict if issubclass(kind, Mapping) else (list, tuple, set, frozenset)
-    expected = f"{_describe(kind)} of {' to '.join(map(_name, inner))}" if inner else _describe(kind)
+    named = inner if any(part not in (Any, object) for part in inner) else ()
+    expected = f"{_describe(kind)} of {' to '.join(map(_name, named))}" if named else _describe(kind)
 
     def check(value: Any, validate: Callable[[Any], Any]) -> Any:
         if kind is Sequence and not isinstance(value, Sequence) and _is_ordered(value):
             return tuple(validate(tuple(value)))
+        if isinstance(value, str | bytes) and not issubclass(kind, Mapping) and (not named or str in inner):
+            raise PydanticCustomError(_TEXT_FOR_LIST, "Input should be {expected}", {"expected": expected})
         if not isinstance(value, kind) or isinstance(value, str | bytes):
             raise PydanticCustomError("wrong_type", "Input should be {expected}", {"expected": expected})
         if isinstance(value, readable):
@@ -287,6 +294,8 @@ def _is_unchecked_protocol(kind: type) -> bool:
 
 
 def _name(kind: Any) -> str:
+    if kind in (Any, object):
+        return "any value"
     return str(getattr(get_origin(kind) or kind, "__name__", kind))
 
 
@@ -365,16 +374,43 @@ def _argument_error(
         step = f"Pass the result of its {_CONVERSIONS[type(value).__name__]}()."
     elif isinstance(value, str) and "a Lake" in expected:
         step = f"Pass open_lake({value!r})."
+    elif own[0]["type"] == _TEXT_FOR_LIST:
+        step = f"Put it into a list: [{shown}]."
     elif isinstance(value, type):
         step = f"Pass an object of it: {value.__name__}(…)."
     return _error(f"{called}: {found}: expected {' or '.join(expected)}.", step, argument=argument or shown)
 
 
+_CLOSE = 0.75  # how similar a name must be to be taken for a misspelling: "validators" is none of "valid_from"
+_FUNCTIONS: list[Callable[..., Any]] = []
+
+
 def _unexpected_error(called: str, argument: str, known: Sequence[str]) -> ConfigurationError:
-    near = difflib.get_close_matches(argument, known, n=1)
     accepted = ", ".join(f"{name}=" for name in known) or "nothing"
-    step = f"Did you mean {near[0]}=?" if near else f"{called} takes {accepted}."
+    step = f"{called} takes {accepted}."
+    if others := _functions_that_take(argument, called.partition("(")[0]):
+        step = f"It is an argument of {' and of '.join(others)}: use that, or leave {argument}= out."
+    elif near := _nearest_argument(argument, known):
+        step = f"Did you mean {near}=?"
     return _error(f"{called} takes no {argument}=.", step, argument=argument)
+
+
+def _functions_that_take(argument: str, called: str) -> list[str]:
+    """Return the functions of the same module as the function `called` that take this argument."""
+    modules = {function.__module__ for function in _FUNCTIONS if function.__name__ == called}
+    return [
+        function.__name__
+        for function in _FUNCTIONS
+        if function.__module__ in modules and argument in inspect.signature(function).parameters
+    ]
+
+
+def _nearest_argument(argument: str, known: Sequence[str]) -> str | None:
+    for near in difflib.get_close_matches(argument, known, n=1):
+        longer = near.startswith(f"{argument}_") or argument.startswith(f"{near}_")
+        if longer or difflib.SequenceMatcher(None, near, argument).ratio() >= _CLOSE:
+            return near
+    return None
 
 
 def _error(problem: str, next_step: str = "", *, argument: str | None = None) -> ConfigurationError:

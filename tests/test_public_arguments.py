@@ -217,6 +217,15 @@ def test_no_method_answers_a_wrong_value_with_a_bare_error(known: dict[str, Any]
         (lambda: public.bounded_dataset("d", input="lake.s", partitions=2), "lacks key="),
         (lambda: public.Application("a", owners=5), "owners is 5"),
         (lambda: public.Application("a", max_batch=5), "Did you mean max_batch_records="),
+        (
+            lambda: public.unbounded_dataset("d", input="lake.s", key="k", partitions=2, validators=[]),
+            "no validators=. It is an argument of bounded_dataset:",
+        ),
+        (
+            lambda: public.bounded_dataset("d", input="lake.s", key="k", partitions=2, order_by="at"),
+            "no order_by=. It is an argument of unbounded_dataset:",
+        ),
+        (lambda: public.values_in("title", "abc"), r"'abc' \(str\): expected an iterable. Put it into a list: \["),
         (lambda: public.Application("a", "b", "c"), "takes 1 arguments by position .name., and 3 are given"),
         (lambda: public.KeyValueTableConfiguration(0), r"partitions is 0 \(int\): expected a value greater than 0"),
         (lambda: public.Retention(max_age=timedelta(0)), "max_age is .*: expected a value greater than 0 seconds"),

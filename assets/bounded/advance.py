@@ -80,7 +80,7 @@ def build_bounded_report(member: Member) -> AdvanceReport:
     if awaiting is not None:
         begun = awaiting.version
         wanted = f"version {begun!r}" if begun else "the first version" if version is None else "the next version"
-        notes.append(f"{wanted} waits for the markers of {', '.join(awaiting.missing)}")
+        notes.append(f"{wanted} waits for {awaiting.described}")
     if manifest.pin is not None:
         notes.append(f"pinned to {manifest.pin.version} by {manifest.pin.by}: {manifest.pin.reason}")
     evaluated = member.last_built or version

@@ -540,7 +540,7 @@ def describe_waiting(awaiting: Awaiting | None, manifest: DatasetManifest | None
     version = f"version {awaiting.version!r}" if awaiting.version else "the first version"
     begun = manifest.awaited if manifest is not None else None
     since = f" since {begun.since:%Y-%m-%d %H:%M} UTC" if begun else ""
-    return f"{version} waits{since} for the end-of-dataset markers of {', '.join(awaiting.missing)}"
+    return f"{version} waits{since} for {awaiting.described}"
 
 
 def _describe_cause(

@@ -80,13 +80,19 @@ class Awaiting(_Answer):
     """No version is complete. `version` is the one that has begun, if any; `missing` names its missing markers.
 
     `idle` means that nothing new has arrived. `since` is the time since when the version is awaited, None until the
-    advance records it.
+    advance records it. `files` says in words what is missing where versions are files.
     """
 
     version: str | None
     missing: tuple[str, ...]
     idle: bool = False
     since: datetime | None = None
+    files: str = ""
+
+    @property
+    def described(self) -> str:
+        """What is missing, in words."""
+        return self.files or f"the end-of-dataset markers of {', '.join(self.missing)}"
 
 
 class VersionSource(ABC):

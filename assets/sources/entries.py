@@ -7,7 +7,7 @@ expressions, or a PythonExtractor.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -66,7 +66,18 @@ def derive_entry_schema(spec: AdjunctDataset, records: Schema) -> Schema:
     if spec.by_offset:
         schema = _add_position_columns(spec, schema, what)
     check_key_types(schema, spec.key, what)
+    if not spec.follows_changes:
+        _check_sensitive(spec, {*records.names, *schema.names}, what)
     return schema
+
+
+def _check_sensitive(spec: AdjunctDataset, known: Collection[str], what: str) -> None:
+    """Raise SchemaMismatchError for a sensitive column that does not exist: its values would be shown."""
+    for name in spec.sensitive:
+        if name not in known:
+            problem = f"{what} has no column {name!r}, which sensitive= names; it has {', '.join(sorted(known))}."
+            step = "Correct sensitive=: values of the column that is meant would be shown."
+            raise errors.SchemaMismatchError(problem, step, dataset=spec.name, argument="sensitive", column=name)
 
 
 def derive_stored_schema(spec: AdjunctDataset, records: Schema) -> Schema:
@@ -100,6 +111,8 @@ def derive_row_schema(spec: AdjunctDataset, stream_schema: Schema) -> Schema:
         )
         step = "Leave it out, so that deletions are kept for ever, or order by an integer, a date or a timestamp."
         raise errors.SchemaMismatchError(problem, step, dataset=spec.name, argument="keep_tombstones")
+    if spec.extractor is None:  # else they may be columns of its entries
+        _check_sensitive(spec, {*stream_schema.names, *rows.names}, what)
     return rows
 
 

@@ -29,7 +29,13 @@ from dagster_adjunct.assets.versions.manifest import BoundedManifest, Delivered,
 from dagster_adjunct.assets.versions.version import declaration_from_spec
 from dagster_adjunct.resources.bucketing import hashing
 from dagster_adjunct.resources.common import RepeatedMemberError, unique_members
-from dagster_adjunct.resources.errors import DatasetError, EmptyVersionError, MarkerConflictError, SourceChangedError
+from dagster_adjunct.resources.errors import (
+    AdjunctError,
+    DatasetError,
+    EmptyVersionError,
+    MarkerConflictError,
+    SourceChangedError,
+)
 from dagster_adjunct.resources.files import formats
 from dagster_adjunct.resources.files.formats import DeclaredFiles
 from dagster_adjunct.resources.files.tree import FileTree, ListedFile, open_tree
@@ -158,6 +164,28 @@ def _digest(facts: list[tuple[str, int, str]]) -> str:
 _MAX_LOCAL_BYTES = 16 * 1024 * 1024
 
 
+def describe_absent_files(tree: FileTree) -> str:
+    """Return why no file was found in a tree: its folder does not exist, or is empty."""
+    # The absolute path: a relative one depends on the working directory.
+    reason = tree.absence() or "no file was found in it"
+    return f"the folder {tree.url} is missing or empty: {reason}"
+
+
+def describe_absent_folders(datasets: Iterable[AdjunctDataset]) -> list[str]:
+    """Return a note for each dataset whose files can't arrive yet, because their folder does not exist."""
+    notes = []
+    for dataset in datasets:
+        if isinstance(dataset.input, FileSource):
+            tree = open_tree(dataset.input.url)
+            try:
+                reason = tree.absence()
+            except AdjunctError as error:
+                reason = error.problem
+            if reason:
+                notes.append(f"Dataset {dataset.name} waits for files in {tree.url}: {reason}.")
+    return notes
+
+
 class FileVersions(VersionSource):
     """The versions in the folders of a FileSource, as listed by the first call of `next`.
 
@@ -173,6 +201,7 @@ class FileVersions(VersionSource):
         self._tree = open_tree(files.url)
         self._seen: list[Folder] | None = None
         self._notes: tuple[str, ...] = ()
+        self._absent: str | None = None
         self._given: set[str] = set()
 
     def next(self, manifest: BoundedManifest) -> Delivery | Awaiting:
@@ -182,12 +211,19 @@ class FileVersions(VersionSource):
         delivered, raises MarkerConflictError for a folder that sorts before a delivered one. Raises DatasetError if
         both the URL itself and a folder have a completion object.
         """
+        answer = self._next(manifest)
+        if isinstance(answer, Delivery) or not answer.missing:
+            return answer
+        complete = f"the completion object {answer.missing[0]}"
+        return replace(answer, files=complete if self._absent is None else f"files, but {self._absent}")
+
+    def _next(self, manifest: BoundedManifest) -> Delivery | Awaiting:
         if self._seen is None:
             files = self._tree.list()
             self._seen = group_folders(files, self._source.complete)
             if not files:
-                # The absolute path: a relative one depends on the working directory.
-                self._notes = (f"the folder {self._tree.url} is missing or empty: no file was found in it",)
+                self._absent = describe_absent_files(self._tree)
+                self._notes = (self._absent,)
         folders = self._seen
         in_place = next((folder for folder in folders if not folder.path), None)
         named = [folder for folder in folders if folder.path]
@@ -358,7 +394,14 @@ class FileVersions(VersionSource):
                     f"contents: write {self._marker(folder)} again, and they are a version of their own",
                 )
             return Awaiting(None, (self._marker(folder),), idle=True, notes=notes)
-        return self._delivery(name, folder)
+        delivery = self._delivery(name, folder)
+        if manifest.delivered:
+            return delivery
+        note = (
+            f"{self._marker(folder)} is in the folder of the deliveries itself: all files below it are one version, "
+            f"named {name!r} by the time of completion; for versions of its own name, put each into a folder of its own"
+        )
+        return replace(delivery, notes=(note,))
 
     def _split_late_folders(
         self, manifest: BoundedManifest, folders: list[Folder]

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from dagster_adjunct.assets.declaration.dataset import AdjunctDataset, OwnedBy, local_table
 from dagster_adjunct.assets.declaration.policies import DeltaCompaction, DiscardPolicy
-from dagster_adjunct.assets.reading.stored_versions import read_committed_version
+from dagster_adjunct.assets.reading.stored_versions import list_datasets, read_committed_version
 from dagster_adjunct.assets.reading.version_reader import VersionReader
 from dagster_adjunct.assets.unbounded.commit import strip_large_footers, switch_version
 from dagster_adjunct.assets.unbounded.compaction import compact_due
@@ -221,7 +221,7 @@ def change_owner(lake: Lake, name: str, application: str, *, owner: str, reason:
 
     def change() -> bool:
         commit, stored = log.read()
-        if stored is None or stored.declaration.owner != owner or stored.declaration.expires is not None:
+        if stored is None or not _goes_with(stored, owner):
             return False
         update = {"owner": application, "input": f"application {application}"}
         declaration = stored.declaration.model_copy(update=update)
@@ -230,6 +230,17 @@ def change_owner(lake: Lake, name: str, application: str, *, owner: str, reason:
         return True
 
     return retry_conflicts(lambda: change)
+
+
+def list_transferable(lake: Lake, owner: str) -> list[str]:
+    """Return the local tables that `change_owner` would transfer from this application."""
+    stored = ((name, DatasetLog(lake, name).read()[1]) for name in list_datasets(lake))
+    return [name for name, manifest in stored if manifest is not None and _goes_with(manifest, owner)]
+
+
+def _goes_with(manifest: DatasetManifest, owner: str) -> bool:
+    """Whether a dataset is a local table of this application, but no state table."""
+    return manifest.declaration.owner == owner and manifest.declaration.expires is None
 
 
 def _served_id(manifest: UnboundedManifest) -> str | None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import click
 
+from dagster_adjunct.assets.sources.file_source import describe_absent_folders
 from dagster_adjunct.assets.versions.reports import AdvanceReport
 from dagster_adjunct.assets.writing.generation import Runtime
 from dagster_adjunct.orchestration.application.application import load_application
@@ -82,7 +83,11 @@ def plan(
     app = load_application(reference)
     systems = systems_for(app, lake=lake)
     planned = plan_application(app, systems=systems)
-    lake_notes = [*describe_other_writers(lake, app), *read_table_notes(lake, app)]
+    lake_notes = [
+        *describe_other_writers(lake, app),
+        *read_table_notes(lake, app),
+        *describe_absent_folders(app.datasets),
+    ]
     what = f"The plan of {planned.application}"
     if against is None:
         planned = replace(planned, notes=(*planned.notes, *lake_notes))
@@ -149,15 +154,21 @@ app = click.Group("app")
 @app.command()
 @click.argument("old")
 @click.argument("new")
+@click.option("--dry-run", is_flag=True, help="Only show what would be renamed, and what prevents it.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @options.audit_options
 @options.lake_options()
-def rename(lake: Lake, old: str, new: str, reason: str, by: str) -> None:
+def rename(lake: Lake, old: str, new: str, dry_run: bool, yes: bool, reason: str, by: str) -> None:
     """Rename application OLD to NEW, with its checkpoint, history, startpoints and local tables.
 
-    Its outputs still know it by the old name. Rejected while OLD runs or has an open batch, and if NEW has run. Repeat
-    it if it was interrupted. Deploy the code that calls it NEW afterwards.
+    It can't be undone: OLD can't be used again. Its outputs still know it by the old name. Rejected while OLD runs or
+    has an open batch, and if NEW has run. Repeat it if it was interrupted. Deploy the code that calls it NEW
+    afterwards.
     """
-    output.show_report(rename_application(lake, old, new, reason=reason, by=by))
+    if not dry_run and not yes:
+        planned = rename_application(lake, old, new, reason=reason, by=by, dry_run=True)
+        click.confirm(f"{planned.summary()}. Its old name can't be used again. Rename it?", abort=True, err=True)
+    output.show_report(rename_application(lake, old, new, reason=reason, by=by, dry_run=dry_run))
 
 
 @click.command()

@@ -338,23 +338,26 @@ _VERSION = click.argument("version")
 
 
 def _change_command(
-    action: str, *extra: Callable[[Any], Any]
+    action: str, *extra: Callable[[Any], Any], asks: str = ""
 ) -> Callable[[Callable[..., BoundedManifest]], click.Command]:
     """Return a decorator that makes a function a command, which changes a dataset's versions and prints the served one.
 
     The function receives the stored versions; the options, `reason` and `by` are keyword arguments. Its docstring is
-    the help.
+    the help. `asks` is what it asks before, if it can't be undone, about the version and the dataset.
     """
 
     def command_of(change: Callable[..., BoundedManifest]) -> click.Command:
         @options.audit_options
         @options.lake_options()
-        def command(lake: Lake, name: str, **given: Any) -> None:
+        def command(lake: Lake, name: str, yes: bool = False, **given: Any) -> None:
             store = open_stored_versions(lake, name)
             before = store.require_manifest()
+            if asks:
+                options.confirm_at_terminal(f"{asks.format(given['version'], name)} That can't be undone.", yes=yes)
             _show_change(store, action, before, change(store, **given))
 
-        for option in reversed((click.argument("name"), *extra)):
+        asking = (options.yes_option,) if asks else ()
+        for option in reversed((click.argument("name"), *extra, *asking)):
             command = option(command)
         return dataset.command(action, help=change.__doc__)(command)
 
@@ -388,7 +391,7 @@ def rollback(store: StoredVersions, version: str | None, **audit: str) -> Bounde
     return store.rollback(version, **audit)
 
 
-@_change_command("revoke", _VERSION)
+@_change_command("revoke", _VERSION, asks="Never serve version {} of {} again?")
 def revoke(store: StoredVersions, version: str, **audit: str) -> BoundedManifest:
     """Never serve VERSION again; serve the version before it instead.
 
@@ -405,13 +408,13 @@ def accept(store: StoredVersions, version: str, make_current: bool, **audit: str
     return store.accept(version, **audit, make_current=make_current)
 
 
-@_change_command("remove-version", _VERSION)
+@_change_command("remove-version", _VERSION, asks="Remove version {} of {}, with its files at the next expire?")
 def remove_version(store: StoredVersions, version: str, **audit: str) -> BoundedManifest:
     """Remove a rejected or revoked VERSION; the next `dataset expire` deletes its files."""
     return store.remove_version(version, **audit)
 
 
-@_change_command("abandon", _VERSION)
+@_change_command("abandon", _VERSION, asks="Drop what was delivered of version {} of {}?")
 def abandon(store: StoredVersions, version: str, **audit: str) -> BoundedManifest:
     """End an incomplete VERSION that can't be completed, so that the next one can follow.
 

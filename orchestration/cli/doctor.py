@@ -19,12 +19,16 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
+from dagster_adjunct.assets.declaration.dataset import FileSource
 from dagster_adjunct.orchestration.application.application import Application, load_application
+from dagster_adjunct.orchestration.batch_log.batch_log import application_state, check_not_renamed
 from dagster_adjunct.orchestration.cli import options, output
 from dagster_adjunct.orchestration.operators.windows.zone_rules import differing_spans, java_database, python_database
 from dagster_adjunct.orchestration.planner.planner import check_syntax, list_zones, plan_application
+from dagster_adjunct.orchestration.startpoints.coordinator import describe_other_writers
 from dagster_adjunct.resources.common import utc_now
 from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError
+from dagster_adjunct.resources.files.tree import open_tree
 from dagster_adjunct.resources.lazy_modules import pa
 from dagster_adjunct.resources.objects.lake import Lake, LakeSettings, lake_in, open_store, probe_conditional_writes
 from dagster_adjunct.resources.objects.store import PROBE_PREFIX, ObjectStore
@@ -110,12 +114,17 @@ def examine(reference: str | None, master: str | None, lake_url: str | None) -> 
         yield Finding("streams", "skipped", "they need the lake")
         return
     (app,), lake = loaded, lake_in(store[0])
+    yield run_check("name", lambda: check_name_in_use(app, lake))
     yield run_check("streams", lambda: check_plan(app, lake, parse=not in_process))
     zones = list_zones(app)
     if zones and (in_process or java.state == "failed"):
         yield Finding("time zones", "skipped", "there is no session" if in_process else "they need Java")
     elif zones:
         yield run_check("time zones", lambda: check_time_zones(zones, master))
+
+    for dataset in app.datasets:
+        if isinstance(dataset.input, FileSource):
+            yield run_check(f"files of {dataset.name}", lambda source=dataset.input: check_files(source))  # type: ignore[misc]
     for table in app.tables.values():
         yield run_check(f"table {table.name}", lambda table=table: check_table(table))  # type: ignore[misc]
 
@@ -289,6 +298,25 @@ def check_time_zones(zones: Sequence[str], master: str | None) -> str:
             differing_spans(spark, zone)
         java, python = java_database(spark), python_database(zones[0])
     return f"the rules of {', '.join(zones)} are the same by {java} and by Python's {python}"
+def check_name_in_use(app: Application, lake: Lake) -> str:
+    """Check that a run may start under the application's name."""
+    if not lake.exists():
+        return f"{app.name} has not run yet"
+    state = application_state(lake, app.name)
+    check_not_renamed(app.name, state)
+    if others := describe_other_writers(lake, app):
+        raise Concern(others[0], "Rename it, or see what else a first run may do: docs/applications.md, Another name.")
+    return f"{app.name} has run {state.batch} batch(es)"
+
+
+def check_files(source: FileSource) -> str:
+    """Check that the folder from which a dataset gets its versions exists."""
+    tree = open_tree(source.url)
+    absent = tree.absence()
+    if absent:
+        found = f"{tree.url} holds no files: {absent}; the dataset waits for a first version"
+        raise Concern(found, "Correct the url of its FileSource, or deliver a version there.")
+    return tree.url
 
 
 def check_table(table: RemoteTable[Any, Any, Any]) -> str:

@@ -94,6 +94,20 @@ def audit_options(command: C) -> C:
     return click.option("--reason", required=True, callback=check, help=text)(user_option(command))
 
 
+yes_option = click.option("--yes", is_flag=True, help="Do not ask before.")
+
+
+def confirm_at_terminal(question: str, *, yes: bool) -> None:
+    """Ask before what can't be undone, if somebody is at a terminal; scripts go on."""
+    if not yes and is_at_terminal():
+        click.confirm(question, abort=True, err=True)
+
+
+def is_at_terminal() -> bool:
+    """Whether somebody can answer a question."""
+    return sys.stdin.isatty()
+
+
 def parse_duration(option: str, text: str, example: str) -> timedelta:
     """Return the duration of an option, such as 30s, 90m, 2h, 7d or 1w."""
     duration = read_duration(text)

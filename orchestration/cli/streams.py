@@ -17,7 +17,7 @@ from typing import Any
 import click
 
 from dagster_adjunct.assets.exchange.file_appends import append_files
-from dagster_adjunct.orchestration.cli.options import deletion_command, lake_option, lake_options, repartition_command
+from dagster_adjunct.orchestration.cli.options import confirm_at_terminal, deletion_command, lake_option, lake_options, repartition_command, yes_option
 from dagster_adjunct.orchestration.cli.output import show_facts, show_items, show_json, show_line, show_table
 from dagster_adjunct.orchestration.maintenance.delete import delete_stream
 from dagster_adjunct.orchestration.maintenance.repartition import RepartitionReport, repartition_stream
@@ -180,13 +180,16 @@ def maintain(lake: Lake, names: tuple[str, ...]) -> None:
 @stream.command("remove-reader")
 @click.argument("name")
 @click.argument("reader")
+@yes_option
 @lake_option()
-def remove_reader(lake: Lake, name: str, reader: str) -> None:
+def remove_reader(lake: Lake, name: str, reader: str, yes: bool) -> None:
     """Remove a named reader; if it reads again, it starts as a new reader.
 
     A batch that it has open can't be committed any more.
     """
     there = [known.name for known in readers.list_readers(lake, _lake_stream(name))]
+    if reader in there:
+        confirm_at_terminal(f"Remove reader {reader} of {name}, with its position? That can't be undone.", yes=yes)
     if not readers.remove_reader(lake, _lake_stream(name), reader):
         problem = f"stream {name!r} has no reader {reader!r}; its readers: {', '.join(there) or 'none'}."
         raise ConfigurationError(problem, "Check the name.", stream=f"lake.{name}")

@@ -17,7 +17,13 @@ import click
 from dagster_adjunct.assets.reading.key_lookup import key_from_text
 from dagster_adjunct.orchestration.application.table_registry import open_registered_table, reset_table
 from dagster_adjunct.orchestration.cli import output
-from dagster_adjunct.orchestration.cli.options import lake_options, limit_option, user_option
+from dagster_adjunct.orchestration.cli.options import (
+    confirm_at_terminal,
+    lake_options,
+    limit_option,
+    user_option,
+    yes_option,
+)
 from dagster_adjunct.resources.backends.columns import Kind, parse_known_column
 from dagster_adjunct.resources.errors import ConditionsNotMetError, ConfigurationError
 from dagster_adjunct.resources.key_value.entries import TableEntry, TableKey
@@ -475,9 +481,11 @@ def update(lake: Lake, table: str, longest_key: int | None, longest_value: int |
 
 @kv.command()
 @_table_name
+@yes_option
 @lake_options()
-def seal(lake: Lake, table: str) -> None:
+def seal(lake: Lake, table: str, yes: bool) -> None:
     """Make a table read-only, permanently."""
+    confirm_at_terminal(f"Make {table} read-only for good?", yes=yes)
     sealed = KeyValueTableManager(lake).seal(*_split_table_name(table))
     what = "sealed" if sealed else "is sealed already"
     _show_change({"table": table, "sealed": sealed}, f"Key-value table {table}", what)

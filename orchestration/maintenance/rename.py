@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from dagster_adjunct.assets.reading.stored_versions import list_datasets
-from dagster_adjunct.assets.unbounded.local_table import change_owner
+from dagster_adjunct.assets.unbounded.local_table import change_owner, list_transferable
 from dagster_adjunct.orchestration.batch_log.batch_log import (
     ApplicationState,
     BatchLog,
@@ -37,25 +37,33 @@ from dagster_adjunct.resources.validation import validated
 
 @dataclass(frozen=True, slots=True)
 class RenameReport(Report):
-    """A renamed application with its number of batches, and the local tables that it owns now."""
+    """A renamed application with its number of batches, and the local tables that it owns now.
+
+    With `dry_run`, nothing was changed, and the local tables are those that it would own.
+    """
 
     old: str
     new: str
     batches: int
     local_tables: tuple[str, ...] = ()
+    dry_run: bool = False
 
     def summary(self) -> str:
         """Return the report in one line."""
         tables = f", with {', '.join(self.local_tables)}" if self.local_tables else ""
-        return f"application {self.old} is renamed to {self.new}{tables}: it continues after batch {self.batches}"
+        is_renamed, continues = ("would be", "would continue") if self.dry_run else ("is", "continues")
+        renamed = f"application {self.old} {is_renamed} renamed to {self.new}{tables}"
+        return f"{renamed}: it {continues} after batch {self.batches}"
 
 
 @validated
-def rename_application(lake: Lake, old: str, new: str, *, reason: str, by: str) -> RenameReport:
+def rename_application(lake: Lake, old: str, new: str, *, reason: str, by: str, dry_run: bool = False) -> RenameReport:
     """Rename an application, with its checkpoint, history, startpoints and local tables.
 
-    Its outputs still know it by the old name. Safe to repeat after a crash. Raises ConfigurationError if the old name
-    has never run, if the new name has, and while a batch is open; ApplicationBusyError while a run is alive.
+    Its outputs still know it by the old name. It can't be undone: a former name can't be used again. With `dry_run`,
+    nothing is changed, and what prevents a rename is raised. Safe to repeat after a crash. Raises ConfigurationError if
+    the old name has never run, if the new name has, and while a batch is open; ApplicationBusyError while a run is
+    alive.
     """
     log, new_log = BatchLog(lake, old), BatchLog(lake, new)
     lake.application_prefix(new)
@@ -67,6 +75,9 @@ def rename_application(lake: Lake, old: str, new: str, *, reason: str, by: str) 
         raise ConfigurationError(problem, "Correct the name.", application=old)
     claim = Claim(wait=timedelta(0))
     with RunLease(lake, old, f"rename-{uuid.uuid4().hex[:12]}", claim), RunLease(lake, new, "rename", claim):
+        if dry_run:
+            logged = _check_logs(log, new_log, old, new)
+            return RenameReport(old, new, logged.state.batch, tuple(list_transferable(lake, old)), dry_run=True)
         note = f"renamed from {old} to {new}: {reason}"
         logged = _fence_log(log, new_log, old, new, by=by, note=note)
         batches = logged.state.batch
@@ -93,11 +104,22 @@ def rename_application(lake: Lake, old: str, new: str, *, reason: str, by: str) 
 def _fence_log(log: BatchLog, new_log: BatchLog, old: str, new: str, *, by: str, note: str) -> LoggedState:
     """Record the new name in the old log, unless an interrupted rename has, and return the log's state.
 
+    Raises what `_check_logs` raises.
+    """
+    logged = _check_logs(log, new_log, old, new)
+    if logged.state.renamed_to == new:
+        return logged  # an interrupted rename
+    return log.commit(logged, logged.state.model_copy(update={"renamed_to": new}), by=by, note=note)
+
+
+def _check_logs(log: BatchLog, new_log: BatchLog, old: str, new: str) -> LoggedState:
+    """Return the state of the old log.
+
     Raises ConfigurationError if the application has another new name, has an open batch, or if the new name has run.
     """
     logged, existing = log.read(), new_log.read()
     if logged.state.renamed_to == new:
-        return logged  # an interrupted rename
+        return logged
     if logged.state.renamed_to is not None:
         raise _rename_error(old, new, f"it was renamed to {logged.state.renamed_to!r}")
     if existing.commit is not None:
@@ -108,7 +130,7 @@ def _fence_log(log: BatchLog, new_log: BatchLog, old: str, new: str, *, by: str,
             f"Run it once more under the old name, or abandon the batch (adjunct checkpoint abandon {old} --reason …).",
             application=old,
         )
-    return log.commit(logged, logged.state.model_copy(update={"renamed_to": new}), by=by, note=note)
+    return logged
 
 
 def _rename_error(old: str, new: str, problem: str) -> ConfigurationError:

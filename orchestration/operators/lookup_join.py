@@ -77,14 +77,8 @@ def raise_first_problem(operator: str, table: AnyTable, problems: Problems) -> N
 
 
 def function_problems(table: AnyTable, function: Any, args: tuple[object, ...]) -> Problems:
-    """Yield why a table can't use its read or write function: they have different keys, or it does not take `args`."""
-    name, key = type(function).__name__, getattr(function, "key", None)
-    stored = () if key is None else (key,) if isinstance(key, str) else tuple(key)
-    if stored and sorted(stored) != sorted(table.key):
-        yield (
-            f" has the key ({', '.join(table.key)}), and its {name} ({', '.join(stored)}).",
-            "Declare both with the same columns.",
-        )
+    """Yield why a table can't use its read or write function: it does not take `args`."""
+    name = type(function).__name__
     can = getattr(function, "capabilities", None)
     if args and can is not None and not can.takes_args:
         yield (

@@ -236,6 +236,16 @@ def note_marks(app: Application) -> list[str]:
     ]
 
 
+def note_storage(app: Application) -> list[str]:
+    """Return what readers of the tables' stores should know about how values are stored."""
+    found = []
+    for name, table in app.tables.items():
+        functions = dict.fromkeys(filter(None, (table.read_function, table.write_function)))
+        notes = [note for function in functions for note in getattr(function, "storage_notes", list)()]
+        found += [f"Table {name}: {note}" for note in dict.fromkeys(notes)]
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class _Origin:
     """Where the records that leave an operator come from: the input `streams`, which have `partitions` partitions.

@@ -156,6 +156,7 @@ def build_plan(app: Application, facts: Mapping[str, StreamFacts]) -> ExecutionP
             *_iter_notes(draft),
             *notes.note_table_order(tables),
             *notes.note_marks(app),
+            *notes.note_storage(app),
             *note_nondeterministic_results(app, columns),
             *note_batch_windows(app),
             *note_unproven_columns(app, columns),

@@ -153,7 +153,7 @@ def parse_known_column(name: str, declared: str) -> Column:
 def check_columns_and_key(
     table: str, names: Sequence[str], declared: Iterable[Column], key: Sequence[str], unique_sets: Sequence[set[str]]
 ) -> None:
-    """Raise SchemaMismatchError if a declared column is missing in the table, or if its key is not unique.
+    """Raise SchemaMismatchError if a declared column or the key is missing in the table, or if the key is not unique.
 
     `names` are the table's columns. `unique_sets` are the sets of columns of which the table has a primary key or a
     unique index; the key must be one of them.
@@ -162,6 +162,10 @@ def check_columns_and_key(
         if column.name not in names:
             problem = f"{table} has no column {column.name!r}, but one is declared; it has {', '.join(names)}."
             raise SchemaMismatchError(problem, "Correct the declaration, or add the column.", column=column.name)
+    for name in key:
+        if name not in names:
+            problem = f"{table} has no column {name!r}, which its key names; it has {', '.join(names)}."
+            raise SchemaMismatchError(problem, "Correct key=, or add the column.", column=name)
     if set(key) not in unique_sets:
         problem = f"{table} has no primary key or unique index on {', '.join(key)} that distinguishes all values."
         step = "Add one without a collation that equates different texts, or correct the key."

@@ -489,6 +489,13 @@ class SqliteTable(SqlTable[SqliteRequests]):
     def __repr__(self) -> str:
         return f"SqliteTable({self.path!r}, {self.table!r}, key={self.key})"
 
+    def storage_notes(self) -> list[str]:
+        decimals = [column.name for column in self._declared if column.kind is Kind.DECIMAL]
+        if not decimals:
+            return []
+        stored = f"SQLite stores decimals ({', '.join(decimals)}) as text, with all their digits"
+        return [f"{stored}: SQL sorts them as text. CAST({decimals[0]} AS REAL) sorts as numbers, and rounds."]
+
     def exists(self) -> bool:
         """Whether the file exists and has the table; creates neither."""
         if not self._has_file():

@@ -33,6 +33,12 @@ class StoreTable(DeclaredFunction, StoreFunction[Key, Record, Record | Changes])
         if create and columns is None:
             problem = f"{self._label} can't be created without its columns."
             raise ConfigurationError(problem, 'Declare columns={"name": "type", …}.', argument="columns", table=name)
+        absent = [] if columns is None else [part for part in self.key if part not in columns]
+        if absent:
+            declared = ", ".join(self.columns or ()) or "none"
+            found = f"{self._label} has the key column {absent[0]!r}"
+            problem = f"{found}, and declares no column {absent[0]!r}: its columns are {declared}."
+            raise ConfigurationError(problem, "Correct key=, or declare that column.", argument="key", table=name)
 
     @property
     def capabilities(self) -> Capabilities:

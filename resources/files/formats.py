@@ -435,9 +435,9 @@ def _parse_lines(block: bytes, first: int, schema: Schema, where: str) -> pa.Tab
         try:
             columns.append(convert_texts(_member_texts(records, field), field.type))
         except TextMisfit as misfit:
-            line = numbers[misfit.row]
-            problem = f"{where}, line {line}: {describe_column(field)}: {misfit.reason}."
-            raise SchemaMismatchError(problem, _VALUE_STEP, column=field.name, line=line) from misfit
+            at = numbers[misfit.row]
+            problem = f"{where}, line {at}: {describe_column(field)}: {misfit.reason}."
+            raise SchemaMismatchError(problem, _VALUE_STEP, column=field.name, line=at) from misfit
     return pa.table(columns, schema=schema.to_arrow())
 
 

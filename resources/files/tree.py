@@ -68,6 +68,9 @@ class FileTree(Protocol):
     def on_disk(self, file: ListedFile) -> contextlib.AbstractContextManager[Path]:
         """Provide the file under a local path within the context."""
 
+    def absence(self) -> str:
+        """Return why there are no files: that the folder does not exist, "" if it does."""
+
     def content_tag(self, file: ListedFile) -> str:
         """Return a text that is equal for files of equal content. A local file is read, to hash it."""
 
@@ -134,6 +137,12 @@ class LocalTree:
             yield path
         finally:
             self._check(path, file)  # also after an error: a file that looks damaged may have been overwritten
+
+    def absence(self) -> str:
+        root = Path(self.root)
+        if root.is_dir():
+            return ""
+        return "it is a file" if root.exists() else "there is no such folder"
 
     def content_tag(self, file: ListedFile) -> str:
         with self._opened(file) as opened:
@@ -216,6 +225,13 @@ class S3Tree:
 
                 self._get(file, save)
             yield path
+
+    def absence(self) -> str:
+        from dagster_adjunct.resources.objects.s3_store import list_objects
+
+        ask = partial(self._ask, "LIST", "")
+        found = next(iter(list_objects(self._client(), self.bucket, self.prefix, ask)), None)
+        return "" if found is not None else "no object's key begins with it"
 
     def content_tag(self, file: ListedFile) -> str:
         return file.etag

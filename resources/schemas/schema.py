@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 from dagster_adjunct.resources.errors import ConfigurationError, MalformedDocumentError, SchemaMismatchError
 from dagster_adjunct.resources.lazy_modules import F, pa, pc, pt
-from dagster_adjunct.resources.schemas.values import YEARS, first_unreadable, unreadable_values
+from dagster_adjunct.resources.schemas.values import YEARS, first_unreadable, readable_value, unreadable_values
 from dagster_adjunct.resources.validation import validated, validated_methods
 
 if TYPE_CHECKING:
@@ -330,9 +330,7 @@ def cast_column(
     try:
         return _cast_safely(column, kind)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        raise _misfit_error(column, name, kind, what, place, error, sensitive=sensitive) from (
-            None if sensitive else error
-        )
+        raise _misfit_error(column, name, kind, what, place, sensitive=sensitive) from (None if sensitive else error)
 
 
 def _cast_safely(column: pa.ChunkedArray, kind: str) -> pa.ChunkedArray:
@@ -346,7 +344,7 @@ def _cast_safely(column: pa.ChunkedArray, kind: str) -> pa.ChunkedArray:
 
 
 def _misfit_error(
-    column: pa.ChunkedArray, name: str, kind: str, what: str, place: RowLabel, error: Exception, *, sensitive: bool
+    column: pa.ChunkedArray, name: str, kind: str, what: str, place: RowLabel, *, sensitive: bool
 ) -> SchemaMismatchError:
     """Return the error for a column with a value that does not fit its declared type."""
     if pt.is_timestamp(column.type) and (found := first_unreadable(pa.table([column], [name]))) is not None:
@@ -361,14 +359,33 @@ def _misfit_error(
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
             count = half
     words, about = place(start)
-    reason = "" if sensitive else f" ({str(error).splitlines()[0]})"
+    expected = expected_range(kind)
+    reason = expected if sensitive else f"{str(readable_value(column[start]))[:100]}, {expected}"
     step = "Cast the column, or correct the record."
     if pt.is_timestamp(column.type) and column.type.unit == "ns":
         step = f"Timestamps are stored in microseconds: round first, as in pandas df[{name!r}].dt.floor('us'), or in "
         step += f"Arrow pyarrow.compute.floor_temporal(table[{name!r}], unit='microsecond'); or keep nanoseconds in a "
         step += "bigint column."
     problem = f"{what}: column {name!r} is {column.type}, but the schema declares {kind}, and its value in {words}"
-    return SchemaMismatchError(f"{problem} does not fit{reason}.", step, column=name, **about)
+    return SchemaMismatchError(f"{problem} does not fit: {reason}.", step, column=name, **about)
+
+
+INTEGER_BITS = {"tinyint": 8, "smallint": 16, "int": 32, "bigint": 64}
+
+
+def expected_range(kind: str) -> str:
+    """Return in words which values of its family a type holds."""
+    if kind in INTEGER_BITS:
+        bound = 2 ** (INTEGER_BITS[kind] - 1)
+        return f"expected {-bound} to {bound - 1}"
+    if (digits := decimal_digits(kind)) is not None:
+        return f"expected at most {digits[0] - digits[1]} digits before and {digits[1]} after the point"
+    wanted = {
+        "timestamp": "whole microseconds",
+        "float": "a number that 32 bits can hold",
+        "double": "a number that a double holds exactly",
+    }
+    return f"expected {wanted.get(kind, kind)}"
 
 
 def is_same_family(given: pa.DataType, expected: pa.DataType) -> bool:
@@ -538,12 +555,13 @@ class ArrowFrame(Protocol):
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object: ...
 
 
-def to_arrow_table(records: Any, what: str, schema: Schema | None = None) -> pa.Table:
+def to_arrow_table(records: Any, what: str, schema: Schema | None = None, required: Collection[str] = ()) -> pa.Table:
     """Return an ArrowFrame, or rows as dictionaries, as an Arrow table. Column types are those of the data.
 
-    To rows, columns of `schema` that none of them has are added as nulls. A pandas index with a name becomes a column;
-    one without is left out. Raises SchemaMismatchError for columns that Arrow can't hold, and ConfigurationError for a
-    RecordBatchReader, which can't be read twice.
+    To rows, columns of `schema` that none of them has are added as nulls, except the `required` ones, such as the key:
+    if no row has it, its name is a mistake. A pandas index with a name becomes a column; one without is left out.
+    Raises SchemaMismatchError for columns that Arrow can't hold, and ConfigurationError for a RecordBatchReader, which
+    can't be read twice.
     """
     if isinstance(records, pa.Table):
         return _require_unique_names(records, what)
@@ -551,7 +569,7 @@ def to_arrow_table(records: Any, what: str, schema: Schema | None = None) -> pa.
         problem = f"{what}: a RecordBatchReader can be read only once, but a retry has to send the same records."
         raise ConfigurationError(problem, "Read it first, and pass the table: reader.read_all().", argument="data")
     if not isinstance(records, ArrowFrame):
-        return _table_from_rows(records, what, schema)
+        return _table_from_rows(records, what, schema, required)
     try:
         table = pa.Table.from_pandas(records) if _is_pandas(records) else _without_views(pa.table(records))
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
@@ -581,8 +599,16 @@ def to_spark_frame(answer: Any, spark: SparkSession, what: str) -> DataFrame | N
     return answer if hasattr(answer, "mapInArrow") else None
 
 
-def _table_from_rows(rows: Sequence[Mapping[str, Any]], what: str, schema: Schema | None) -> pa.Table:
+def _table_from_rows(
+    rows: Sequence[Mapping[str, Any]], what: str, schema: Schema | None, required: Collection[str]
+) -> pa.Table:
     """Return rows as a table with all columns that a row or the schema has; null where a row lacks one."""
+    for name in required:
+        if rows and not any(name in row for row in rows):
+            found = ", ".join(map(str, rows[0])) or "no columns"
+            problem = f"{what}: no row has the column {name!r}, which is part of the key; the first one has {found}."
+            step = f"Correct the names, or add {name!r}: None for records without a key."
+            raise SchemaMismatchError(problem, step, column=name)
     columns: dict[str, Any] = {}
     for name in dict.fromkeys(name for row in rows for name in row):
         values = [row.get(name) for row in rows]

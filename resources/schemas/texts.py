@@ -16,9 +16,8 @@ from decimal import Context, Decimal
 from typing import Any
 
 from dagster_adjunct.resources.lazy_modules import pa, pc
-from dagster_adjunct.resources.schemas.schema import arrow_type, decimal_digits
+from dagster_adjunct.resources.schemas.schema import INTEGER_BITS, arrow_type, decimal_digits, expected_range
 
-_BITS = {"tinyint": 8, "smallint": 16, "int": 32, "bigint": 64}
 _MAX_SHOWN = 60
 
 
@@ -51,7 +50,7 @@ _FLOAT = TextForm(
     rf"{_NUMBER}(?:[eE][+-]?[0-9]+)?|[+-]?(?i:nan|inf|infinity)", "a decimal number, such as -1.5e3, or NaN or Infinity"
 )
 _FORMS = {
-    **dict.fromkeys(_BITS, WHOLE_NUMBER),
+    **dict.fromkeys(INTEGER_BITS, WHOLE_NUMBER),
     **dict.fromkeys(("float", "double"), _FLOAT),
     "decimal": TextForm(rf"{_NUMBER}(?:[eE][+-]?[0-9]{{1,2}})?", "a decimal number, such as -12.50"),
     "boolean": TextForm("true|True|TRUE|false|False|FALSE", "true or false"),
@@ -110,7 +109,7 @@ def _cast(texts: pa.Array, kind: str) -> pa.Array:
     if (digits := decimal_digits(kind)) is not None:
         # In 256 bits no text is rescaled beyond the range, which Arrow does not notice.
         texts = texts.cast(pa.decimal256(*digits))
-    elif kind in _BITS:
+    elif kind in INTEGER_BITS:
         texts = pc.ascii_ltrim(texts, characters="+")
     return texts.cast(arrow_type(kind))
 
@@ -143,7 +142,7 @@ def _exact_converter(kind: str) -> Callable[[str], Any]:
 
 
 def _integer_of(kind: str) -> Callable[[str], int]:
-    bound = 2 ** (_BITS[kind] - 1)
+    bound = 2 ** (INTEGER_BITS[kind] - 1)
 
     def convert(text: str) -> int:
         number = int(text)
@@ -175,14 +174,7 @@ def _misfit(text: str, kind: str) -> str:
         return f"{shown} has no time zone: expected {form.expected}"
     if not form.matches(text) or kind in ("date", "timestamp"):
         return f"{shown} is not as expected: {form.expected}"
-    if kind in _BITS:
-        bound = 2 ** (_BITS[kind] - 1)
-        return f"{shown} is out of range: expected {-bound} to {bound - 1}"
-    digits = decimal_digits(kind)
-    assert digits is not None
-    whole = digits[0] - digits[1]
-    most = f"at most {whole} digits before and {digits[1]} after the point"
-    return f"{shown} does not fit without rounding: expected {most}"
+    return f"{shown} does not fit: {expected_range(kind)}"
 
 
 def _shown(text: str) -> str:

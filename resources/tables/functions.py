@@ -146,6 +146,10 @@ class TableFunction:
         """The declared columns and their types; None if only the store knows them."""
         return None
 
+    def storage_notes(self) -> list[str]:
+        """What readers of the store itself should know about how values are stored, one sentence each; for plans."""
+        return []
+
     async def stored_types(self) -> dict[str, str] | None:
         """The columns and their types as the store has them, for which this may connect.
 

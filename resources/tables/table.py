@@ -116,6 +116,14 @@ class BlockingTable(Generic[K, V, U]):
         self._thread.close(self.table.close)
 
 
+def declared_key(function: object) -> tuple[str, ...]:
+    """Return the key columns that a read or write function declares, () if it has none."""
+    key = getattr(function, "key", None)
+    if isinstance(key, str):
+        return (key,)
+    return tuple(key) if isinstance(key, tuple | list) else ()
+
+
 def check_request(table: str, key: Sequence[str], operation: Operation[Any]) -> None:
     """Raise for null or unhashable keys, and for updates and puts if absent of None."""
     entries = operation.entries
@@ -292,11 +300,28 @@ class RemoteTable(Generic[K, V, U]):
             problem = f"table {name} has neither a read nor a write function."
             step = "Pass read_function=…, write_function=… or both (often the same object)."
             raise errors.ConfigurationError(problem, step, table=name)
+        self._check_columns()
         self._check_conditions()
         self.credit_source: CreditSource | None = None
         self.fence: Fence | None = None
         self._meter, self._reported = Meter(), TableMetrics()
         assert self._layers  # raises if the layers can't be composed
+
+    def _check_columns(self) -> None:
+        """Raise ConfigurationError if a function declares another key, or columns without `newest_by`."""
+        for function in (self.read_function, self.write_function):
+            stored = declared_key(function)
+            if stored and sorted(stored) != sorted(self.key):
+                found = f"table {self.name} has the key ({', '.join(self.key)})"
+                problem = f"{found}, and its {type(function).__name__} ({', '.join(stored)})."
+                step = "Declare both with the same columns."
+                raise errors.ConfigurationError(problem, step, argument="key", table=self.name)
+        column_types = getattr(self.write_function, "column_types", None)
+        columns = None if column_types is None else column_types()
+        if self.newest_by and columns and self.newest_by not in columns:
+            problem = f"table {self.name} has newest_by={self.newest_by!r}, and its columns are {', '.join(columns)}."
+            step = "Name one of its columns, or declare that column."
+            raise errors.ConfigurationError(problem, step, argument="newest_by", table=self.name)
 
     def _check_conditions(self) -> None:
         """Raise ConfigurationError if `newest_by`, `idempotent` and `on_replay` do not fit each other or the table.

@@ -625,10 +625,16 @@ def test_files_that_are_not_as_declared_are_named_with_dataset_version_and_colum
 
 def test_a_dataset_of_files_is_refused_by_name_where_its_key_is_not_in_them(place: Place) -> None:
     source = FileSource(place.url, "csv", PLANES)
-    spec = bounded_dataset("planes", input=source, key="tail", broadcast=True)
-    with pytest.raises(SchemaMismatchError) as caught:
-        FileVersions(spec, source)
-    assert caught.value.column == "tail"
+    named: dict[str, dict[str, Any]] = {
+        "tail": {"key": "tail"},
+        "seat": {"key": "tailnum", "columns": ["tailnum", "seat"]},
+        "Seats": {"key": "tailnum", "sensitive": ["Seats"]},
+    }
+    for column, options in named.items():
+        spec = bounded_dataset("planes", input=source, broadcast=True, **options)
+        with pytest.raises(SchemaMismatchError) as caught:
+            FileVersions(spec, source)
+        assert caught.value.column == column
 
 
 # -- on S3

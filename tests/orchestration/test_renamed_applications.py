@@ -113,7 +113,13 @@ def test_a_renamed_application_goes_on_as_if_it_had_its_name_of_before(tmp_path:
     notes = document(renamed, "plan", "shops:app")["notes"]
     assert [note for note in notes if "'old' has written lake.out, lake.tens, sums from lake.visits" in note]
 
-    printed(renamed, "app", "rename", "old", "new", "--reason", "a better name")
+    rename = ("app", "rename", "old", "new", "--reason", "a better name")
+    planned = document(renamed, *rename, "--dry-run")
+    assert (planned["dry_run"], planned["batches"], planned["local_tables"]) == (True, 1, ["last"])
+    printed(renamed, *rename, code=1)  # it asks, and nobody says yes
+    run(renamed, shopping(renamed, "old"))
+    assert everything(renamed) == before, "nothing has changed yet"
+    printed(renamed, *rename, "--yes")
     assert not [note for note in document(renamed, "plan", "shops:app")["notes"] if "'old'" in note]
     module.app = shopping(renamed, "old")  # type: ignore[attr-defined]
     assert [note for note in document(renamed, "plan", "shops:app")["notes"] if "'old' was renamed 'new'" in note]

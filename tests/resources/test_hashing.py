@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import datetime as dt
+import random
+import time
 from decimal import Context, Decimal
 from typing import TYPE_CHECKING
 
@@ -43,6 +45,8 @@ def rows() -> list[dict[str, object]]:
         )
     for name in SCHEMA.names:  # a null in every column, and all nulls at once
         made.append({**made[5], name: None})
+    for length in (253, 254, 255, 256, 257, 259, 260, 261, 1_003, 70_001):  # around the length that is hashed natively
+        made.append({**made[5], "s": "é" * (length // 2) + "x" * (length % 2), "b": bytes(range(251, 0, -1)) * 280})
     made.append(dict.fromkeys(SCHEMA.names))
     return made
 
@@ -75,6 +79,51 @@ VALUES: dict[str, st.SearchStrategy[object]] = {
 KEYS = st.lists(st.sampled_from(sorted(VALUES)), min_size=1, max_size=3).flatmap(
     lambda types: st.tuples(st.just(types), st.tuples(*[st.none() | VALUES[kind] for kind in types]))
 )
+
+
+def plain_murmur3(data: bytes, seed: int) -> int:
+    """Spark's Murmur3 as its definition reads: word by word, then each byte that is left as a signed word."""
+
+    def mixed(h: int, word: int) -> int:
+        k = word * 0xCC9E2D51 % 2**32
+        k = (k << 15 | k >> 17) * 0x1B873593 % 2**32
+        h = (h ^ k) % 2**32
+        return ((h << 13 | h >> 19) * 5 + 0xE6546B64) % 2**32
+
+    aligned = len(data) // 4 * 4
+    for at in range(0, aligned, 4):
+        seed = mixed(seed, int.from_bytes(data[at : at + 4], "little"))
+    for byte in data[aligned:]:
+        seed = mixed(seed, (byte - 256 if byte > 127 else byte) % 2**32)
+    seed ^= len(data)
+    seed = (seed ^ seed >> 16) * 0x85EBCA6B % 2**32
+    seed = (seed ^ seed >> 13) * 0xC2B2AE35 % 2**32
+    return seed ^ seed >> 16
+
+
+def signed(number: int) -> int:
+    return number - 2**32 if number >= 2**31 else number
+
+
+@pytest.mark.parametrize("length", [*range(250, 270), 4_096, 10_001])
+def test_long_values_hash_as_short_ones_are_defined(length: int) -> None:
+    draw = random.Random(length)
+    long, short = draw.randbytes(length), draw.randbytes(9)
+    column = pa.array([long, short, None, long[:-1], b""])
+    assert spark_hash([column]).tolist() == [
+        42 if value is None else signed(plain_murmur3(value, 42)) for value in column.to_pylist()
+    ]
+    chained = plain_murmur3(long, plain_murmur3(short, 42))
+    assert int(spark_hash([pa.array([short]), pa.array([long])])[0]) == signed(chained)
+    assert bucket_of_key([short, long], ["binary", "binary"], 97) == signed(chained) % 97
+
+
+def test_keys_of_a_megabyte_are_hashed_at_once() -> None:
+    text = "é" * 500_001
+    began = time.process_time()
+    for _ in range(5):
+        assert bucket_of_key([text], ["string"], 8) == int(assign_buckets([pa.array([text])], 8)[0])
+    assert time.process_time() - began < 2, "word by word, it takes a minute"
 
 
 @pytest.mark.lengthy

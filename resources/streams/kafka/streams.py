@@ -314,7 +314,9 @@ class KafkaStreams(NumberedOffsets, StreamWriter):
         if hasattr(data, "mapInArrow"):
             return self._await_result(what, produce.send_frame(cast("DataFrame", data), what, order_by), before)
         system.check_table_options(name, order_by, partitioned)
-        table = encode_table(to_arrow_table(data, name, facts.declared.schema()), facts.declared, name)
+        declared = facts.declared
+        table = to_arrow_table(data, name, declared.schema(), declared.key_names)
+        table = encode_table(table, declared, name)
         return self._await_result(what, produce.produce_batches(what, table.to_batches()), before)
 
     def append_markers(

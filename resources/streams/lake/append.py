@@ -412,7 +412,8 @@ class LakeAppends(StreamStates):
         valid_micros = system.check_append(producer, sequence, end_of_dataset, valid_from)
         _, state = self.state(stream)
         if not hasattr(data, "mapInArrow"):
-            data = schemas.to_arrow_table(data, f"stream {stream!r}", state.declaration.columns)
+            declared = state.declaration
+            data = schemas.to_arrow_table(data, f"stream {stream!r}", declared.columns, declared.key)
         marker = None
         if end_of_dataset is not None:
             marker = NewMarker(end_of_dataset, (), "delivered", valid_from=valid_micros)

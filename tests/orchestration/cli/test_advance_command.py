@@ -93,7 +93,8 @@ def test_a_dataset_is_advanced_and_nothing_else_of_its_application(world: World)
 
 def test_a_member_of_a_version_set_is_advanced_with_all_members(world: World) -> None:
     world.send("items", [("a", 1)], version="v1")
-    assert "waits for the markers of lake.fees" in printed(world, "dataset", "advance", "items", "shop:full")
+    shown = printed(world, "dataset", "advance", "items", "shop:full")
+    assert "waits for the end-of-dataset markers of lake.fees" in shown
     world.send("fees", [("a", 1)], version="v1")
     reports = json.loads(printed(world, "dataset", "advance", "fees", "shop:full", "--json"))
     assert [(advance["dataset"], advance["action"]) for advance in reports] == [("items", "sealed"), ("fees", "sealed")]

@@ -13,10 +13,12 @@ import pytest
 from dagster._daemon.types import DaemonHeartbeat
 
 from dagster_adjunct import Lake, LakeStreams, Schema, open_lake
+from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, BatchLog
 from dagster_adjunct.orchestration.cli import doctor
 from dagster_adjunct.orchestration.operators.windows import zone_rules
 from dagster_adjunct.orchestration.code_location.definitions import prepare_dagster_home
 from dagster_adjunct.orchestration.code_location.pools import keeps_slots
+from dagster_adjunct.orchestration.maintenance.rename import rename_application
 from tests.orchestration.cli.commands import document, printed
 from tests.servers.s3 import ROOT
 
@@ -86,6 +88,46 @@ def test_an_applications_streams_and_tables_are_tried_too(project: Project) -> N
     assert table["next_step"]
     assert not (project.folder / "things.sqlite").exists()
     assert project.findings("shop_doctor:other", code=1)["application"]["state"] == "failed"
+
+
+SHOP_OF_FILES = """
+from dagster_adjunct import Application, Schema, bounded_dataset
+from dagster_adjunct.sources import FileSource
+
+app = Application("shop")
+orders = app.input_stream("lake.orders")
+files = FileSource({folder!r}, "csv", Schema.of(k="string", n="int"))
+prices = app.table(bounded_dataset("prices", input=files, key="k", partitions=3))
+orders.join(prices, on="k").send_to(app.output_stream("lake.out", partitions=3, key="k"))
+"""
+
+
+def test_a_folder_of_files_that_is_not_there_is_told_by_doctor_plan_and_advance(project: Project) -> None:
+    folder = project.folder / "nowhere"
+    (project.folder / "shop_doctor.py").write_text(SHOP_OF_FILES.format(folder=str(folder)))
+    found = project.findings("shop_doctor:app")["files of prices"]
+    assert found["state"] == "warning"
+    assert str(folder) in found["found"]
+    assert "no such folder" in found["found"]
+    notes = document(project, "plan", "shop_doctor:app")["notes"]
+    assert [note for note in notes if str(folder) in note and "no such folder" in note]
+    advanced = printed(project, "dataset", "advance", "prices", "shop_doctor:app")
+    assert "no such folder" in advanced
+    assert "markers" not in advanced
+    folder.mkdir()
+    assert project.findings("shop_doctor:app")["files of prices"]["state"] == "ok"
+    assert not [note for note in document(project, "plan", "shop_doctor:app")["notes"] if str(folder) in note]
+
+
+def test_the_former_name_of_an_application_fails(project: Project) -> None:
+    assert project.findings("shop_doctor:app", code=1)["name"]["state"] == "ok"
+    for name in ("shop", "kiosk"):
+        BatchLog(project.lake, name).commit(BatchLog(project.lake, name).read(), ApplicationState(batch=3), by="me")
+        if name == "shop":
+            rename_application(project.lake, "shop", "stand", reason="better", by="me")
+    found = project.findings("shop_doctor:app", code=1)["name"]
+    assert found["state"] == "failed"
+    assert "'stand'" in found["found"]
 
 
 @pytest.mark.spark

@@ -14,6 +14,7 @@ from dagster_adjunct.assets.bounded.advance import advance_version_set
 from dagster_adjunct.assets.declaration.dataset import bounded_dataset, version_set
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.validation.validators import min_rows
+from dagster_adjunct.orchestration.cli import options
 from dagster_adjunct.orchestration.cli.main import root
 from dagster_adjunct.orchestration.cli.options import parse_expiry
 from dagster_adjunct.orchestration.cli.output import NOT_FOUND, run_command
@@ -126,6 +127,20 @@ def test_a_change_says_which_members_of_the_version_set_moved_with_it(world: Wor
     assert document(world, "show", "crews")["version"]["name"] == "v1"
     assert document(world, "pin", "crews", "v2", *WHY)["others"] == ["seats"]
     assert document(world, "show", "seats")["version"]["name"] == "v2"
+
+
+@pytest.mark.parametrize("action", ["revoke", "remove-version", "abandon"])
+def test_what_cannot_be_undone_asks_at_a_terminal(world: World, action: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(options, "is_at_terminal", lambda: True)
+    before = ids(world)
+    arguments = ["dataset", action, "planes", "v2", *WHY]
+    asked = commands.invoke(world, *arguments, input="n\n")
+    assert (asked.exit_code, "can't be undone" in asked.output) == (1, True)
+    assert ids(world) == before
+    answered = commands.invoke(world, *arguments, input="y\n")
+    silent = commands.invoke(world, *arguments, "--yes")
+    assert "can't be undone" in answered.output
+    assert "can't be undone" not in silent.output
 
 
 def test_revoke_force_and_drop(world: World) -> None:

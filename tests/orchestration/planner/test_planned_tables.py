@@ -402,8 +402,17 @@ def test_columns_and_types_that_the_table_does_not_have_are_refused(map: Any, up
     refused(tags(), says, map=map, send=contract, update=update)
 
 
+def test_the_plan_says_that_decimals_in_sqlite_sort_as_text() -> None:
+    priced = tags(columns=COLUMNS | {"price": "decimal(10,2)"})
+    (note,) = [note for note in planned(last_seen(priced)).notes if "SQLite stores decimals" in note]
+    assert "(price)" in note
+    assert not [note for note in planned(last_seen(tags())).notes if "SQLite stores decimals" in note]
+
+
 def test_keys_that_are_not_the_stores_are_refused() -> None:
-    refused(tags(key="place"), r"has the key \(tag\), and its SqliteTable \(place\)", map=["tag", "place"])
+    with pytest.raises(ConfigurationError) as caught:
+        tags(key="place")
+    assert (caught.value.argument, caught.value.table) == ("key", "tags")
 
 
 @pytest.mark.parametrize(

@@ -217,7 +217,10 @@ def test_mistakes_are_told_as_in_production_and_before_spark(tmp_path: Path) -> 
             test.input("lake.visits", [VISITS[0], {"visitor": "a", "spend": 1.0}])
         assert failure.value.stream == "lake.visits"
         with pytest.raises(ConfigurationError) as failure:
-            test.input("lake.visits", [{"spent": "much"}])
+            test.input("lake.visits", [{"visitor": "a", "spent": "much"}])
+        assert failure.value.stream == "lake.visits"
+        with pytest.raises(ConfigurationError) as failure:
+            test.input("lake.visits", [{"spent": 1.0}, {"shop": "n"}])
         assert failure.value.stream == "lake.visits"
         with pytest.raises(ConfigurationError) as failure:
             test.dataset("members", [])
@@ -238,7 +241,9 @@ def test_mistakes_are_told_as_in_production_and_before_spark(tmp_path: Path) -> 
 
 def test_keys_and_records_that_can_not_be_are_refused_by_table_and_stream() -> None:
     app = Application("visits")
-    table = RemoteTable("visits", key=["visitor", "shop"], write_function=postgres("visits", "visitor").write_function)
+    key, columns = ["visitor", "shop"], {"visitor": "string", "shop": "string"}
+    store = PostgresTable("visits", key, connect={"host": "nowhere.invalid"}, columns=columns)
+    table = RemoteTable("visits", key=key, write_function=store)
     app.input_stream("lake.visits").send_to(app.table(table))
     with TestApplication(app) as test:
         with pytest.raises(ConfigurationError) as failure:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import random
 import struct
+import time
 from collections.abc import Sequence
 from datetime import UTC, date, datetime, timedelta
 from decimal import Context, Decimal
@@ -212,6 +214,22 @@ def test_digests_of_many_rows_are_those_of_their_parts() -> None:
 
 
 @pytest.mark.lengthy
+@pytest.mark.parametrize("rows", [1, 7, 8, 20])
+def test_digests_of_long_values_are_those_of_the_plain_hash(rows: int) -> None:
+    draw = random.Random(rows)
+    texts = [draw.randbytes(draw.choice([0, 31, 32, 33, 2_000, 2_047, 5_000])) for _ in range(rows)]
+    table = pa.table({"a": pa.array([*texts, None], pa.binary()), "b": pa.array([*reversed(texts), b"x"], pa.binary())})
+    assert row_digests(table, ["a", "b"]).to_pylist() == plain_digests(table, ["a", "b"])
+
+
+def test_values_of_a_megabyte_are_digested_at_once() -> None:
+    table = pa.table({"a": ["x" * 1_000_000] * 2})
+    began = time.process_time()
+    first, second = row_digests(table, ["a"]).to_pylist()
+    assert first == second
+    assert time.process_time() - began < 2
+
+
 def test_checksums_are_sums_of_digests_that_wrap_around() -> None:
     schema, table = Schema.of(number="bigint", text="string"), many_rows()
     digests = row_digests(table, schema.names).to_pylist()

@@ -21,6 +21,7 @@ from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.kafka import produce
 from dagster_adjunct.resources.streams.kafka.client import KafkaAdmin, KafkaSettings, TopicFacts
 from dagster_adjunct.resources.streams.kafka.partitioner import choose_partitions
+from dagster_adjunct.resources.streams.kafka.formats import Json, KeyText
 from dagster_adjunct.resources.streams.kafka.produce import SentSpan, TaskAppend, send_without_transaction
 from dagster_adjunct.resources.streams.kafka.record_formats import KafkaTopic
 from dagster_adjunct.resources.streams.kafka.streams import KafkaStreams
@@ -110,6 +111,16 @@ def ranges_of(stream: str, result: AppendResult) -> dict[SystemStreamPartition, 
         SystemStreamPartition("kafka", stream, p): OffsetRange(first, result.next[p])
         for p, first in result.first.items()
     }
+
+
+def test_rows_without_the_key_are_refused_by_column(kafka: KafkaServer, tmp_path: Path) -> None:
+    declared = KafkaTopic(kafka.new_topic(), Json("tailnum STRING, seats INT"), KeyText("tailnum"))
+    system = system_with(kafka, tmp_path, s=declared)
+    for rows in ([{"seats": 1}], [{"seats": 1}, {}]):
+        with pytest.raises(SchemaMismatchError) as caught:
+            system.append("s", rows, producer="p", sequence=0)
+        assert caught.value.column == "tailnum"
+    assert system.append("s", [{"tailnum": None, "seats": 1}], producer="p", sequence=0).rows == 1
 
 
 def test_a_record_carries_its_time_its_epoch_and_who_wrote_it(kafka: KafkaServer, tmp_path: Path) -> None:
