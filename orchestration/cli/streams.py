@@ -110,8 +110,8 @@ def export(
     "--format",
     "form",
     type=click.Choice(["csv", "jsonl", "parquet"]),
-    help="Of all files. Default: what their names end in: .csv, .jsonl, .ndjson, .json or .parquet, also with .gz, .bz2 "
-    "or .zst.",
+    help="Of all files. Default: what their names end in: .csv, .jsonl, .ndjson, .json or .parquet, also with "
+    ".gz, .bz2 or .zst.",
 )
 @click.option("--dry-run", is_flag=True, help="Only read and check the files, and show what would be appended.")
 @lake_options()
