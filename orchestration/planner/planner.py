@@ -41,7 +41,7 @@ from dagster_adjunct.orchestration.planner.plan import ExecutionPlan, FedDataset
 from dagster_adjunct.resources.common import map_in_threads, split_stream_name
 from dagster_adjunct.resources.errors import ConfigurationError, PlanningError, StreamNotFoundError
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
-from dagster_adjunct.resources.sql.expression import parse_expression
+from dagster_adjunct.resources.sql.arrow_expressions import is_valid_for_spark
 from dagster_adjunct.resources.streams.lake.streams import open_systems
 from dagster_adjunct.resources.streams.system import NumberedOffsets, StreamSystem, StreamWriter
 from dagster_adjunct.resources.tables.shared_rate import check_budgets, list_budgets
@@ -279,14 +279,10 @@ def _iter_notes(draft: partition_counts.Draft) -> Iterator[str]:
 def check_syntax(app: Application) -> None:
     """Raise PlanningError for the first SQL of an application that Spark can't parse.
 
-    Spark's parser runs in a JVM without a session, and only if there is more to parse than column names. Without Java,
-    nothing is checked.
+    Spark's parser runs in a JVM without a session, which is started only for a query, or for an expression that is not
+    certain to be valid. Without Java, these are not checked.
     """
-    to_parse = []
-    for text, whole, what, facts in _iter_sql(app):
-        read = None if whole else parse_expression(text)
-        if read is None or not (read.star or (read.tree is None and not read.unread)):
-            to_parse.append((text, whole, what, facts))
+    to_parse = [each for each in _iter_sql(app) if each[1] or not is_valid_for_spark(each[0])]
     if not to_parse:
         return
     from dagster_adjunct.resources.spark.session import syntax_errors

@@ -20,7 +20,13 @@ from typing import Any, TypeAlias
 
 from dagster_adjunct.resources.lazy_modules import exp, pa, pc, pt
 from dagster_adjunct.resources.schemas.schema import arrow_type, is_storable, is_widening
-from dagster_adjunct.resources.sql.expression import UNSURE, doubt_about_syntax, parse_expression, unknown_functions
+from dagster_adjunct.resources.sql.expression import (
+    QUOTED,
+    UNSURE,
+    doubt_about_syntax,
+    parse_expression,
+    unknown_functions,
+)
 from dagster_adjunct.resources.sql.types import (
     INTEGERS,
     NUMBERS,
@@ -96,6 +102,62 @@ def _compile(text: str, types: tuple[tuple[str, str], ...]) -> ArrowExpression |
     return ArrowExpression(value.type, tuple(compiler.columns), value.compute)
 
 
+_PARTS_OF_NODES = ("Identifier", "DataType", "DataTypeParam")
+# Literals that Spark's parser checks, and words that sqlglot takes for names or leaves out.
+_LEFT_TO_PARSER = re.compile(
+    r"\b(?:date|timestamp)\s*['\"]|(?<![\w`.])(?:\d{10,}|\d+L)|\b(?:from|for)\b|\bnot\s+is\b", re.IGNORECASE | re.ASCII
+)
+_WORDS = {"is": ("Is",), "not": ("Not",), "in": ("In",), "like": ("Like",), "between": ("Between",), "case": ("Case",)}
+_WORDS |= {"end": ("Case",), "as": ("Cast", "TryCast"), "and": ("And", "Between"), "or": ("Or",), "else": ()}
+
+
+def is_valid_for_spark(text: str) -> bool:
+    """Whether Spark's parser certainly accepts an expression: a name, or syntax that this module has rules for.
+
+    False says nothing: dates and large numbers, whose values the parser checks, are left to it, too.
+    """
+    expression = parse_expression(text)
+    if expression.star or expression.unread or expression.tree is None:
+        return expression.star or not expression.unread
+    if unknown_functions(text) or _LEFT_TO_PARSER.search(text):
+        return False
+    decimals = re.findall(r"decimal\s*\([^()]*\)", text, re.IGNORECASE)
+    if not all(is_storable(re.sub(r"\s", "", kind).lower()) for kind in decimals):
+        return False
+    nodes = list(expression.tree.walk())
+    if not all(map(_has_rule, nodes)) or not _has_words_of(text, nodes, expression.alias):
+        return False
+    return not doubt_about_syntax(text, expression.tree, expression.alias)
+
+
+def _has_rule(node: exp.Expr) -> bool:
+    """Whether this module has a rule for a node with its arguments."""
+    name = type(node).__name__
+    if name in _PARTS_OF_NODES:
+        return name != "Identifier" or bool(node.args.get("quoted")) or node.name.lower() not in _WORDS
+    given = {each for each, argument in node.args.items() if argument not in (None, [], False)}
+    _, *arguments = _RULES.get(name, (None,))
+    if name not in _RULES or not given <= {*_OF_EACH_NODE, *arguments}:
+        return False
+    if name == "Is":
+        return "this" in given and type(node.expression).__name__ in ("Null", "Boolean")
+    return name != "In" or "expressions" in given
+
+
+def _has_words_of(text: str, nodes: Sequence[exp.Expr], alias: str | None) -> bool:
+    """Whether each keyword in a text is one of a node, and none a name."""
+    words = [word.lower() for word in re.findall(r"[A-Za-z_]\w*", QUOTED.sub("''", text))]
+    names = [type(node).__name__ for node in nodes]
+    ifs = sum(len(node.args["ifs"]) for node in nodes if type(node).__name__ == "Case")
+    elses = sum(node.args.get("default") is not None for node in nodes if type(node).__name__ == "Case")
+    for word, kinds in _WORDS.items():
+        expected = sum(map(names.count, kinds)) + (elses if word == "else" else 0)
+        expected += word == "as" and alias is not None
+        if words.count(word) != expected:
+            return False
+    return words.count("when") == words.count("then") == ifs
+
+
 @dataclass(frozen=True, slots=True)
 class _Batch:
     """A table, with the results of compiled nodes for it: a node that is used twice is computed once."""
@@ -164,7 +226,7 @@ class _Compiler:
         """Return the compiled node. Raises _NotCompiled."""
         rule, *arguments = _RULES.get(type(node).__name__, (None,))
         given = {name for name, argument in node.args.items() if argument not in (None, [], False)}
-        if rule is None or not given <= {"this", "expression", "expressions", *arguments}:
+        if rule is None or not given <= {*_OF_EACH_NODE, *arguments}:
             raise _NotCompiled(_describe(node))
         return rule(self, node)  # type: ignore[no-any-return]
 
@@ -666,6 +728,7 @@ def _inner(compiler: _Compiler, node: exp.Expr) -> _Value:
 
 
 # For each class of nodes, the function and the arguments that it reads, besides this, expression and expressions.
+_OF_EACH_NODE = ("this", "expression", "expressions")
 _RULES: dict[str, tuple[Any, ...]] = {
     "Column": (_column,), "Literal": (_literal, "is_string"), "Null": (lambda compiler, node: _NULL,),
     "Boolean": (lambda compiler, node: _constant(node.this, "boolean"),), "Paren": (_inner,),

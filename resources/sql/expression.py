@@ -164,7 +164,7 @@ def find_syntax_error(text: str) -> str:
 # has other rules of precedence for `a = b < c`.
 
 UNSURE = "an expression that only Spark can parse"
-_QUOTED = re.compile(r"(['\"`])(?:(?!\1).)*\1", re.DOTALL)
+QUOTED = re.compile(r"(['\"`])(?:(?!\1).)*\1", re.DOTALL)
 _DOUBTS = {
     "a comment": re.compile(r"--|/\*"),
     "a typed or repeated text": re.compile(
@@ -197,7 +197,7 @@ def doubt_about_syntax(text: str, tree: exp.Expr | None, alias: str | None) -> s
     """Return a noun phrase for a part that Spark may read otherwise than the parser did in `tree`, or ""."""
     if "\\" in text or "${" in text:  # Spark replaces ${…} in string literals, too
         return "an escape in a text"
-    plain = _QUOTED.sub(lambda match: match[1], text)  # each quoted part becomes one quotation mark
+    plain = QUOTED.sub(lambda match: match[1], text)  # each quoted part becomes one quotation mark
     for what, pattern in _DOUBTS.items():
         if pattern.search(plain):
             return what
