@@ -358,7 +358,8 @@ def run_application(
 
     One run of an application works at a time. If another run is alive, this one waits at most `wait` (a timedelta or
     seconds; 0 does not wait), then raises ApplicationBusyError, which names the other run. A dead run is taken over at
-    once, a live one only with `take_over`. The first run of an application is rejected if another application, such as
+    once, a live one only with `take_over`: this run takes its lease, and begins when the other, which stops at its next
+    request, can't write any more. The first run of an application is rejected if another application, such as
     its own former name, has written its outputs from its inputs, unless startpoints say where to begin, or `adopt`
     accepts the outputs as they are.
 

@@ -173,7 +173,7 @@ def left_in(world: PausedWorld) -> dict[str, Any]:
 
 @pytest.mark.lengthy
 @pytest.mark.rounds
-def test_a_run_that_was_paused_at_any_request_to_the_lake_changes_nothing_of_what_followed() -> None:
+def test_a_run_paused_at_any_request_to_the_lake_changes_nothing_that_followed() -> None:
     def prepare() -> PausedWorld:
         world = PausedWorld(everything)
         asked = Startpoints(everything(world, False), lake=world.lake)
