@@ -338,7 +338,9 @@ class RunLease:
                 self._heartbeat.renew()
             except errors.TransientError as error:
                 if trying.has_passed():
-                    problem = f"it lives for {timedelta(seconds=self._holder.ttl)} and could not be renewed: {error.problem}"
+                    problem = (
+                        f"it lives for {timedelta(seconds=self._holder.ttl)} and could not be renewed: {error.problem}"
+                    )
                     raise lease_lost_error(self._application, self._holder.run, problem.removesuffix(".")) from error
                 time.sleep(_PAUSE)
                 continue

@@ -96,9 +96,7 @@ def content(table: BlockingTable[Any, Any, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("write", [puts_and_deletes, sets])
 @pytest.mark.parametrize("of", TABLES)
-def test_nothing_is_sent_by_a_run_that_was_paused_before_any_request(
-    of: Function, write: Any, tmp_path: Path
-) -> None:
+def test_nothing_is_sent_by_a_run_that_was_paused_before_any_request(of: Function, write: Any, tmp_path: Path) -> None:
     whole, expected = world_with(of, tmp_path, write, lambda world: {})
     whole.run_alone()
     for nth in rounds([1, 3], [1, 2, 3, 4]):
