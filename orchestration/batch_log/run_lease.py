@@ -8,8 +8,8 @@ not renewed within its time to live, by the store's clock. It is taken by compar
 runs gets it. The batch log's own compare-and-swap still fences a run without a lease, or one that lost it.
 
 Each take has a greater epoch. A run whose lease was taken may live: it was paused, or Dagster has given it up. Before
-anything leaves such a run it looks at its lease (`Fence`), so it sends nothing after its time to live. The run that took
-the lease begins after that, and after the time in which a request of the other may have been under way. Until when
+anything leaves such a run it looks at its lease (`Fence`), so it sends nothing after its time to live. The run that
+took the lease begins after that, and after the time in which a request of the other may have been under way. Until when
 that is stands in the lease, so that a third run waits for it, too.
 """
 
