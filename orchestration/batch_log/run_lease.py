@@ -8,8 +8,8 @@ not renewed within its time to live, by the store's clock. It is taken by compar
 runs gets it. The batch log's own compare-and-swap still fences a run without a lease, or one that lost it.
 
 Each take has a greater epoch. A run whose lease was taken may live: it was paused, or Dagster has given it up. Before
-anything leaves such a run it looks at its lease (`Fence`), so it sends nothing after its time to live. The run that took
-the lease begins after that, and after the time in which a request of the other may have been under way. Until when
+anything leaves such a run it looks at its lease (`Fence`), so it sends nothing after its time to live. The run that
+took the lease begins after that, and after the time in which a request of the other may have been under way. Until when
 that is stands in the lease, so that a third run waits for it, too.
 """
 
@@ -338,7 +338,9 @@ class RunLease:
                 self._heartbeat.renew()
             except errors.TransientError as error:
                 if trying.has_passed():
-                    problem = f"it lives for {timedelta(seconds=self._holder.ttl)} and could not be renewed: {error.problem}"
+                    problem = (
+                        f"it lives for {timedelta(seconds=self._holder.ttl)} and could not be renewed: {error.problem}"
+                    )
                     raise lease_lost_error(self._application, self._holder.run, problem.removesuffix(".")) from error
                 time.sleep(_PAUSE)
                 continue
@@ -417,7 +419,7 @@ class RunLease:
             f"{stored.written:%H:%M:%S} UTC: this run did not start{waited}.",
             "Wait for its end (adjunct run MODULE:APP --wait 1h), or stop it. Take over from a run that hangs with "
             "adjunct run MODULE:APP --take-over, run_application(…, take_over=True), or take_over in the config of the "
-            "Dagster op.",
+            "Dagster op: that begins when the other run can't write any more.",
             application=self._application,
             run=stored.holder.run if stored.holder else None,
         )

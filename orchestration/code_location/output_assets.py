@@ -39,7 +39,9 @@ class StepConfig(dg.Config):
     """Run configuration of the op that runs an application's batches."""
 
     take_over: bool = Field(
-        default=False, description="Take over from another run of the application at once, even if it is alive."
+        default=False,
+        description="Take the lease of another run of the application, even if it is alive, and begin when that one "
+        "can't write any more.",
     )
     adopt: bool = Field(
         default=False,

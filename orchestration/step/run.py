@@ -273,8 +273,9 @@ def run_batches(
 ) -> tuple[StepReport, ExecutionPlan]:
     """Run the step of an application under its run lease: once, or again and again for as long as the run `lasts`.
 
-    `advance` advances the datasets before a step, with the runtime of the run, whose writes are checked by its lease. It
-    returns the fan-out, if it has made one; `on_advance` receives the reports of datasets that advance later, `on_report` the step's report after each batch, and `warn` the plan's notes.
+    `advance` advances the datasets before a step, with the runtime of the run, whose writes check its lease. It returns
+    the fan-out, if it has made one; `on_advance` receives the reports of datasets that advance later,
+    `on_report` the step's report after each batch, and `warn` the plan's notes.
     `say` and `tick` are for a run that stays (see `Following`). Returns the report and the latest plan.
     """
     lake, systems = runtime.lake, runtime.systems
@@ -363,7 +364,8 @@ def run_application(
 
     One run of an application works at a time. If another run is alive, this one waits at most `wait` (a timedelta or
     seconds; 0 does not wait), then raises ApplicationBusyError, which names the other run. A dead run is taken over at
-    once, a live one only with `take_over`. The first run of an application is rejected if another application, such as
+    once, a live one only with `take_over`: this run takes its lease, and begins when the other, which stops at its next
+    request, can't write any more. The first run of an application is rejected if another application, such as
     its own former name, has written its outputs from its inputs, unless startpoints say where to begin, or `adopt`
     accepts the outputs as they are.
 

@@ -9,7 +9,8 @@ run does so in each segment with its first write there, and in all of them befor
 live (`announce`).
 
 A backend in which requests that check the same entry wait for each other has several entries (`SegmentLimits.fences`),
-of which a request contains any one; all are raised together. Requests without a fence, which are no run's, contain none.
+of which a request contains any one; all are raised together. Requests without a fence, which are no run's, contain
+none.
 """
 
 from __future__ import annotations

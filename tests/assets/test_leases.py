@@ -22,7 +22,7 @@ from dagster_adjunct.resources.errors import (
     StoreUnavailableError,
     VersionDiscardedError,
 )
-from dagster_adjunct.resources.objects import heartbeat
+from dagster_adjunct.resources.objects import heartbeat, passed_time
 from dagster_adjunct.resources.objects.lake import lake_in, open_lake
 from dagster_adjunct.resources.objects.store import InMemoryStore
 from tests.assets.conftest import World
@@ -222,9 +222,10 @@ def test_a_lease_that_can_not_be_renewed_in_time_is_lost(planes: World, monkeypa
 def test_a_renewal_that_comes_too_late_does_not_count(planes: World, monkeypatch, clock: int) -> None:
     """Whoever discarded meanwhile may have seen the lease as expired, though it stands in the lake again."""
     lease = acquire(planes, publish(planes, 1)[0])
-    now = list(heartbeat._clock())
+    now = list(passed_time.read_clocks())
     now[clock] += 541
-    monkeypatch.setattr(heartbeat, "_clock", lambda: tuple(now))
+    for module in (passed_time, heartbeat):
+        monkeypatch.setattr(module, "read_clocks", lambda: tuple(now))
     lease.renew()
     with pytest.raises(LeaseLostError) as caught:
         lease.check()

@@ -8,21 +8,29 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from dagster_adjunct.assets.declaration.dataset import unbounded_dataset
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.batch_log.batch_log import BatchLog
+from dagster_adjunct.orchestration.operators.functions import pickle_function
+from dagster_adjunct.orchestration.operators.sends import SinkContext
 from dagster_adjunct.orchestration.startpoints.startpoints import Startpoints
+from dagster_adjunct.orchestration.step.recorded_answers import SinkCall, _call_on_batches
 from dagster_adjunct.resources.backends.memory import MemoryTable
 from dagster_adjunct.resources.backends.sqlite import SqliteTable
 from dagster_adjunct.resources.errors import CommitConflictError, LeaseLostError, RunLeaseLostError
 from dagster_adjunct.resources.key_value_backends.sqlite import SqliteSegments
 from dagster_adjunct.resources.key_value_rows import KeyValueRows
+from dagster_adjunct.resources.objects.fence import lease_lost_error
 from dagster_adjunct.resources.objects.lake import Lake
+from dagster_adjunct.resources.streams.kafka.client import KafkaSettings, TopicFacts
+from dagster_adjunct.resources.streams.kafka.produce import Sender
 from dagster_adjunct.resources.streams.startpoint import StartpointOldest
 from dagster_adjunct.resources.tables.operation import Operation, OperationKind, Outcomes, Problem, State
 from dagster_adjunct.resources.tables.table import BlockingTable, RemoteTable
@@ -96,9 +104,7 @@ def content(table: BlockingTable[Any, Any, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("write", [puts_and_deletes, sets])
 @pytest.mark.parametrize("of", TABLES)
-def test_nothing_is_sent_by_a_run_that_was_paused_before_any_request(
-    of: Function, write: Any, tmp_path: Path
-) -> None:
+def test_nothing_is_sent_by_a_run_that_was_paused_before_any_request(of: Function, write: Any, tmp_path: Path) -> None:
     whole, expected = world_with(of, tmp_path, write, lambda world: {})
     whole.run_alone()
     for nth in rounds([1, 3], [1, 2, 3, 4]):
@@ -155,7 +161,7 @@ def everything(world: PausedWorld, first: bool) -> Application:
 
 
 def left_in(world: PausedWorld) -> dict[str, Any]:
-    """Return what runs have left in the lake: each stream's records in order, the dataset, positions and startpoints."""
+    """Return what runs have left in the lake: each stream's records in order, the dataset, positions, startpoints."""
     records: dict[str, Any] = {}
     for stream in ("named", "known", "letters"):
         table = world.streams.read_arrow(world.streams.all_ranges(stream))
@@ -164,7 +170,7 @@ def left_in(world: PausedWorld) -> dict[str, Any]:
         records[stream] = table.sort_by(order).select(kept).to_pylist()
     state = BatchLog(world.lake, "sets").read().state
     current = StoredVersions(world.lake, "facts").require_current()
-    facts = {key: {name: value for name, value in entry.items()} for key, entry in current.items()}
+    facts = {key: dict(entry.items()) for key, entry in current.items()}
     answers = [item.key for item in world.store.list("applications/sets/answers/")]
     listed = Startpoints(everything(world, False), lake=world.lake).list()
     asked = {name: listed[name] for name in ("waiting", "handed")}
@@ -173,7 +179,7 @@ def left_in(world: PausedWorld) -> dict[str, Any]:
 
 @pytest.mark.lengthy
 @pytest.mark.rounds
-def test_a_run_that_was_paused_at_any_request_to_the_lake_changes_nothing_of_what_followed() -> None:
+def test_a_run_paused_at_any_request_to_the_lake_changes_nothing_that_followed() -> None:
     def prepare() -> PausedWorld:
         world = PausedWorld(everything)
         asked = Startpoints(everything(world, False), lake=world.lake)
@@ -195,3 +201,41 @@ def test_a_run_that_was_paused_at_any_request_to_the_lake_changes_nothing_of_wha
         assert left_in(world) == expected, made
         world.run("last")
         assert left_in(world) == expected, made
+
+
+class LostSoon:
+    """A fence whose lease is lost after some checks."""
+
+    def __init__(self, checks: int) -> None:
+        self.left = checks
+
+    def check(self) -> None:
+        self.left -= 1
+        if self.left < 0:
+            raise lease_lost_error("sets", "first", "it was taken")
+
+
+def test_a_sink_is_not_called_once_the_lease_is_lost() -> None:
+    called: list[int] = []
+
+    def sink(records: pa.RecordBatch, context: SinkContext) -> None:
+        called.append(records.num_rows)
+
+    fence: Any = LostSoon(2)
+    call = SinkCall("sink-1", "sink()", pickle_function("sink-1", sink), "sets", 1, fence=fence)
+    object.__setattr__(call, "shipped", SimpleNamespace(here=lambda: sink))
+    batches = [pa.RecordBatch.from_pydict({"n": [number]}) for number in range(5)]
+    with pytest.raises(RunLeaseLostError):
+        list(_call_on_batches(call, [], iter(batches)))
+    assert called == [1, 1]
+
+
+def test_a_kafka_producer_takes_no_record_once_the_lease_is_lost() -> None:
+    settings = KafkaSettings("nowhere", "127.0.0.1:1")
+    fence: Any = LostSoon(2)
+    sender = Sender(TopicFacts(settings, "s", "t", "id", 1), fence=fence)
+    sent: list[Any] = []
+    sender.producer = SimpleNamespace(produce=lambda *record, **more: sent.append(record))  # type: ignore[assignment]
+    with pytest.raises(RunLeaseLostError):
+        sender.send([(b"k", b"v", 0, [])] * 5)
+    assert sent == [("t", b"v", b"k")] * 2

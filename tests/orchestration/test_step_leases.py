@@ -32,6 +32,7 @@ from dagster_adjunct.resources.errors import (
     StoreUnavailableError,
 )
 from dagster_adjunct.resources.objects import heartbeat as renewal_module
+from dagster_adjunct.resources.objects import passed_time
 from dagster_adjunct.resources.objects.lake import Lake, lake_in
 from dagster_adjunct.resources.objects.store import InMemoryStore
 from dagster_adjunct.resources.schemas.schema import Schema
@@ -181,10 +182,11 @@ def test_a_step_that_fails_lets_go_and_its_open_batch_keeps_what_it_was_begun_wi
 def test_a_step_whose_lease_was_lost_fails_before_it_writes(new_trips, monkeypatch: pytest.MonkeyPatch) -> None:
     trips = new_trips()
     trips.publish(1)
-    now = renewal_module._clock
+    now = passed_time.read_clocks
 
     def sleep() -> None:
-        monkeypatch.setattr(renewal_module, "_clock", lambda: tuple(seconds + 601 for seconds in now()))
+        for module in (passed_time, renewal_module):
+            monkeypatch.setattr(module, "read_clocks", lambda: tuple(seconds + 601 for seconds in now()))
 
     trips.reading.meanwhile = sleep
     with pytest.raises(LeaseLostError) as failure:

@@ -43,10 +43,14 @@ def test_a_second_run_fails_and_says_who_runs_and_takes_over_when_told(lake: Lak
     assert run(lake, instance, {"wait_seconds": 0}).success
 
 
-def test_what_a_run_held_that_dagster_has_ended_is_taken_over_at_once(lake: Lake, instance: DagsterInstance) -> None:
+@pytest.mark.lengthy
+def test_what_a_run_held_that_dagster_has_ended_is_taken_when_it_can_not_write(
+    lake: Lake, instance: DagsterInstance
+) -> None:
     lost = DagsterRun("copy")
     elsewhere = Process(host="gone", pid=7, boot="b", namespace="n", started="1")
-    holder = Holder(id="x", run=lost.run_id, process=elsewhere, since=datetime.now(UTC), ttl=120.0, dagster=lost.run_id)
+    held = {"id": "x", "run": lost.run_id, "dagster": lost.run_id, "epoch": 1, "ttl": 25.0}
+    holder = Holder.model_validate({**held, "process": elsewhere, "since": datetime.now(UTC)})
     lake.store.put("applications/copy/run.json", holder.model_dump_json().encode())
     instance.add_run(lost)
     assert not run(lake, instance, {"wait_seconds": 0}).success, "it may be alive, elsewhere"
