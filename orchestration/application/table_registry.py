@@ -65,6 +65,7 @@ class RegisteredTables:
         tables = (_table_of_run(table, is_written=table.name in written) for table in app.tables.values())
         self._tables = [table for table in tables if table is not None]
         self._thread = LoopThread("registered-tables")
+        self.begun: set[str] = set()  # the names of the tables that `begin_batch` has found or created
 
     def check(self) -> None:
         """Compare each table with what the lake remembers of it, and register its declaration.
@@ -146,6 +147,7 @@ class RegisteredTables:
             table.has_begun = True
         if now is None:
             return
+        self.begun.add(table.name)
         if now.to_dict() != table.seen.to_dict() or not table.seen.exists:
             await self._store(table, now)
         table.seen = now

@@ -315,7 +315,8 @@ def run_batches(
             # Startpoints are fanned out once a step, which rewinding datasets may have done already.
             fan_out = fan_out_for_run(runtime, app, plan) if handed is None else handed
             context = StepContext(runtime, app, plan, fan_out, on_event, max_batches, follow, lease.check, lease)
-            return replace(context, on_report=on_report, before_batch=registered.begin_batch)
+            context = replace(context, before_batch=registered.begin_batch, begun_tables=registered.begun)
+            return replace(context, on_report=on_report)
 
         follow = partial(advance_followed_datasets, runtime, app, on_report=on_advance, on_stage=on_stage)
         following = None

@@ -19,7 +19,13 @@ from collections.abc import Sequence
 
 from dagster_adjunct.resources.errors import TableUnavailableError
 from dagster_adjunct.resources.key_value import segment
-from dagster_adjunct.resources.key_value.segment import ABSENT, FENCES, ConditionsFailed, SegmentChange, StoredEntry
+from dagster_adjunct.resources.key_value.segment import (
+    ABSENT,
+    FENCES,
+    ConditionsFailed,
+    SegmentChange,
+    StoredEntry,
+)
 from dagster_adjunct.resources.key_value.table import OpenTable
 from dagster_adjunct.resources.objects.fence import Fence, lease_lost_error
 

@@ -546,6 +546,7 @@ class FunctionLayer:
     write_function: TableFunction | None
     fence: Fence | None = None
     fenced: bool = False
+    may_create: bool = True
 
     async def send(self, operation: Operation[Any]) -> Outcomes:
         count = len(operation)
@@ -553,8 +554,7 @@ class FunctionLayer:
             return Outcomes(0)
         function = self._function(operation)
         if self.fence is not None and operation.kind.writes:
-            begins = type(function).begin_run is not TableFunction.begin_run
-            operation = replace(operation, fence=self.fence, fenced=self.fenced, may_create=not begins)
+            operation = replace(operation, fence=self.fence, fenced=self.fenced, may_create=self.may_create)
         sent = False
         of_run = RUN_FENCE.set(operation.fence)
         try:

@@ -15,10 +15,12 @@ import pytest
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.resources.backends.memory import MemoryTable
 from dagster_adjunct.resources.backends.sqlite import SqliteTable
-from dagster_adjunct.resources.errors import RunLeaseLostError
+from dagster_adjunct.resources.errors import AdjunctError, CommitConflictError, RunLeaseLostError
 from dagster_adjunct.resources.key_value_backends.sqlite import SqliteSegments
 from dagster_adjunct.resources.key_value_rows import KeyValueRows
+from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.tables.table import BlockingTable, RemoteTable
+from tests.faulty_store import Fault, FaultyStore
 from tests.orchestration.paused_runs import KEYS, PausedFunction, PausedWorld, at_call
 from tests.rounds import rounds
 
