@@ -417,7 +417,7 @@ class RunLease:
             f"{stored.written:%H:%M:%S} UTC: this run did not start{waited}.",
             "Wait for its end (adjunct run MODULE:APP --wait 1h), or stop it. Take over from a run that hangs with "
             "adjunct run MODULE:APP --take-over, run_application(…, take_over=True), or take_over in the config of the "
-            "Dagster op.",
+            "Dagster op: that begins when the other run can't write any more.",
             application=self._application,
             run=stored.holder.run if stored.holder else None,
         )

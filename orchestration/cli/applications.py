@@ -169,7 +169,12 @@ def rename(lake: Lake, old: str, new: str, reason: str, by: str) -> None:
     help="How long to wait for another run to end; 0m does not wait.",
 )
 @click.option("--follow", metavar="TIME", help="Stay for this long: go on when there is something new, e.g. 30m.")
-@click.option("--take-over", is_flag=True, help="Take over from another run at once, even if it is alive.")
+@click.option(
+    "--take-over",
+    is_flag=True,
+    help="Take the lease of another run, even if it is alive, and begin when that one can't write any more: its lease's "
+    "two minutes and the longest time limit of a request later, at once if its process has ended.",
+)
 @click.option(
     "--adopt",
     is_flag=True,

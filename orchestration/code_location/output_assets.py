@@ -28,6 +28,7 @@ from dagster_adjunct.orchestration.code_location.submission import Host, run_wor
 from dagster_adjunct.orchestration.operators.stream_facts import LineageNode
 
 if TYPE_CHECKING:
+    from dagster_adjunct.assets.writing.generation import Runtime
     from dagster_adjunct.orchestration.planner.plan import ExecutionPlan
     from dagster_adjunct.orchestration.step.progress import InputTimes, StepReport
 
@@ -38,7 +39,9 @@ class StepConfig(dg.Config):
     """Run configuration of the op that runs an application's batches."""
 
     take_over: bool = Field(
-        default=False, description="Take over from another run of the application at once, even if it is alive."
+        default=False,
+        description="Take the lease of another run of the application, even if it is alive, and begin when that one "
+        "can't write any more.",
     )
     adopt: bool = Field(
         default=False,
@@ -221,15 +224,15 @@ class StepWork:
             if lasts is not None:
                 versions.add(done)
 
-        def advance(plan: "ExecutionPlan") -> None:
+        def advance(of_run: "Runtime", plan: "ExecutionPlan") -> None:
             from dagster_adjunct.orchestration.step.run import advance_changed, advance_unit
 
             if lasts is not None:  # for what was delivered, and startpoints, since the datasets' own ops advanced them
-                advance_changed(runtime, app, plan, on_report=report_advance)
+                advance_changed(of_run, app, plan, on_report=report_advance)
                 return
             for dataset in app.datasets:
                 if dataset.is_owned_by(app.name):  # other datasets are advanced by the ops of their own assets
-                    advance_unit(runtime, [dataset])
+                    advance_unit(of_run, [dataset])
 
         def flush() -> None:
             reports.flush()

@@ -258,7 +258,7 @@ def run_batches(
     runtime: Runtime,
     app: Application,
     claim: Claim,
-    advance: Callable[[ExecutionPlan], FanOut | None],
+    advance: Callable[[Runtime, ExecutionPlan], FanOut | None],
     *,
     lasts: timedelta | None,
     adopt: bool,
@@ -273,11 +273,12 @@ def run_batches(
 ) -> tuple[StepReport, ExecutionPlan]:
     """Run the step of an application under its run lease: once, or again and again for as long as the run `lasts`.
 
-    `advance` advances the datasets before a step and returns the fan-out, if it has made one; `on_advance` receives the
-    reports of datasets that advance later, `on_report` the step's report after each batch, and `warn` the plan's notes.
+    `advance` advances the datasets before a step, with the runtime of the run, whose writes are checked by its lease. It
+    returns the fan-out, if it has made one; `on_advance` receives the reports of datasets that advance later, `on_report` the step's report after each batch, and `warn` the plan's notes.
     `say` and `tick` are for a run that stays (see `Following`). Returns the report and the latest plan.
     """
     lake, systems = runtime.lake, runtime.systems
+    of_run = runtime
     planned: tuple[ExecutionPlan, dict[str, str | None]] | None = None
     registered: RegisteredTables | None = None
 
@@ -291,37 +292,39 @@ def run_batches(
         """Advance the datasets; return whether the plan still holds, and change nothing if not."""
         now = plan_step()
         if now == planned:
-            advance_changed(runtime, app, now[0], on_report=on_advance, on_stage=on_stage)
+            advance_changed(of_run, app, now[0], on_report=on_advance, on_stage=on_stage)
         return now == planned
 
     with ExitStack() as stack:
         stack.enter_context(lake.manifests.while_kept())
         claim = replace(claim, in_flight=longest_request(app, systems))
         lease = stack.enter_context(RunLease(lake, app.name, runtime.by, claim))
+        fenced = {name: system.fenced(lease.fence) for name, system in systems.items()}
+        of_run = replace(runtime, lake=lake.fenced(lease.fence), systems=fenced)
 
         def begin() -> StepContext:
             nonlocal planned, registered
             is_first, check = planned is None, partial(check_first_run, lake, app, adopt=adopt)
             planned, *_ = call_in_threads(plan_step, *([check] if is_first else []))  # after waiting for the lease
             plan = planned[0]
-            check_session(runtime, plan)
+            check_session(of_run, plan)
             if is_first:
                 for note in note_table_order(plan.tables):
                     warn(note)
                 on_event(new_planned_event(app))
-                registered = stack.enter_context(register_tables(lake, app, by=runtime.by, warn=warn))
+                registered = stack.enter_context(register_tables(of_run.lake, app, by=runtime.by, warn=warn))
             assert registered is not None
-            handed = advance(plan)
+            handed = advance(of_run, plan)
             # Startpoints are fanned out once a step, which rewinding datasets may have done already.
-            fan_out = fan_out_for_run(runtime, app, plan) if handed is None else handed
-            context = StepContext(runtime, app, plan, fan_out, on_event, max_batches, follow, lease.check, lease)
+            fan_out = fan_out_for_run(of_run, app, plan) if handed is None else handed
+            context = StepContext(of_run, app, plan, fan_out, on_event, max_batches, follow, lease.check, lease)
             context = replace(context, before_batch=registered.begin_batch, begun_tables=registered.begun)
             return replace(context, on_report=on_report)
 
-        follow = partial(advance_followed_datasets, runtime, app, on_report=on_advance, on_stage=on_stage)
+        follow = partial(advance_followed_datasets, of_run, app, on_report=on_advance, on_stage=on_stage)
         following = None
         if lasts is not None:
-            following = follow_application(runtime, app, lasts, lease.asked_by, refresh, say, tick)
+            following = follow_application(of_run, app, lasts, lease.asked_by, refresh, say, tick)
         report = run_steps(following, begin)
     assert planned is not None
     return report, planned[0]
@@ -358,7 +361,8 @@ def run_application(
 
     One run of an application works at a time. If another run is alive, this one waits at most `wait` (a timedelta or
     seconds; 0 does not wait), then raises ApplicationBusyError, which names the other run. A dead run is taken over at
-    once, a live one only with `take_over`. The first run of an application is rejected if another application, such as
+    once, a live one only with `take_over`: this run takes its lease, and begins when the other, which stops at its next
+    request, can't write any more. The first run of an application is rejected if another application, such as
     its own former name, has written its outputs from its inputs, unless startpoints say where to begin, or `adopt`
     accepts the outputs as they are.
 
@@ -390,8 +394,8 @@ def run_application(
     with open_runtime((), lake=lake, systems=systems, spark=spark, by=run) as opened:
         runtime = replace(opened, few_in_process=app.engine == "auto")
 
-        def advance(plan: ExecutionPlan) -> FanOut | None:
-            advanced = advance_datasets(runtime, app, plan, on_report=on_event, on_stage=on_stage)
+        def advance(of_run: Runtime, plan: ExecutionPlan) -> FanOut | None:
+            advanced = advance_datasets(of_run, app, plan, on_report=on_event, on_stage=on_stage)
             datasets.extend(advanced.reports)
             return advanced.fan_out
 

@@ -444,6 +444,10 @@ class CommitLog:
                 if expected is None:
                     return self.store.put_if_absent(self.pointer_key, data)
                 return self.store.put_if_match(self.pointer_key, data, expected)
+            except errors.RunLeaseLostError:  # nothing was sent
+                if problem is None or not self._resolve_outcome(expected, pointer, problem)[0]:
+                    raise
+                return None
             except (errors.ObjectExistsError, errors.PreconditionFailedError, errors.TransientError) as error:
                 # Even then our commit may have happened, if the request was repeated on its way.
                 problem = error

@@ -27,18 +27,17 @@ PATIENCE = 5.0
 """How many seconds a task waits for the driver to renew an expired lease that nobody has taken."""
 _PAUSE = 0.25
 
-WHAT_IT_DID = (
-    "What it had written before stays, and a request that was under way when the lease ended may still take effect, "
-    "unless its store knows fences: key-value tables, tables with fenced=True and everything in the lake refuse it."
+AFTER_LOSS = (
+    "A run that has lost its lease sends nothing more. A request that was under way then may still take effect within "
+    "its time limit; key-value tables, tables with fenced=True and the lake refuse it."
 )
-"""What a run that has lost its lease may have done; the pages say the same."""
+"""What a run that has lost its lease may still do; the pages say the same."""
 
 
 def lease_lost_error(application: str, run: str, problem: str) -> errors.RunLeaseLostError:
     """Return the error of a run whose lease was lost; `problem` says how."""
     return errors.RunLeaseLostError(
-        f"application {application!r}: the lease of run {run} was lost: {problem}. This run sends nothing more. "
-        f"{WHAT_IT_DID}",
+        f"application {application!r}: the lease of run {run} was lost: {problem}. {AFTER_LOSS}",
         "Let the other run finish, or run again: it continues from what is committed.",
         application=application,
         run=run,

@@ -26,6 +26,8 @@ from dagster_adjunct.resources.objects.commit_log import (
     decode_document,
     encode_document,
 )
+from dagster_adjunct.resources.objects.fence import Fence
+from dagster_adjunct.resources.objects.fenced_store import FencedStore
 from dagster_adjunct.resources.objects.store import LAKE_DOCUMENT, PROBE_PREFIX, ObjectStore, S3Options, StoreDescriptor
 from dagster_adjunct.resources.validation import validated, validated_methods
 
@@ -290,6 +292,13 @@ class Lake:
         self.run_ttl = run_ttl
         self.manifests = ManifestCache()
         self._clock = clock
+
+    def fenced(self, fence: Fence) -> Lake:
+        """Return this lake as a run writes to it: not once its lease is lost."""
+        store = cast("ObjectStore", FencedStore(self.store, fence))
+        lake = Lake(store, self._id, shared=self.shared, run_ttl=self.run_ttl, clock=self._clock)
+        lake.manifests = self.manifests
+        return lake
 
     def now(self) -> datetime:
         """Return the time of the lake's clock, which dates everything in the lake."""

@@ -19,6 +19,7 @@ from pydantic import Field, PlainSerializer, PlainValidator, ValidationError
 from dagster_adjunct.resources import common, errors
 from dagster_adjunct.resources.common import StoredDocument
 from dagster_adjunct.resources.lazy_modules import pa
+from dagster_adjunct.resources.objects.fence import Fence
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.schemas.schema import Schema, check_key_types
 from dagster_adjunct.resources.validation import validated
@@ -403,6 +404,14 @@ class StreamSystem(ABC):
     default_offset: Literal["oldest", "upcoming"] | None = None
     # Whether `records_between` counts without reading the records.
     counts_unread: bool = False
+
+    def fenced(self, fence: Fence) -> StreamSystem:
+        """Return the system as a run writes to it, which sends nothing once its lease is lost; by default itself.
+
+        A system whose appends count once by producer and sequence need not do more; others get the fence with each
+        append (`StreamWriter.append`).
+        """
+        return self
 
     @validated
     def implements(self, method: str) -> bool:

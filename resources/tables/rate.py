@@ -17,7 +17,7 @@ from weakref import WeakValueDictionary
 from pydantic import Field
 
 from dagster_adjunct.resources.common import StoredDocument, argument_error, check_name
-from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, TransientError
+from dagster_adjunct.resources.errors import AdjunctError, ConfigurationError, RunLeaseLostError, TransientError
 from dagster_adjunct.resources.tables.functions import is_retryable
 from dagster_adjunct.resources.tables.metrics import Meter
 from dagster_adjunct.resources.tables.operation import (
@@ -314,6 +314,8 @@ class RateLayer:
         began = self.clock.now()
         try:
             await self._credits.acquire(budget, cost)
+        except RunLeaseLostError:
+            raise
         except AdjunctError as error:  # nothing of this part was sent, but earlier parts may have been
             # Nothing is wrong with the records: they must not become dead letters.
             state = State.FAILED if isinstance(error, TransientError) else State.REFUSED

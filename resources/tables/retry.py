@@ -223,6 +223,7 @@ class RetryLayer:
             raise
         if outcomes.problems:
             self.meter.request(ended=False)
+            _raise_lost_lease(outcomes)
             return await self._retry_until_done(operation, outcomes, began)
         self.meter.request(ended=True)
         return outcomes
@@ -248,6 +249,7 @@ class RetryLayer:
                 failed = {p: Problem(outcomes.problems[p].state, error, of_request=True) for p in left}
                 outcomes = replace(outcomes, problems={**outcomes.problems, **failed})
                 break
+            _raise_lost_lease(later)
             outcomes = outcomes.with_retried(again, later)
         given_up = sum(not problem.is_answer for problem in outcomes.problems.values())
         self.meter.add("failures" if given_up else "successes")
@@ -283,6 +285,13 @@ class RetryLayer:
         # Give up an update that may have had an effect, and would have it twice if sent again.
         had_none = {place for place in left if outcomes.problems[place].state is State.FAILED}
         return [place for place in left if place in had_none or _is_repeatable(operation, place)]
+
+
+def _raise_lost_lease(outcomes: Outcomes) -> None:
+    """Raise the RunLeaseLostError that an entry failed with: neither it nor others may be sent again by this run."""
+    for problem in outcomes.problems.values():
+        if isinstance(problem.error, RunLeaseLostError):
+            raise problem.error
 
 
 def _is_repeatable(operation: Operation[Any], place: int) -> bool:

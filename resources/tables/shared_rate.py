@@ -414,6 +414,8 @@ class _BudgetServer:
         began = time.monotonic()
         try:
             got = await asyncio.to_thread(self._leases.lease, request)
+        except errors.RunLeaseLostError as error:  # the run has ended: its tasks must not wait
+            self._fail(error)
         except (errors.TransientError, errors.CommitConflictError) as error:
             _log.warning("credits: nothing could be leased: %s", error)
             if began - self._leased_at > _STORE_SECONDS:

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -33,6 +33,7 @@ from dagster_adjunct.resources.errors import (
     StoreUnavailableError,
 )
 from dagster_adjunct.resources.objects.lake import Lake, open_lake
+from dagster_adjunct.resources.objects.passed_time import Deadline, read_clocks
 from tests.faulty_store import Fault, FaultyStore
 
 BEGAN = datetime(2026, 1, 2, tzinfo=UTC)
@@ -297,3 +298,95 @@ def test_a_wait_that_is_no_time_is_refused(wait: float) -> None:
     with pytest.raises(ConfigurationError) as failure:
         module.validate_span("wait", wait)
     assert failure.value.argument == "wait"
+
+
+def test_each_take_of_the_lease_has_a_greater_epoch_also_after_it_was_deleted(lake: Lake) -> None:
+    epochs = []
+    for _ in range(3):
+        with lease(lake) as held:
+            epochs.append(held.fence.epoch)
+    lake.store.delete(KEY)
+    with lease(lake) as held:
+        epochs.append(held.fence.epoch)
+    lake.store.put(KEY, b"of another release")
+    old = time.time() - 121
+    os.utime(Path(lake.url) / KEY, (old, old))
+    with lease(lake) as held:
+        epochs.append(held.fence.epoch)
+    assert epochs == sorted(set(epochs))
+
+
+def end_the_wait(lake: Lake) -> Callable[[str], None]:
+    """Return a function that hears of a wait for another run, and lets the time for it be over."""
+
+    def say(text: str) -> None:
+        if "can't write any more" in text:
+            raise Waits(text)
+
+    return say
+
+
+class Waits(Exception):
+    """A run waits for one that it took over from."""
+
+
+def test_who_takes_over_from_a_run_that_may_live_waits_until_that_can_write_no_more(lake: Lake) -> None:
+    lake.store.put(KEY, holder(ELSEWHERE, in_flight=20).model_dump_json().encode())
+    with pytest.raises(Waits, match=r"run r on host other .* may be alive, only paused\. .* in 0:02:(20|19)"):
+        lease(lake, claim=Claim(take_over=True, say=end_the_wait(lake))).__enter__()
+    # A third run waits for the first, too, though the second has ended.
+    with pytest.raises(Waits, match=r"in 0:02:(20|19)"):
+        lease(lake, "third", Claim(wait=timedelta(0), say=end_the_wait(lake))).__enter__()
+    stored = read_lease(lake.store, KEY)
+    assert stored is not None
+    assert stored.holder is not None
+    assert (stored.holder.run, stored.holder.ended, stored.holder.unfenced) == ("third", True, True)
+
+
+def test_what_dagster_has_ended_may_live_and_is_waited_for(lake: Lake) -> None:
+    lake.store.put(KEY, holder(ELSEWHERE, dagster="d1").model_dump_json().encode())
+    claim = Claim(wait=timedelta(0), finished=lambda run: run == "d1", say=end_the_wait(lake))
+    with pytest.raises(Waits, match=r"in 0:0(2:00|1:59)"):
+        lease(lake, claim=claim).__enter__()
+
+
+@pytest.mark.lengthy
+def test_the_wait_is_over_when_the_process_is_seen_to_be_dead(
+    lake: Lake, other_process: subprocess.Popen[str]
+) -> None:
+    ended = threading.Timer(0.3, other_process.kill)
+
+    def say(text: str) -> None:
+        if "can't write any more" in text:
+            ended.start()
+            threading.Thread(target=other_process.wait).start()
+
+    began = time.monotonic()
+    with lease(lake, claim=Claim(take_over=True, say=say)):
+        assert time.monotonic() - began < 60
+
+
+def test_a_lease_that_has_expired_by_now_needs_no_wait(lake: Lake) -> None:
+    lake.store.put(KEY, holder(ELSEWHERE, in_flight=20).model_dump_json().encode())
+    old = time.time() - 141
+    os.utime(Path(lake.url) / KEY, (old, old))
+    with lease(lake, claim=Claim(wait=timedelta(0), say=end_the_wait(lake))) as held:
+        assert held.has_unfenced
+        held.note_fenced()
+    with lease(lake, "next") as after:
+        assert not after.has_unfenced
+
+
+def test_a_run_that_wakes_before_anybody_took_its_lease_goes_on(lake: Lake) -> None:
+    with lease(lake) as held:
+        old = time.time() - 3600
+        os.utime(Path(lake.url) / KEY, (old, old))
+        held.fence.extend(Deadline(read_clocks(), 0))
+        held.fence.check()
+        assert not held.fence.is_due
+        stored = read_lease(lake.store, KEY)
+        assert stored is not None
+        assert stored.written.timestamp() > old + 3000
+        fence = held.fence
+    with pytest.raises(RunLeaseLostError, match="the run has ended"):
+        fence.check()

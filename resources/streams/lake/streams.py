@@ -21,6 +21,7 @@ from dagster_adjunct.resources.common import split_stream_name
 from dagster_adjunct.resources.errors import ConfigurationError, ObjectExistsError, SchemaMismatchError
 from dagster_adjunct.resources.objects import commit_log
 from dagster_adjunct.resources.objects.commit_log import Commit, DeletedObjects
+from dagster_adjunct.resources.objects.fence import Fence
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.schemas.schema import Schema, evolve_schema, incompatible_changes
 from dagster_adjunct.resources.streams import system
@@ -211,6 +212,11 @@ class LakeStreams(LakeReads, LakeAppends, StreamWriter):
         that began more than an hour ago can no longer commit.
         """
         return maintain(self, stream, now or self.lake.now())
+
+    def fenced(self, fence: Fence) -> StreamSystem:
+        of_run = copy(self)
+        of_run.lake = self.lake.fenced(fence)
+        return of_run
 
     def snapshot(self, stream: str) -> StreamSystem:
         """Return a view of the streams: the first question about a stream reads its state, for all later ones too.

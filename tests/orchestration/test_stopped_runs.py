@@ -1,0 +1,97 @@
+"""Runs that are really stopped, by SIGSTOP, taken over, and continued: what their successors wrote stays."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from dagster_adjunct.resources.objects.lake import open_lake
+from dagster_adjunct.resources.schemas.schema import Schema
+from dagster_adjunct.resources.streams.lake.streams import LakeStreams
+from dagster_adjunct.resources.tables.table import BlockingTable, RemoteTable
+from tests.kept_processes import without_kept_processes
+from tests.orchestration import stopped_program
+from tests.orchestration.stopped_program import RECORDS
+
+KEYS = [*range(RECORDS)]
+
+
+def send(lake: str, sequence: int) -> None:
+    streams, schema = LakeStreams(open_lake(lake)), Schema.of(**stopped_program.COLUMNS)
+    streams.create("numbers", schema=schema, key=["id"], partitions=2)
+    rows = [{"id": number, "n": sequence * 1000 + number} for number in KEYS]
+    streams.append("numbers", pa.Table.from_pylist(rows, schema.to_arrow()), producer="t", sequence=sequence)
+
+
+def command(*more: str) -> list[str]:
+    adjunct = str(Path(sys.executable).with_name("adjunct"))  # not one that another process runs
+    return [adjunct, "run", "tests.orchestration.stopped_program:app", *more]
+
+
+def run(environment: Mapping[str, str], *more: str) -> str:
+    """Run the application to its end; return what it has printed."""
+    done = subprocess.run(command(*more), env=environment, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stderr
+
+
+@contextmanager
+def stopped(environment: Mapping[str, str], table: BlockingTable[Any, Any, Any], log: Path) -> Iterator[Any]:
+    """Yield a run that was stopped, with all its processes, after it had written some records."""
+    with log.open("w") as output:
+        first = subprocess.Popen(command(), env=environment, stdout=output, stderr=output, start_new_session=True)
+    try:
+        deadline = time.monotonic() + 120
+        # Directly after a request: the next one is not under way, as the rate lets it wait.
+        while not 20 <= len(table.get_all(KEYS)) < RECORDS:
+            assert first.poll() is None, log.read_text()[-3000:]
+            assert time.monotonic() < deadline, log.read_text()[-3000:]
+            time.sleep(0.002)
+        os.killpg(first.pid, signal.SIGSTOP)
+        yield first
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(first.pid, signal.SIGKILL)
+        first.wait()
+
+
+@pytest.mark.lengthy
+@pytest.mark.parametrize(
+    ("kind", "engine", "take_over"),
+    [
+        ("sqlite", "auto", False),
+        ("rows", "auto", True),
+        pytest.param("sqlite", "spark", True, marks=pytest.mark.spark),
+        pytest.param("rows", "spark", False, marks=pytest.mark.spark),
+    ],
+)
+def test_what_was_written_since_stays_when_a_stopped_run_goes_on(
+    kind: str, engine: str, take_over: bool, tmp_path: Path
+) -> None:
+    lake, log = str(tmp_path / "lake"), tmp_path / "first.log"
+    own = {"ADJUNCT_LAKE": lake, "ADJUNCT_RUN_TTL": "3", "TABLE": kind, "ENGINE": engine}
+    environment = without_kept_processes(os.environ) | own
+    send(lake, 1)
+    function = stopped_program.store(kind, lake)
+    with BlockingTable(RemoteTable("records", key="id", read_function=function)) as table:
+        with stopped(environment, table, log) as first:
+            written = len(table.get_all(KEYS))
+            told = run(environment, *(["--take-over"] if take_over else []))
+            assert "application setting is taken over from run cli-" in told
+            send(lake, 2)
+            run(environment)
+            os.killpg(first.pid, signal.SIGCONT)
+            assert first.wait(60) != 0, log.read_text()
+        assert written < RECORDS
+        assert "RunLeaseLostError" in log.read_text() or "was lost" in log.read_text()
+        assert table.get_all(KEYS) == {number: {"id": number, "n": 2000 + number} for number in KEYS}

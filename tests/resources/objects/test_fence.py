@@ -1,0 +1,203 @@
+"""A fence: until when a run may write, by clocks that run on while a machine sleeps, in the driver and in tasks."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import time
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dagster_adjunct.resources.errors import RunLeaseLostError
+from dagster_adjunct.resources.objects import fence as module
+from dagster_adjunct.resources.objects import passed_time
+from dagster_adjunct.resources.objects.fence import Fence
+from dagster_adjunct.resources.objects.fenced_store import FencedStore
+from dagster_adjunct.resources.objects.passed_time import Deadline, read_clocks
+from dagster_adjunct.resources.objects.store import InMemoryStore
+from tests.faulty_store import FaultyStore
+
+KEY = "applications/sums/run.json"
+
+
+class Clocks:
+    """Stands in for the module `time` in `passed_time`: a boot clock, and a wall clock that somebody may set."""
+
+    CLOCK_MONOTONIC = 1
+
+    def __init__(self) -> None:
+        self.boot, self.wall = 1000.0, 5000.0
+
+    def clock_gettime(self, clock: int) -> float:
+        return self.boot
+
+    def time(self) -> float:
+        return self.wall
+
+
+@pytest.fixture
+def clocks(monkeypatch: pytest.MonkeyPatch) -> Clocks:
+    clocks = Clocks()
+    monkeypatch.setattr(passed_time, "time", clocks)
+    monkeypatch.setattr(module, "_KNOWN", {})
+    return clocks
+
+
+@pytest.fixture
+def store() -> InMemoryStore:
+    return InMemoryStore()
+
+
+def write_lease(store: InMemoryStore, age: float = 0.0, **more: Any) -> None:
+    store.put(KEY, json.dumps({"id": "mine", "run": "first", "ttl": 120.0, "nonce": str(time.time())} | more).encode())
+    data, info = store._objects[KEY]
+    store._objects[KEY] = data, replace(info, modified=info.modified - timedelta(seconds=age))
+
+
+def fence(store: Any, **more: Any) -> Fence:
+    return Fence(store, KEY, holder="mine", application="sums", run="first", epoch=3, **more)
+
+
+def test_the_clock_runs_on_while_the_machine_sleeps() -> None:
+    assert passed_time._BOOT_CLOCK == getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
+@pytest.mark.parametrize(
+    ("boot", "wall", "passed"),
+    [
+        (107, 107, False),
+        (108, 108, True),  # it slept, or was stopped
+        (1, 108, True),  # a virtual machine was suspended, and its clock set when it went on
+        (108, -9000, True),  # its clock was set back
+        (107, -9000, False),
+    ],
+)
+def test_a_deadline_has_passed_when_any_clock_says_so(clocks: Clocks, boot: float, wall: float, passed: bool) -> None:
+    deadline = Deadline(read_clocks(), 108)
+    clocks.boot += boot
+    clocks.wall += wall
+    assert deadline.has_passed() is passed
+
+
+def test_before_its_deadline_a_check_makes_no_request(clocks: Clocks, store: InMemoryStore) -> None:
+    counted = FaultyStore(store)
+    held = fence(counted, deadline=Deadline(read_clocks(), 100))
+    held.check()
+    assert not held.is_due
+    assert counted.requests == []
+
+
+def test_the_driver_renews_the_lease_before_it_goes_on(clocks: Clocks, store: InMemoryStore) -> None:
+    renewed = []
+
+    def renew() -> Deadline:
+        renewed.append(clocks.boot)
+        return Deadline(read_clocks(), 100)
+
+    held = fence(store, deadline=Deadline(read_clocks(), 100), renew=renew)
+    clocks.boot += 100
+    held.check()
+    held.check()
+    assert renewed == [1100]
+
+
+def test_a_task_reads_how_long_the_lease_holds_by_the_stores_clock(clocks: Clocks, store: InMemoryStore) -> None:
+    write_lease(store, age=100)
+    in_task: Fence = pickle.loads(pickle.dumps(fence(store, deadline=Deadline(read_clocks(), 0))))
+    assert (in_task.application, in_task.run, in_task.epoch) == ("sums", "first", 3)
+    assert in_task.is_due
+    in_task.check()  # 8 of the 108 seconds for which a lease of two minutes is trusted are left
+    clocks.boot += 7
+    assert not in_task.is_due
+    clocks.boot += 2
+    assert in_task.is_due
+
+
+def test_a_task_on_another_machine_reads_the_lease_first(
+    clocks: Clocks, store: InMemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent = pickle.dumps(fence(store, deadline=Deadline(read_clocks(), 10_000)))
+    assert not pickle.loads(sent).is_due
+    for elsewhere in ("another boot", ""):
+        monkeypatch.setattr(module, "machine_id", lambda elsewhere=elsewhere: elsewhere)
+        assert pickle.loads(sent).is_due
+
+
+@pytest.mark.parametrize(
+    ("lease", "why"),
+    [
+        ({"id": "other", "run": "second"}, "run second has taken it over"),
+        ({"ended": True}, "the run has ended"),
+        ({"ttl": None}, "a run whose lease can't be read has taken it over"),
+    ],
+)
+def test_a_task_stops_when_the_lease_is_not_its_runs(
+    clocks: Clocks, store: InMemoryStore, lease: dict[str, Any], why: str
+) -> None:
+    write_lease(store, **lease)
+    with pytest.raises(RunLeaseLostError, match=why) as lost:
+        fence(store).check()
+    assert (lost.value.application, lost.value.run) == ("sums", "first")
+
+
+def test_a_task_stops_when_the_lease_is_gone(clocks: Clocks, store: InMemoryStore) -> None:
+    with pytest.raises(RunLeaseLostError, match="it was removed"):
+        fence(store).check()
+
+
+def test_a_task_waits_for_its_driver_to_renew_the_lease_and_then_stops(
+    clocks: Clocks, store: InMemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_lease(store, age=500)
+    pauses = []
+
+    def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        clocks.boot += seconds
+        if len(pauses) == 3 and renews:
+            write_lease(store)
+
+    monkeypatch.setattr(module.time, "sleep", sleep)
+    renews = True
+    fence(store).check()
+    assert len(pauses) == 3
+    renews = False
+    write_lease(store, age=500)
+    clocks.boot += 1000
+    with pytest.raises(RunLeaseLostError, match="it was not renewed for 0:08:20"):
+        fence(store).check()
+    assert sum(pauses[3:]) == pytest.approx(module.PATIENCE)
+
+
+def test_a_store_of_a_run_takes_no_writes_once_its_lease_is_lost(clocks: Clocks, store: InMemoryStore) -> None:
+    write_lease(store)
+    held = fence(store)
+    fenced: Any = FencedStore(store, held)
+    etag = fenced.put("a", b"1")
+    assert fenced.get("a").data == b"1"
+    write_lease(store, id="other")
+    clocks.boot += 1000
+    before = {key: data for key, (data, _) in store._objects.items()}
+    for write in (
+        lambda: fenced.put("a", b"2"),
+        lambda: fenced.put_if_absent("b", b"2"),
+        lambda: fenced.put_if_match("a", b"2", etag),
+        lambda: fenced.delete("a"),
+        lambda: fenced.delete_many(["a"]),
+        lambda: fenced.upload(store.staging_dir() / "none", "c"),
+    ):
+        with pytest.raises(RunLeaseLostError):
+            write()
+    assert {key: data for key, (data, _) in store._objects.items()} == before
+    assert fenced.get("a").data == b"1"
+    assert pickle.loads(pickle.dumps(fenced)) is store
+
+
+@pytest.mark.parametrize("page", ["applications", "architecture", "guarantees", "tables", "troubleshooting"])
+def test_pages_say_what_the_error_says_of_a_run_that_has_lost_its_lease(page: str) -> None:
+    text = (Path(__file__).parents[3] / f"docs/{page}.md").read_text(encoding="utf-8")
+    assert module.AFTER_LOSS.removesuffix(".") in " ".join(text.replace("`", "").split())
