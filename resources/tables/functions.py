@@ -21,7 +21,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import partial
 from inspect import signature
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.objects.fence import Fence
@@ -112,6 +112,9 @@ _MAX_IN_FLIGHT = 32  # requests at a time, if entries are sent one by one
 
 class TableFunction:
     """The base of read and write functions: it connects, sends operations, and says which errors can be retried."""
+
+    inspected_every: ClassVar[float] = 0.0
+    """How many seconds a run lets pass at least between two calls of `inspect`; 0 asks before each batch."""
 
     @property
     def capabilities(self) -> Capabilities:
