@@ -18,6 +18,8 @@ import pytest
 
 from dagster_adjunct.errors import ConfigurationError, RunLeaseLostError, TableAccessError
 from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.step.progress import StepEvent
+from dagster_adjunct.orchestration.step.run import run_application
 from dagster_adjunct.resources.backends.dynamodb import DynamoDbTable
 from dagster_adjunct.resources.backends.http import HttpTable
 from dagster_adjunct.resources.backends.postgres import PostgresTable
@@ -29,6 +31,7 @@ from dagster_adjunct.resources.tables.arrow import ArrowEntries
 from dagster_adjunct.resources.tables.operation import Changes, Operation, OperationKind, Outcomes, RowEntries, State
 from dagster_adjunct.resources.tables.table import BlockingTable, RemoteTable
 from tests.orchestration.paused_runs import KEYS, PausedWorld
+from tests.orchestration.step_world import StepWorld
 from tests.orchestration.test_tables_that_stores_lost import connect
 from tests.rounds import rounds
 
@@ -202,6 +205,30 @@ def test_without_a_fence_the_request_would_arrive(request: pytest.FixtureRequest
     world, content = world_of(sqlite(request, tmp_path), write, lambda world: at_write(2, world), fenced=False)
     world.run_paused()
     assert content() != expected()
+
+
+@pytest.mark.spark
+def test_tasks_of_spark_carry_the_epoch_of_the_run(step_world: StepWorld, tmp_path: Path) -> None:
+    step_world.stream("changes", "k", 2, k="string", n="bigint")
+    step_world.send("changes", ("a", 1), ("b", 2))
+    store = SqliteTable(tmp_path / "t.sqlite", "t", "k", columns=COLUMNS, create=True)
+    app = Application("sets")
+    table = RemoteTable("t", key="k", read_function=store, write_function=store, fenced=True)
+    WRITES["set"][0](app, app.table(table))
+    run_application(app, lake=step_world.lake, spark=step_world.spark)
+    step_world.send("changes", ("a", 10))
+
+    def begin_a_later_run(event: object) -> None:
+        if isinstance(event, StepEvent) and event.what == "output":
+            fence = Held(store).fence(10**15)
+            fence.application = "sets"
+            asyncio.run(store.begin_run(create=False, marks=False, fence=fence))
+
+    with pytest.raises(RunLeaseLostError) as refused:
+        run_application(app, lake=step_world.lake, spark=step_world.spark, on_event=begin_a_later_run)
+    assert refused.value.application == "sets"
+    with BlockingTable(table) as reads:
+        assert {key: row["n"] for key, row in reads.get_all(["a", "b"]).items()} == {"a": 1, "b": 2}
 
 
 # -- one function alone
