@@ -532,8 +532,8 @@ class KeyValueRows(StoreTable):
     `to_dict` and pickles have names and descriptions, never a secret.
 
     Each key is changed by one conditional write. A request of many keys is one write per partition, within the limits
-    of the backend. Writes of a run that has lost its lease are refused by the table itself. Marks of `newest_by` and `idempotent` are stored in the record's document, and outlive a deleted
-    record; `forget` removes old ones.
+    of the backend. The table itself refuses writes of a run that has lost its lease. Marks of `newest_by` and
+    `idempotent` are stored in the record's document, and outlive a deleted record; `forget` removes old ones.
     """
 
     def __init__(

@@ -8,8 +8,8 @@ not renewed within its time to live, by the store's clock. It is taken by compar
 runs gets it. The batch log's own compare-and-swap still fences a run without a lease, or one that lost it.
 
 Each take has a greater epoch. A run whose lease was taken may live: it was paused, or Dagster has given it up. Before
-anything leaves such a run it looks at its lease (`Fence`), so it sends nothing after its time to live. The run that took
-the lease begins after that, and after the time in which a request of the other may have been under way. Until when
+anything leaves such a run it looks at its lease (`Fence`), so it sends nothing after its time to live. The run that
+took the lease begins after that, and after the time in which a request of the other may have been under way. Until when
 that is stands in the lease, so that a third run waits for it, too.
 """
 
@@ -338,7 +338,9 @@ class RunLease:
                 self._heartbeat.renew()
             except errors.TransientError as error:
                 if trying.has_passed():
-                    problem = f"it lives for {timedelta(seconds=self._holder.ttl)} and could not be renewed: {error.problem}"
+                    problem = (
+                        f"it lives for {timedelta(seconds=self._holder.ttl)} and could not be renewed: {error.problem}"
+                    )
                     raise lease_lost_error(self._application, self._holder.run, problem.removesuffix(".")) from error
                 time.sleep(_PAUSE)
                 continue

@@ -172,8 +172,8 @@ def rename(lake: Lake, old: str, new: str, reason: str, by: str) -> None:
 @click.option(
     "--take-over",
     is_flag=True,
-    help="Take the lease of another run, even if it is alive, and begin when that one can't write any more: its lease's "
-    "two minutes and the longest time limit of a request later, at once if its process has ended.",
+    help="Take the lease of another run, even if it is alive, and begin when that one can't write any more: after its "
+    "lease's two minutes and the longest time limit of a request, at once if its process has ended.",
 )
 @click.option(
     "--adopt",

@@ -273,8 +273,9 @@ def run_batches(
 ) -> tuple[StepReport, ExecutionPlan]:
     """Run the step of an application under its run lease: once, or again and again for as long as the run `lasts`.
 
-    `advance` advances the datasets before a step, with the runtime of the run, whose writes are checked by its lease. It
-    returns the fan-out, if it has made one; `on_advance` receives the reports of datasets that advance later, `on_report` the step's report after each batch, and `warn` the plan's notes.
+    `advance` advances the datasets before a step, with the runtime of the run, whose writes check its lease. It returns
+    the fan-out, if it has made one; `on_advance` receives the reports of datasets that advance later,
+    `on_report` the step's report after each batch, and `warn` the plan's notes.
     `say` and `tick` are for a run that stays (see `Following`). Returns the report and the latest plan.
     """
     lake, systems = runtime.lake, runtime.systems

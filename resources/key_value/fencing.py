@@ -9,7 +9,8 @@ run does so in each segment with its first write there, and in all of them befor
 live (`announce`).
 
 A backend in which requests that check the same entry wait for each other has several entries (`SegmentLimits.fences`),
-of which a request contains any one; all are raised together. Requests without a fence, which are no run's, contain none.
+of which a request contains any one; all are raised together. Requests without a fence, which are no run's, contain
+none.
 """
 
 from __future__ import annotations
@@ -19,13 +20,7 @@ from collections.abc import Sequence
 
 from dagster_adjunct.resources.errors import TableUnavailableError
 from dagster_adjunct.resources.key_value import segment
-from dagster_adjunct.resources.key_value.segment import (
-    ABSENT,
-    FENCES,
-    ConditionsFailed,
-    SegmentChange,
-    StoredEntry,
-)
+from dagster_adjunct.resources.key_value.segment import ABSENT, FENCES, ConditionsFailed, SegmentChange, StoredEntry
 from dagster_adjunct.resources.key_value.table import OpenTable
 from dagster_adjunct.resources.objects.fence import Fence, lease_lost_error
 

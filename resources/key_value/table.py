@@ -288,7 +288,9 @@ class KeyValueTable(Generic[K, V]):
         self, *, partitions: Sequence[int] | None = None, page_size: int = PAGE_SIZE, state: IteratorState | None = None
     ) -> TablePages[TableEntry[K, V]]:
         """Iterate over the entries of the whole table, partition by partition, in the order of their keys in each."""
-        return self._pages(segment.ALL_ENTRIES, self._coder.page_entries, page_size, state, partitions=partitions, values=True)
+        return self._pages(
+            segment.ALL_ENTRIES, self._coder.page_entries, page_size, state, partitions=partitions, values=True
+        )
 
     async def close(self) -> None:
         """Release what the running event loop uses; a later operation opens it again."""

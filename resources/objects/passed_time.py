@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -27,7 +26,7 @@ def machine_id() -> str:
     """Return what identifies this machine's clock since its boot; "" if that is not known."""
     with suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot} {os.readlink('/proc/self/ns/time')}"
+        return f"{boot} {Path('/proc/self/ns/time').readlink()}"
     return ""
 
 

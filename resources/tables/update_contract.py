@@ -16,12 +16,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from dagster_adjunct.resources.errors import (
-    ConfigurationError,
-    RecordNotFoundError,
-    RunLeaseLostError,
-    TransientError,
-)
+from dagster_adjunct.resources.errors import ConfigurationError, RecordNotFoundError, RunLeaseLostError, TransientError
 from dagster_adjunct.resources.tables.functions import outcomes_from_missing
 from dagster_adjunct.resources.tables.operation import (
     Capabilities,

@@ -96,9 +96,7 @@ def content(table: BlockingTable[Any, Any, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("write", [puts_and_deletes, sets])
 @pytest.mark.parametrize("of", TABLES)
-def test_nothing_is_sent_by_a_run_that_was_paused_before_any_request(
-    of: Function, write: Any, tmp_path: Path
-) -> None:
+def test_nothing_is_sent_by_a_run_that_was_paused_before_any_request(of: Function, write: Any, tmp_path: Path) -> None:
     whole, expected = world_with(of, tmp_path, write, lambda world: {})
     whole.run_alone()
     for nth in rounds([1, 3], [1, 2, 3, 4]):
@@ -155,7 +153,7 @@ def everything(world: PausedWorld, first: bool) -> Application:
 
 
 def left_in(world: PausedWorld) -> dict[str, Any]:
-    """Return what runs have left in the lake: each stream's records in order, the dataset, positions and startpoints."""
+    """Return what runs have left in the lake: each stream's records in order, the dataset, positions, startpoints."""
     records: dict[str, Any] = {}
     for stream in ("named", "known", "letters"):
         table = world.streams.read_arrow(world.streams.all_ranges(stream))
@@ -164,7 +162,7 @@ def left_in(world: PausedWorld) -> dict[str, Any]:
         records[stream] = table.sort_by(order).select(kept).to_pylist()
     state = BatchLog(world.lake, "sets").read().state
     current = StoredVersions(world.lake, "facts").require_current()
-    facts = {key: {name: value for name, value in entry.items()} for key, entry in current.items()}
+    facts = {key: dict(entry.items()) for key, entry in current.items()}
     answers = [item.key for item in world.store.list("applications/sets/answers/")]
     listed = Startpoints(everything(world, False), lake=world.lake).list()
     asked = {name: listed[name] for name in ("waiting", "handed")}

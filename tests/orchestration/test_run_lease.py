@@ -351,9 +351,7 @@ def test_what_dagster_has_ended_may_live_and_is_waited_for(lake: Lake) -> None:
 
 
 @pytest.mark.lengthy
-def test_the_wait_is_over_when_the_process_is_seen_to_be_dead(
-    lake: Lake, other_process: subprocess.Popen[str]
-) -> None:
+def test_the_wait_is_over_when_the_process_is_seen_to_be_dead(lake: Lake, other_process: subprocess.Popen[str]) -> None:
     ended = threading.Timer(0.3, other_process.kill)
 
     def say(text: str) -> None:

@@ -158,9 +158,7 @@ def delivery_seconds(client: Mapping[str, Any]) -> float:
 class Sender:
     """An idempotent Kafka producer, which keeps the order of the records in each partition."""
 
-    def __init__(
-        self, target: TopicFacts, transactional_id: str | None = None, fence: Fence | None = None
-    ) -> None:
+    def __init__(self, target: TopicFacts, transactional_id: str | None = None, fence: Fence | None = None) -> None:
         given = target.settings.client
         own: dict[str, Any] = {"message.max.bytes": max(target.max_bytes, _LEAST_LIMIT), **_DEFAULTS}
         own = {key: value for key, value in own.items() if key not in given} | _FIXED
