@@ -452,6 +452,8 @@ class TableRequests:
                 began, problem = self._write(operation, entry)
             except RunLeaseLostError:
                 raise
+            except TableUnavailableError as error:  # its transaction had no effect
+                began, problem = False, Problem(State.FAILED, error)
             except AdjunctError as error:
                 began, problem = False, Problem(State.REFUSED, error)
             except _ActionRefusedError as refused:

@@ -15,16 +15,22 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from botocore.exceptions import ClientError
 
-from dagster_adjunct.errors import ConfigurationError, RunLeaseLostError, TableAccessError
+from dagster_adjunct.errors import ConfigurationError, RunLeaseLostError, TableAccessError, TableUnavailableError
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.step.progress import StepEvent
 from dagster_adjunct.orchestration.step.run import run_application
+from dagster_adjunct.resources.backends.columns import Column
 from dagster_adjunct.resources.backends.dynamodb import DynamoDbTable
+from dagster_adjunct.resources.backends.dynamodb_epochs import FencedWrites
+from dagster_adjunct.resources.backends.dynamodb_items import ItemCodec
+from dagster_adjunct.resources.backends.dynamodb_requests import TableRequests
 from dagster_adjunct.resources.backends.http import HttpTable
 from dagster_adjunct.resources.backends.postgres import PostgresTable
 from dagster_adjunct.resources.backends.redis import RedisTable
 from dagster_adjunct.resources.backends.sqlite import SqliteTable
+from dagster_adjunct.resources.backends.write_plan import validate_entries
 from dagster_adjunct.resources.key_value_rows import KeyValueRows
 from dagster_adjunct.resources.objects.fence import Fence
 from dagster_adjunct.resources.tables.arrow import ArrowEntries
@@ -444,6 +450,32 @@ def test_dynamodb_names_the_entry_that_it_rejects_in_a_fenced_batch(
         await held.function.close()
 
     asyncio.run(story())
+
+
+class CancellingClient:
+    """Answers each transaction as one that has met another one, and counts them."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def transact_write_items(self, TransactItems: list[Any]) -> Any:
+        self.asked += 1
+        reasons = [{"Code": "TransactionConflict"}, *({"Code": "None"} for _ in TransactItems[1:])]
+        answer: Any = {"Error": {"Code": "TransactionCanceledException"}, "CancellationReasons": reasons}
+        raise ClientError(answer, "TransactWriteItems")
+
+
+def test_dynamodb_transactions_that_meet_others_for_long_are_failed_and_retried() -> None:
+    client: Any = CancellingClient()
+    codec = ItemCodec("t", {"k": "S"}, [Column("k", "string"), Column("n", "bigint")])
+    fence = Held(None).fence(1)
+    fenced = FencedWrites(client, "t", "t__adjunct_runs", fence, pause=lambda seconds: None)
+    requests = TableRequests(client, "t", codec, consistent=True, fence=fence, fenced=fenced)
+    operation = Operation(OperationKind.UPDATE, RowEntries(["a"], [{"n": 1}]), fence=fence, fenced=True)
+    problems: dict[int, Any] = {}
+    requests.write_in_sequence(operation, validate_entries(codec, operation).entries, problems)
+    assert (problems[0].state, type(problems[0].error)) == (State.FAILED, TableUnavailableError)
+    assert client.asked > 10
 
 
 @pytest.mark.server
