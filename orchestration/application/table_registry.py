@@ -7,9 +7,11 @@ that applications have written said about it last (`Presence`).
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any, TypeVar
 
 from dagster_adjunct.orchestration.application.application import Application
@@ -17,7 +19,7 @@ from dagster_adjunct.orchestration.operators.lookup_join import AnyTable
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.backends.columns import describe_function, function_from_description
 from dagster_adjunct.resources.backends.store import StoreTable
-from dagster_adjunct.resources.common import LoopThread, check_name
+from dagster_adjunct.resources.common import LoopThread, check_name, subtract_span
 from dagster_adjunct.resources.objects.commit_log import Commit, CommitLog
 from dagster_adjunct.resources.objects.fence import Fence
 from dagster_adjunct.resources.objects.lake import Lake
@@ -27,6 +29,8 @@ from dagster_adjunct.resources.tables.presence import NO_TABLE, Loss, Presence, 
 from dagster_adjunct.resources.tables.table import RemoteTable
 
 KIND = "table"
+_PRUNED_EVERY = 100  # commits of a table, after which those older than _KEPT are deleted: each run makes some
+_KEPT = timedelta(days=7)
 _NOTES_SECONDS = 3.0  # how long a plan waits for a store
 T = TypeVar("T")
 
@@ -65,6 +69,7 @@ class RegisteredTables:
         tables = (_table_of_run(table, is_written=table.name in written) for table in app.tables.values())
         self._tables = [table for table in tables if table is not None]
         self._thread = LoopThread("registered-tables")
+        self.begun: set[str] = set()  # the names of the tables that `begin_batch` has found or created
 
     def check(self) -> None:
         """Compare each table with what the lake remembers of it, and register its declaration.
@@ -133,6 +138,9 @@ class RegisteredTables:
         await self._store(table, now)
 
     async def _begin_batch(self, table: _Table, fence: Fence | None) -> None:
+        if table.has_begun and time.monotonic() < table.asked_at + table.function.inspected_every:
+            return
+        table.asked_at = time.monotonic()
         if table.has_begun:
             now = await _retried(table, table.function.inspect)
             if now is not None:
@@ -146,6 +154,7 @@ class RegisteredTables:
             table.has_begun = True
         if now is None:
             return
+        self.begun.add(table.name)
         if now.to_dict() != table.seen.to_dict() or not table.seen.exists:
             await self._store(table, now)
         table.seen = now
@@ -202,7 +211,14 @@ class RegisteredTables:
             body = {**declaration, "presence": latest.to_dict() if latest.exists else None}
             return None if current is not None and current.body == body else body
 
-        await asyncio.to_thread(_log(self._lake, table.name).transact, decide, by=self._by)
+        def store() -> None:
+            log = _log(self._lake, table.name)
+            commit = log.transact(decide, by=self._by)
+            if commit is not None and commit.number % _PRUNED_EVERY == 0:
+                old = log.list_old_manifests(subtract_span(self._lake.now(), _KEPT))
+                self._lake.store.delete_many([item.key for item in old])
+
+        await asyncio.to_thread(store)
 
 
 @dataclass(slots=True)
@@ -215,6 +231,7 @@ class _Table:
     is_written: bool
     seen: Presence = field(default=NO_TABLE)
     has_begun: bool = False
+    asked_at: float = 0.0
 
     @property
     def name(self) -> str:

@@ -616,9 +616,12 @@ class BatchContext:
         marking = batch_outputs.build_marking(
             table, columns, self.stream_of(operator), self.inputs, self.writers[operator], made_of_one=one_source
         )
-        fence, table_of_run = self.context.fence, self._with_credits(table)
+        table_of_run = self._with_credits(table)
+        if self.context.fence is not None:
+            missing = send.table not in self.context.begun_tables
+            table_of_run = table_of_run.with_fence(self.context.fence, may_create=missing)
         write = TableWrite(
-            table_of_run if fence is None else table_of_run.with_fence(fence),
+            table_of_run,
             send.contract,
             send.on_null_key,
             self.partitions_at(operator),

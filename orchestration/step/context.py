@@ -271,6 +271,7 @@ class StepContext:
     - `fan_out`: the startpoints that were handed to this run's tasks.
     - `before_batch`: called with the fence before each batch's intent is committed; raises if a remote table that it
       writes is gone.
+    - `begun_tables`: the remote tables that `before_batch` has found or created; no write creates them again.
     - `between_batches`: called before each batch but the first.
     - `still_ours`: called before each batch, output and commit; raises if another run may have taken over. It is None
       for a run without a lease, which fails as soon as another run has committed. A run with a lease starts again from
@@ -302,6 +303,7 @@ class StepContext:
     on_report: Callable[[StepReport], None] = lambda report: None
     earlier: StepReport | None = None
     before_batch: Callable[[Fence | None], None] = lambda fence: None
+    begun_tables: Collection[str] = frozenset()
 
     @property
     def lake(self) -> Lake:

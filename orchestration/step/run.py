@@ -313,15 +313,14 @@ def run_batches(
                 for note in note_table_order(plan.tables):
                     warn(note)
                 on_event(new_planned_event(app))
-                registered = stack.enter_context(
-                    register_tables(of_run.lake, app, by=runtime.by, warn=warn)
-                )
+                registered = stack.enter_context(register_tables(of_run.lake, app, by=runtime.by, warn=warn))
             assert registered is not None
             handed = advance(of_run, plan)
             # Startpoints are fanned out once a step, which rewinding datasets may have done already.
             fan_out = fan_out_for_run(of_run, app, plan) if handed is None else handed
             context = StepContext(of_run, app, plan, fan_out, on_event, max_batches, follow, lease.check, lease)
-            return replace(context, on_report=on_report, before_batch=registered.begin_batch)
+            context = replace(context, before_batch=registered.begin_batch, begun_tables=registered.begun)
+            return replace(context, on_report=on_report)
 
         follow = partial(advance_followed_datasets, of_run, app, on_report=on_advance, on_stage=on_stage)
         following = None

@@ -173,6 +173,7 @@ class DynamoDbTable(StoreTable):
     """
 
     appends_to_json: ClassVar[bool] = True
+    inspected_every: ClassVar[float] = 20.0  # accounts may describe tables only so often
 
     def __init__(
         self,

@@ -450,8 +450,8 @@ class TableRequests:
             half = len(requests) // 2
             self._send_fenced(fenced, places[:half], requests[:half], problems)
             self._send_fenced(fenced, places[half:], requests[half:], problems)
-        elif reasons and (problem := problem_from_reason(self.label, reasons[0])) is not None:
-            problems[places[0]] = problem
+        elif reasons and (rejected := problem_from_reason(self.label, reasons[0])) is not None:
+            problems[places[0]] = rejected
 
     def _check_fence(self) -> None:
         if self.fence is not None:
@@ -473,6 +473,8 @@ class TableRequests:
                 began, problem = self._write(operation, entry)
             except RunLeaseLostError:
                 raise
+            except TableUnavailableError as error:  # its transaction had no effect
+                began, problem = False, Problem(State.FAILED, error)
             except AdjunctError as error:
                 began, problem = False, Problem(State.REFUSED, error)
             except _ActionRefusedError as refused:

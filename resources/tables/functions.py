@@ -21,7 +21,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import partial
 from inspect import signature
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.objects.fence import Fence
@@ -136,6 +136,9 @@ class TableUse:
 
 class TableFunction:
     """The base of read and write functions: it connects, sends operations, and says which errors can be retried."""
+
+    inspected_every: ClassVar[float] = 0.0
+    """How many seconds a run lets pass at least between two calls of `inspect`; 0 asks before each batch."""
 
     @property
     def capabilities(self) -> Capabilities:
@@ -588,6 +591,7 @@ class FunctionLayer:
     write_function: TableFunction | None
     fence: Fence | None = None
     fenced: bool = False
+    may_create: bool = True
 
     async def send(self, operation: Operation[Any]) -> Outcomes:
         count = len(operation)
@@ -595,8 +599,7 @@ class FunctionLayer:
             return Outcomes(0)
         function = self._function(operation)
         if self.fence is not None and operation.kind.writes:
-            begins = type(function).begin_run is not TableFunction.begin_run
-            operation = replace(operation, fence=self.fence, fenced=self.fenced, may_create=not begins)
+            operation = replace(operation, fence=self.fence, fenced=self.fenced, may_create=self.may_create)
         sent = False
         of_run = RUN_FENCE.set(operation.fence)
         try:

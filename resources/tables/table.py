@@ -252,9 +252,9 @@ class RemoteTable(Generic[K, V, U]):
     `key` names the key's columns, for operators that bring a key's records together. `newest_by` names the column whose
     greatest value wins, and `idempotent` makes replays of messages harmless (`on_replay="skip"`: a startpoint doesn't
     apply them again either); the store checks both with each write. With `fenced` it also checks that no later run of
-    the application has begun: a run that was paused can't even write what it had under way. `defaults_may_overwrite` allows defaults if the
-    function does not support put_if_absent. `cache` keeps records in this process; a table with a cache takes no
-    updates from streams.
+    the application has begun: a run that was paused can't even write what it had under way. `defaults_may_overwrite`
+    allows defaults if the function does not support put_if_absent. `cache` keeps records in this process; a table with
+    a cache takes no updates from streams.
     """
 
     def __init__(
@@ -304,6 +304,7 @@ class RemoteTable(Generic[K, V, U]):
         self._check_conditions()
         self.credit_source: CreditSource | None = None
         self.fence: Fence | None = None
+        self.may_create = True
         self._meter, self._reported = Meter(), TableMetrics()
         assert self._layers  # raises if the layers can't be composed
 
@@ -360,7 +361,9 @@ class RemoteTable(Generic[K, V, U]):
     def _layers(self) -> _Layers:
         """cache -> batch (with the order of each key) -> update contract -> retry -> rate -> attempt -> function"""
         meter = self._meter
-        function = FunctionLayer(self.name, self.read_function, self.write_function, self.fence, self.fenced)
+        function = FunctionLayer(
+            self.name, self.read_function, self.write_function, self.fence, self.fenced, self.may_create
+        )
         attempt = AttemptLayer(self.name, function, self.retry.timeout, meter)
         rate = RateLayer(self.name, attempt, self.rate_limit, self.credit_source, meter, self.clock)
         retry = RetryLayer(rate, self.retry, meter, self.clock)
@@ -397,10 +400,13 @@ class RemoteTable(Generic[K, V, U]):
         table.credit_source = source
         return table
 
-    def with_fence(self, fence: Fence) -> RemoteTable[K, V, U]:
-        """Return a copy of this table whose writes are those of a run, also in tasks: see `Operation.fence`."""
+    def with_fence(self, fence: Fence, *, may_create: bool = True) -> RemoteTable[K, V, U]:
+        """Return a copy of this table whose writes are those of a run, also in tasks: see `Operation.fence`.
+
+        Without `may_create` they do not create the store's table, because the run has begun with it.
+        """
         table = copy.copy(self)
-        table.fence = fence
+        table.fence, table.may_create = fence, may_create
         return table
 
     async def announce(self) -> None:

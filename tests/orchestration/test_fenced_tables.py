@@ -15,20 +15,29 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from botocore.exceptions import ClientError
 
-from dagster_adjunct.errors import ConfigurationError, RunLeaseLostError, TableAccessError
+from dagster_adjunct.errors import ConfigurationError, RunLeaseLostError, TableAccessError, TableUnavailableError
 from dagster_adjunct.orchestration.application.application import Application
+from dagster_adjunct.orchestration.step.progress import StepEvent
+from dagster_adjunct.orchestration.step.run import run_application
+from dagster_adjunct.resources.backends.columns import Column
 from dagster_adjunct.resources.backends.dynamodb import DynamoDbTable
+from dagster_adjunct.resources.backends.dynamodb_epochs import FencedWrites
+from dagster_adjunct.resources.backends.dynamodb_items import ItemCodec
+from dagster_adjunct.resources.backends.dynamodb_requests import TableRequests
 from dagster_adjunct.resources.backends.http import HttpTable
 from dagster_adjunct.resources.backends.postgres import PostgresTable
 from dagster_adjunct.resources.backends.redis import RedisTable
 from dagster_adjunct.resources.backends.sqlite import SqliteTable
+from dagster_adjunct.resources.backends.write_plan import validate_entries
 from dagster_adjunct.resources.key_value_rows import KeyValueRows
 from dagster_adjunct.resources.objects.fence import Fence
 from dagster_adjunct.resources.tables.arrow import ArrowEntries
 from dagster_adjunct.resources.tables.operation import Changes, Operation, OperationKind, Outcomes, RowEntries, State
 from dagster_adjunct.resources.tables.table import BlockingTable, RemoteTable
 from tests.orchestration.paused_runs import KEYS, PausedWorld
+from tests.orchestration.step_world import StepWorld
 from tests.orchestration.test_tables_that_stores_lost import connect
 from tests.rounds import rounds
 
@@ -202,6 +211,30 @@ def test_without_a_fence_the_request_would_arrive(request: pytest.FixtureRequest
     world, content = world_of(sqlite(request, tmp_path), write, lambda world: at_write(2, world), fenced=False)
     world.run_paused()
     assert content() != expected()
+
+
+@pytest.mark.spark
+def test_tasks_of_spark_carry_the_epoch_of_the_run(step_world: StepWorld, tmp_path: Path) -> None:
+    step_world.stream("changes", "k", 2, k="string", n="bigint")
+    step_world.send("changes", ("a", 1), ("b", 2))
+    store = SqliteTable(tmp_path / "t.sqlite", "t", "k", columns=COLUMNS, create=True)
+    app = Application("sets")
+    table = RemoteTable("t", key="k", read_function=store, write_function=store, fenced=True)
+    WRITES["set"][0](app, app.table(table))
+    run_application(app, lake=step_world.lake, spark=step_world.spark)
+    step_world.send("changes", ("a", 10))
+
+    def begin_a_later_run(event: object) -> None:
+        if isinstance(event, StepEvent) and event.what == "output":
+            fence = Held(store).fence(10**15)
+            fence.application = "sets"
+            asyncio.run(store.begin_run(create=False, marks=False, fence=fence))
+
+    with pytest.raises(RunLeaseLostError) as refused:
+        run_application(app, lake=step_world.lake, spark=step_world.spark, on_event=begin_a_later_run)
+    assert refused.value.application == "sets"
+    with BlockingTable(table) as reads:
+        assert {key: row["n"] for key, row in reads.get_all(["a", "b"]).items()} == {"a": 1, "b": 2}
 
 
 # -- one function alone
@@ -417,6 +450,32 @@ def test_dynamodb_names_the_entry_that_it_rejects_in_a_fenced_batch(
         await held.function.close()
 
     asyncio.run(story())
+
+
+class CancellingClient:
+    """Answers each transaction as one that has met another one, and counts them."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def transact_write_items(self, TransactItems: list[Any]) -> Any:
+        self.asked += 1
+        reasons = [{"Code": "TransactionConflict"}, *({"Code": "None"} for _ in TransactItems[1:])]
+        answer: Any = {"Error": {"Code": "TransactionCanceledException"}, "CancellationReasons": reasons}
+        raise ClientError(answer, "TransactWriteItems")
+
+
+def test_dynamodb_transactions_that_meet_others_for_long_are_failed_and_retried() -> None:
+    client: Any = CancellingClient()
+    codec = ItemCodec("t", {"k": "S"}, [Column("k", "string"), Column("n", "bigint")])
+    fence = Held(None).fence(1)
+    fenced = FencedWrites(client, "t", "t__adjunct_runs", fence, pause=lambda seconds: None)
+    requests = TableRequests(client, "t", codec, consistent=True, fence=fence, fenced=fenced)
+    operation = Operation(OperationKind.UPDATE, RowEntries(["a"], [{"n": 1}]), fence=fence, fenced=True)
+    problems: dict[int, Any] = {}
+    requests.write_in_sequence(operation, validate_entries(codec, operation).entries, problems)
+    assert (problems[0].state, type(problems[0].error)) == (State.FAILED, TableUnavailableError)
+    assert client.asked > 10
 
 
 @pytest.mark.server

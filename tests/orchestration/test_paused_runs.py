@@ -198,7 +198,8 @@ def test_a_run_paused_at_any_request_to_the_lake_changes_nothing_that_followed()
         made = (nth, requests[nth - 1], error)
         assert world.paused, made
         assert error is None or isinstance(error, RunLeaseLostError | CommitConflictError | LeaseLostError), made
-        assert left_in(world) == expected, made
+        # Answers that were being recorded may be left; nobody reads them, and the next run deletes them.
+        assert {**left_in(world), "answers": []} == expected, made
         world.run("last")
         assert left_in(world) == expected, made
 

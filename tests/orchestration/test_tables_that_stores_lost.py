@@ -6,6 +6,7 @@ import sqlite3
 from collections.abc import Callable
 from contextlib import closing, suppress
 from dataclasses import dataclass
+from datetime import timedelta
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from dagster_adjunct.errors import KeyValueTableNotFoundError, TableAccessError, TableNotFoundError, TableReplacedError
+from dagster_adjunct.orchestration.application import table_registry
 from dagster_adjunct.orchestration.application.table_registry import reset_table
 from dagster_adjunct.orchestration.step.progress import StepEvent
 from dagster_adjunct.resources.backends.dynamodb import DynamoDbTable
@@ -21,6 +23,7 @@ from dagster_adjunct.resources.backends.redis import RedisTable
 from dagster_adjunct.resources.backends.sqlite import SqliteTable
 from dagster_adjunct.resources.key_value.manager import KeyValueTableManager
 from dagster_adjunct.resources.key_value_rows import KeyValueRows
+from dagster_adjunct.resources.objects import commit_log
 from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.tables.presence import Presence, find_loss
 from dagster_adjunct.resources.tables.table import BlockingTable
@@ -153,7 +156,7 @@ def test_a_table_dropped_between_two_batches_of_a_run_is_an_error(runs: TableRun
             losing.drop()
             runs.send(("a", 10))
 
-    with suppress(TableNotFoundError):
+    with suppress(TableAccessError):
         runs.run(on_event=drop_after_a_batch)
     runs.send(("a", 100))
     with pytest.raises(TableNotFoundError):
@@ -202,6 +205,20 @@ def test_two_applications_write_one_table_and_both_miss_it(runs: TableRuns, losi
     for name in ("other", "adding"):
         with pytest.raises(TableNotFoundError):
             runs.run(name)
+
+
+def test_old_commits_of_a_table_are_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table_registry, "_PRUNED_EVERY", 2)
+    monkeypatch.setattr(table_registry, "_KEPT", timedelta())
+    monkeypatch.setattr(commit_log, "MANIFESTS_KEPT", 4)
+    runs = TableRuns(tmp_path, sqlite_losing(None, tmp_path).store)  # type: ignore[arg-type]
+    for amount in range(6):
+        runs.send(("a", amount))
+        runs.run()
+    assert len(list(runs.lake.store.list("tables/totals/manifests/"))) <= 6
+    (tmp_path / "state.sqlite").unlink()
+    with pytest.raises(TableNotFoundError):
+        runs.run()
 
 
 # -- what a store lets one see besides

@@ -5,6 +5,7 @@ Requests are recorded by operation and key. DynamoDB Local asks nobody for permi
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import json
 import os
@@ -45,6 +46,10 @@ from dagster_adjunct.key_value import (
 from dagster_adjunct.maintenance import delete_stream
 from dagster_adjunct.resources.errors import ObjectExistsError
 from dagster_adjunct.resources.objects import store as stores
+from dagster_adjunct.resources.objects.fence import Fence
+from dagster_adjunct.resources.objects.passed_time import Deadline, read_clocks
+from dagster_adjunct.resources.objects.store import InMemoryStore
+from dagster_adjunct.resources.tables.operation import Operation, OperationKind, RowEntries
 from dagster_adjunct.startpoints import StartpointOldest, Startpoints
 from dagster_adjunct.tables import BlockingTable, DynamoDbTable, RemoteTable
 from tests.kept_processes import program
@@ -276,6 +281,25 @@ def use_tables(server: DynamoDbServer) -> None:
     with BlockingTable(newest) as table:
         table.put("ann", {"seen": 1})
         table.delete("ann", newest=2)
+    asyncio.run(write_fenced(DynamoDbTable("orders-fenced", "customer", columns=columns, **of)))
+
+
+async def write_fenced(store: DynamoDbTable) -> None:
+    """Put, update and delete records as a run does, with its epoch."""
+    fence = Fence(InMemoryStore(), "run", holder="h", application="orders", run="r", epoch=1, deadline=_FAR)
+    await store.begin_run(create=True, marks=False, fence=fence)
+    record = {"customer": "ann", "spent": 1.0, "seen": 1}
+    for kind, values in (
+        (OperationKind.PUT, [record]),
+        (OperationKind.UPDATE, [{"spent": 2.0}]),
+        (OperationKind.DELETE, None),
+    ):
+        outcomes = await store.send(Operation(kind, RowEntries(["ann"], values), fence=fence, fenced=True))
+        assert outcomes.done == 1
+    await store.close()
+
+
+_FAR = Deadline(read_clocks(), 3600.0)
 
 
 def use_key_values(server: DynamoDbServer, folder: Path) -> None:
