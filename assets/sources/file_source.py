@@ -29,13 +29,7 @@ from dagster_adjunct.assets.versions.manifest import BoundedManifest, Delivered,
 from dagster_adjunct.assets.versions.version import declaration_from_spec
 from dagster_adjunct.resources.bucketing import hashing
 from dagster_adjunct.resources.common import RepeatedMemberError, unique_members
-from dagster_adjunct.resources.errors import (
-    AdjunctError,
-    DatasetError,
-    EmptyVersionError,
-    MarkerConflictError,
-    SourceChangedError,
-)
+from dagster_adjunct.resources.errors import DatasetError, EmptyVersionError, MarkerConflictError, SourceChangedError
 from dagster_adjunct.resources.files import formats
 from dagster_adjunct.resources.files.formats import DeclaredFiles
 from dagster_adjunct.resources.files.tree import FileTree, ListedFile, open_tree
@@ -169,21 +163,6 @@ def describe_absent_files(tree: FileTree) -> str:
     # The absolute path: a relative one depends on the working directory.
     reason = tree.absence() or "no file was found in it"
     return f"the folder {tree.url} is missing or empty: {reason}"
-
-
-def describe_absent_folders(datasets: Iterable[AdjunctDataset]) -> list[str]:
-    """Return a note for each dataset whose files can't arrive yet, because their folder does not exist."""
-    notes = []
-    for dataset in datasets:
-        if isinstance(dataset.input, FileSource):
-            tree = open_tree(dataset.input.url)
-            try:
-                reason = tree.absence()
-            except AdjunctError as error:
-                reason = error.problem
-            if reason:
-                notes.append(f"Dataset {dataset.name} waits for files in {tree.url}: {reason}.")
-    return notes
 
 
 class FileVersions(VersionSource):

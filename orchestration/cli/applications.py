@@ -15,7 +15,6 @@ from typing import Any
 
 import click
 
-from dagster_adjunct.assets.sources.file_source import describe_absent_folders
 from dagster_adjunct.assets.versions.reports import AdvanceReport
 from dagster_adjunct.assets.writing.generation import Runtime
 from dagster_adjunct.orchestration.application.application import load_application
@@ -83,11 +82,7 @@ def plan(
     app = load_application(reference)
     systems = systems_for(app, lake=lake)
     planned = plan_application(app, systems=systems)
-    lake_notes = [
-        *describe_other_writers(lake, app),
-        *read_table_notes(lake, app),
-        *describe_absent_folders(app.datasets),
-    ]
+    lake_notes = [*describe_other_writers(lake, app), *read_table_notes(lake, app)]
     what = f"The plan of {planned.application}"
     if against is None:
         planned = replace(planned, notes=(*planned.notes, *lake_notes))

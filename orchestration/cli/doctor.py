@@ -298,6 +298,8 @@ def check_time_zones(zones: Sequence[str], master: str | None) -> str:
             differing_spans(spark, zone)
         java, python = java_database(spark), python_database(zones[0])
     return f"the rules of {', '.join(zones)} are the same by {java} and by Python's {python}"
+
+
 def check_name_in_use(app: Application, lake: Lake) -> str:
     """Check that a run may start under the application's name."""
     if not lake.exists():

@@ -17,7 +17,14 @@ from typing import Any
 import click
 
 from dagster_adjunct.assets.exchange.file_appends import append_files
-from dagster_adjunct.orchestration.cli.options import confirm_at_terminal, deletion_command, lake_option, lake_options, repartition_command, yes_option
+from dagster_adjunct.orchestration.cli.options import (
+    confirm_at_terminal,
+    deletion_command,
+    lake_option,
+    lake_options,
+    repartition_command,
+    yes_option,
+)
 from dagster_adjunct.orchestration.cli.output import show_facts, show_items, show_json, show_line, show_table
 from dagster_adjunct.orchestration.maintenance.delete import delete_stream
 from dagster_adjunct.orchestration.maintenance.repartition import RepartitionReport, repartition_stream

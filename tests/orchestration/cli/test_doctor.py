@@ -15,10 +15,10 @@ from dagster._daemon.types import DaemonHeartbeat
 from dagster_adjunct import Lake, LakeStreams, Schema, open_lake
 from dagster_adjunct.orchestration.batch_log.batch_log import ApplicationState, BatchLog
 from dagster_adjunct.orchestration.cli import doctor
-from dagster_adjunct.orchestration.operators.windows import zone_rules
 from dagster_adjunct.orchestration.code_location.definitions import prepare_dagster_home
 from dagster_adjunct.orchestration.code_location.pools import keeps_slots
 from dagster_adjunct.orchestration.maintenance.rename import rename_application
+from dagster_adjunct.orchestration.operators.windows import zone_rules
 from tests.orchestration.cli.commands import document, printed
 from tests.servers.s3 import ROOT
 

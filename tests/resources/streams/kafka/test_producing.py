@@ -20,8 +20,8 @@ from dagster_adjunct.resources.objects.lake import open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.streams.kafka import produce
 from dagster_adjunct.resources.streams.kafka.client import KafkaAdmin, KafkaSettings, TopicFacts
-from dagster_adjunct.resources.streams.kafka.partitioner import choose_partitions
 from dagster_adjunct.resources.streams.kafka.formats import Json, KeyText
+from dagster_adjunct.resources.streams.kafka.partitioner import choose_partitions
 from dagster_adjunct.resources.streams.kafka.produce import SentSpan, TaskAppend, send_without_transaction
 from dagster_adjunct.resources.streams.kafka.record_formats import KafkaTopic
 from dagster_adjunct.resources.streams.kafka.streams import KafkaStreams
