@@ -240,6 +240,7 @@ def test_settings_that_can_not_travel_are_refused(client: Any, factory: str | No
         KafkaSettings("kafka", "127.0.0.1:9", client, factory)
 
 
+@pytest.mark.lengthy
 def test_what_librdkafka_says_is_logged_once_for_each_broker_and_cause(
     caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
