@@ -159,7 +159,8 @@ class ComponentError(ConfigurationError):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.args = (f"{self.problem}\n{self.next_step}",)  # the problem ends with the lines
+        if "\n" in self.problem:  # it ends with the lines
+            self.args = (f"{self.problem}\n{self.next_step}",)
 
 
 class SchemaMismatchError(PermanentError):
@@ -401,21 +402,47 @@ class TableUnavailableError(TransientError):
 # Errors of the local file system.
 
 DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
-# Permanent until somebody changes permissions or paths. Other errors (a full or failing disk) may pass.
-REFUSED_ERRNOS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP)
+# Permanent until somebody changes permissions, paths or limits. Other errors (a full or failing disk) may pass.
+REFUSED_ERRNOS = (
+    errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP, errno.EMFILE,
+)  # fmt: skip
+
+
+def describe_file_error(error: OSError, place: str | Path) -> tuple[str, str]:
+    """Return the reason of an error of the file system at `place`, and what to do about it."""
+    reason = os.strerror(error.errno) if error.errno else error.strerror or str(error)
+    if error.errno == errno.EMFILE:
+        return reason, "Let this process have more open files: ulimit -n 4096, or LimitNOFILE= of its service."
+    if error.errno == errno.EDQUOT:
+        return reason, "Make room or raise the quota of this user, then run it again. What was committed is kept."
+    if error.errno == errno.ENOSPC:
+        if not _has_inodes(place):
+            reason = f"{reason}: no inode is free, though there may be room"
+        return reason, "Make room on that disk, then run it again. What was committed is kept."
+    if error.errno in (*REFUSED_ERRNOS, errno.ENOENT):
+        return reason, "Give this user read and write access, or choose another path (for temporary files: TMPDIR)."
+    return reason, "Check whether the disk is full or failing, then run it again. What was committed is kept."
+
+
+def _has_inodes(place: str | Path) -> bool:
+    for folder in (Path(place), *Path(place).parents):
+        try:
+            found = os.statvfs(folder)
+        except OSError:
+            continue
+        return found.f_favail > 0 or found.f_files == 0  # some file systems have no such limit
+    return True
 
 
 def file_error(error: OSError, place: str | Path, what: str) -> AdjunctError:
     """Return Adjunct's error for an error of the file system at `place`; `what` names the operation.
 
-    It is a ConfigurationError where access is denied or the path is wrong, and else a StoreUnavailableError, which is
-    transient.
+    It is a ConfigurationError where access is denied, the path is wrong or the process has too many files open, and
+    else a StoreUnavailableError, which is transient.
     """
-    reason = os.strerror(error.errno) if error.errno else str(error)
+    reason, step = describe_file_error(error, place)
     if error.errno in (*REFUSED_ERRNOS, errno.ENOENT):
-        step = "Give this user read and write access, or choose another path (for temporary files: TMPDIR)."
         return ConfigurationError(f"{what}: {place} can't be accessed: {reason}.", step, url=str(place))
-    step = "Check whether the disk is full or failing, then run it again. Nothing was committed and nothing is lost."
     return StoreUnavailableError(f"{what}: the file system failed at {place}: {reason}.", step, url=str(place))
 
 

@@ -23,6 +23,7 @@ def python() -> str:
     return path
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("form", ["-c", "-m", "file"])
 def test_it_has_the_arguments_the_environment_the_folder_and_the_streams_of_who_asks(
     python: str, form: str, tmp_path: Path

@@ -70,16 +70,19 @@ def test_importing_the_package_loads_next_to_nothing() -> None:
     assert loaded_by("import dagster_adjunct, dagster_adjunct.errors") & HEAVY == set()
 
 
+@pytest.mark.lengthy
 def test_no_public_module_imports_arrow_before_it_is_used() -> None:
     assert loaded_by(f"import {', '.join(public_modules())}") & {"numpy", "pyarrow"} == set()
 
 
+@pytest.mark.lengthy
 def test_an_application_is_declared_and_run_without_importing_dagster() -> None:
     names = sorted({*dagster_adjunct.__all__} - {"LakeResource", "SparkResource", "build_definitions"})
     assert loaded_by(f"from dagster_adjunct import {', '.join(names)}") & {"dagster", "dagster_pyspark"} == set()
     assert "dagster" in loaded_by("from dagster_adjunct import build_definitions")
 
 
+@pytest.mark.lengthy
 def test_what_tasks_import_needs_no_dagster() -> None:
     statement = f"from dagster_adjunct import {', '.join(FOR_TASKS)}"
     assert loaded_by(statement) & {"dagster", "dagster_pyspark"} == set()

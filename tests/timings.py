@@ -1,4 +1,8 @@
-"""How long a run took, by suite and by file: printed at its end with `--timings`, as CI does.
+"""How long a run took, by suite and by file: printed at its end with `--timings`, as CI does; and too slow fast tests.
+
+A fast test (no Spark, no server, not marked as slow in any way) should take at most half a second. Those that take
+longer are listed at the end of each run. One that takes ten times as much of the processor fails: processor time hardly
+depends on what else the machine does, seconds do.
 
 A suite is a folder of tests. Seconds are those of set-up, call and tear-down together, added up over all processes:
 three processes do three times as many in a minute. What is shared by many tests (a session, a server) is counted
@@ -7,13 +11,19 @@ where it was asked for first.
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 import pytest
 
 FILES = 15
+FAST_SECONDS = 0.5
+MOST_PROCESSOR_SECONDS = 5.0  # of a fast test: the first one that imports Dagster or Spark takes 2 to 3
+SLOW_KINDS = ("spark", "server", "slow", "long", "lengthy")
+_PROPERTY = "processor seconds of a fast test"
 
 
 @dataclass
@@ -51,6 +61,47 @@ class Timings:
             terminalreporter.write_line(line)
 
 
+class FastTests:
+    """Lists the fast tests that took over half a second."""
+
+    def __init__(self) -> None:
+        self.over: list[tuple[float, float, str]] = []  # seconds, those of the processor, test
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        processor = dict(report.user_properties).get(_PROPERTY)
+        if report.when == "call" and processor is not None and report.duration > FAST_SECONDS:
+            self.over.append((report.duration, processor, report.nodeid))
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        if not self.over:
+            return
+        terminalreporter.section("fast tests over half a second: make them faster, or mark them lengthy")
+        for seconds, processor, test in sorted(self.over, reverse=True):
+            terminalreporter.write_line(f"{seconds:8.1f} s  {processor:7.1f} s of the processor  {test}")
+
+
+def is_fast(item: pytest.Item) -> bool:
+    """Return whether `make test-fast` runs the test."""
+    return not any(item.get_closest_marker(kind) for kind in SLOW_KINDS)
+
+
+def processor_seconds() -> float:
+    """Return what this process and its ended children have used of the processor so far."""
+    return sum(os.times()[:4])
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    before = processor_seconds()
+    yield
+    spent = round(processor_seconds() - before, 2)
+    if is_fast(item):
+        item.user_properties.append((_PROPERTY, spent))
+        if spent > MOST_PROCESSOR_SECONDS:
+            limit = f"a fast test may take {MOST_PROCESSOR_SECONDS:g} s at most"
+            pytest.fail(f"{spent} s of processor time: {limit}. Mark it lengthy.", pytrace=False)
+
+
 def table(spent: dict[str, Spent]) -> list[str]:
     """Return a line for each, the slowest first."""
     slowest = sorted(spent.items(), key=lambda item: -item[1].seconds)
@@ -62,5 +113,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if config.getoption("--timings") and not hasattr(config, "workerinput"):
+    if hasattr(config, "workerinput"):
+        return
+    config.pluginmanager.register(FastTests(), "fast tests")
+    if config.getoption("--timings"):
         config.pluginmanager.register(Timings(), "timings")

@@ -106,6 +106,7 @@ _RENEWING = 5.0
 _PAUSE = 0.25
 # How often a run that waits for a paused one looks whether its process has ended, in seconds.
 _LONGEST_WAIT = 0.5
+_ATTEMPTS = 3  # to write the lease, though each may have been lost on its way
 _log = logging.getLogger("adjunct.run")
 # Ids of the leases that this process holds; its other leases were left by runs that failed to end them.
 _held: set[str] = set()
@@ -219,6 +220,8 @@ class RunLease:
         self._clock_key = f"{lake.application_prefix(application)}/clock"
         self._claim, self._asked = claim, False
         self._fence: Fence | None = None
+
+        self._failures = 0
         self._holder = Holder(
             id=uuid.uuid4().hex,
             run=run,
@@ -386,11 +389,17 @@ class RunLease:
                 self._heartbeat.write(partial(self._store.put_if_absent, self._key))
             else:
                 self._heartbeat.write(lambda body: self._store.put_if_match(self._key, body, stored.etag))
-        except (errors.ObjectExistsError, errors.PreconditionFailedError, errors.TransientError):
+        except (errors.ObjectExistsError, errors.PreconditionFailedError, errors.TransientError) as error:
             # The reply to our own success may have been lost: the stored lease says whose it is.
             now = read_lease(self._store, self._key)
             if now is None or now.holder is None or now.holder.id != self._holder.id:
                 _held.discard(self._holder.id)
+                is_unchanged = (now and now.etag) == (stored and stored.etag)
+                if is_unchanged and isinstance(error, errors.TransientError):
+                    self._failures += 1  # nobody was faster: the store takes no writes, such as on a full disk
+                    if self._failures >= _ATTEMPTS:
+                        raise
+                    time.sleep(0.1)
                 return False
             self._heartbeat.write(lambda body: now.etag, began)
         except BaseException:

@@ -194,16 +194,17 @@ class LocalStore(ObjectStore):
             raise self._translate_os_error(error, "what is below it") from error
 
     def _translate_os_error(self, error: OSError, what: str) -> errors.AdjunctError:
-        reason = error.strerror or str(error)
         exists = os.path.exists(self._root)  # noqa: PTH110 - Path.exists() raises where this user may not look
         if exists and not self._root.is_dir():
             problem = f"{self.url} can't hold a lake: it is not a folder."
             return errors.ConfigurationError(problem, "Use a folder or s3://BUCKET/PREFIX.", argument="url")
+        reason, step = errors.describe_file_error(error, self.url)
+        if error.errno == errno.EMFILE:
+            return errors.ConfigurationError(f"{what} of {self.url} can't be opened: {reason}.", step, url=self.url)
         if error.errno in errors.REFUSED_ERRNOS or not exists:
             problem = f"folder {self.url} can't hold a lake: {reason} ({what})."
             return errors.ConfigurationError(problem, "Use a folder that this user may read and write.", argument="url")
         problem = f"the file system of {self.url} failed at {what}: {reason}."
-        step = "Check whether the disk is full or failing, then run it again."
         return errors.StoreUnavailableError(problem, step, url=self.url)
 
     def _open(self, key: str) -> BufferedReader:

@@ -157,6 +157,7 @@ def test_every_key_is_found_and_every_range_is_what_a_dict_has(
     assert [entry for _, entry in view.items(prefix)] == [rows[k] for k in sorted(rows) if k[: len(prefix)] == prefix]
 
 
+@pytest.mark.lengthy
 @settings(max_examples=60)
 @given(
     st.sets(st.text(st.characters(codec="utf-8"), max_size=5), max_size=40), st.text("ab\udbff", max_size=3), st.data()

@@ -179,6 +179,7 @@ def test_a_rewrite_that_loses_a_row_commits_nothing_and_leaves_no_file(
     check(planes.lake, 2, 1, 2)
 
 
+@pytest.mark.lengthy
 def test_a_rewrite_holds_the_rows_of_a_pass_once_and_those_of_one_bucket_more(monkeypatch: pytest.MonkeyPatch) -> None:
     world, rows, size = World(lake_in(InMemoryStore()), IN_PROCESS), 4_000, 8_000
     monkeypatch.setattr(writer, "ROWS_PER_GROUP", 100)  # what is read at once is little

@@ -74,6 +74,7 @@ def work_of(folder: Path, columns: int) -> dict[str, int]:
     return work
 
 
+@pytest.mark.lengthy
 def test_four_times_the_columns_are_four_times_the_work(tmp_path: Path) -> None:
     work_of(tmp_path / "warm", 3)  # imports, and what is made once
     few, many = work_of(tmp_path / "few", FEW), work_of(tmp_path / "many", MANY)

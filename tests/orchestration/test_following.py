@@ -307,6 +307,7 @@ def test_a_run_that_is_interrupted_while_it_waits_gives_up_its_lease(tmp_path: P
     assert run_application(copy_app(), lake=lake, wait=0).step.caught_up
 
 
+@pytest.mark.lengthy
 def test_a_run_that_asks_for_the_application_gets_it_from_one_that_stays(tmp_path: Path) -> None:
     lake, told = empty_streams(tmp_path).lake, list[str]()
     waits, reports = threading.Event(), list[RunReport]()
@@ -378,6 +379,7 @@ def stay(
         return run_application(app, lake=lake, spark=IN_PROCESS, follow=follow)
 
 
+@pytest.mark.lengthy
 def test_a_run_with_always_something_to_read_ends_at_its_end(tmp_path: Path) -> None:
     lake, numbers = empty_streams(tmp_path).lake, iter(range(2, 1000))
     send(lake, "orders", 1)
@@ -592,6 +594,7 @@ def offsets_read(lake: Lake) -> Counter[tuple[SystemStreamPartition, int, int]]:
 
 
 @pytest.mark.rounds
+@pytest.mark.lengthy
 def test_a_run_that_stays_and_is_killed_at_any_write_is_taken_over_by_the_next(tmp_path: Path) -> None:
     def prepare(folder: Path) -> tuple[Lake, Application]:
         streams = empty_streams(folder)

@@ -50,6 +50,7 @@ def kinds_known(tree: ast.AST) -> Iterator[str]:
             yield f"{node.lineno}: match {ast.unparse(node.subject)}"
 
 
+@pytest.mark.lengthy
 def test_no_operator_is_known_by_a_field_its_class_or_its_kind() -> None:
     assert FILES
     told = [

@@ -40,6 +40,7 @@ def test_arrow_can_be_used_first_in_a_thread_that_ends() -> None:
     assert (done.returncode, done.stdout) == (0, "[1, 2]\n"), done.stderr
 
 
+@pytest.mark.lengthy
 def test_threads_can_import_a_package_and_a_module_of_it_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

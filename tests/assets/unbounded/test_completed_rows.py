@@ -222,6 +222,7 @@ def test_incomplete_changes_go_to_the_dead_letters_once_each(either: World) -> N
     assert content(either, spec) == {"k": WHOLE, "l": WHOLE}
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2))])
 def test_any_cut_gives_what_a_dictionary_comes_to(either: World, seed: int) -> None:
     draw = random.Random(seed)
@@ -359,6 +360,7 @@ def test_whatever_happens_on_the_way_the_table_is_what_a_dictionary_comes_to(see
     assert set(incomplete_places(history.sent)) == set(places), "one that can't be was lost"
 
 
+@pytest.mark.lengthy
 @pytest.mark.rounds
 def test_a_commit_that_dies_at_any_request_is_taken_up_with_its_letters_sent_once() -> None:
     before = [("k", "i", WHOLE), ("l", "i", WHOLE)]
@@ -533,6 +535,7 @@ def test_a_repartitioned_table_goes_on_with_what_it_has(world: World) -> None:
     assert content(world, spec) == {key: {**WHOLE, "b": number} for number, key in enumerate("abcdefgh")}
 
 
+@pytest.mark.lengthy
 def test_a_commit_of_many_changes_is_completed_across_its_batches(world: World) -> None:
     world.spark = IN_PROCESS
     spec, draw = declared(world, broadcast=True), random.Random(1)

@@ -418,6 +418,7 @@ def test_files_of_an_earlier_partition_spec_get_that_of_the_delete_file(publishe
 # -- what happens on the way
 
 
+@pytest.mark.lengthy
 def test_a_registration_that_was_killed_at_any_write_is_repeated(published: Published) -> None:
     spec = with_deltas(published)
     published.register()

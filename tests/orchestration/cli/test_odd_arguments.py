@@ -85,6 +85,7 @@ def test_an_argument_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
     assert (done.returncode, b"is not UTF-8" in done.stderr) == (2, True), done.stderr
 
 
+@pytest.mark.lengthy
 def test_what_an_output_can_not_show_is_escaped_and_json_is_utf8(tmp_path: Path) -> None:
     streams = LakeStreams(open_lake(tmp_path / "lake"))
     streams.create("in", schema=Schema.of(k="string"), key=["k"], partitions=1)

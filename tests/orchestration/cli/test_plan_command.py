@@ -192,6 +192,7 @@ def test_mistakes_of_sql_are_the_same_beside_a_session_and_after_it(
     assert syntax_errors(asked) == beside
 
 
+@pytest.mark.lengthy
 def test_sql_that_only_spark_reads_passes_the_plan(project: Project) -> None:
     project.write(""".filter("n >>> 1 = 0 or k like all ('a', 'b') -- n >").map("k", "n >>> 1 as m")""")
     assert "Application shop" in printed(project, "plan", "shop_app:app")

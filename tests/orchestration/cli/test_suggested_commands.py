@@ -9,6 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import click
+import pytest
 
 from dagster_adjunct.orchestration.cli.main import root
 
@@ -57,6 +58,7 @@ def missing(words: str) -> list[str]:
     return [parameter.human_readable_name for parameter in (*arguments[len(given) :], *lacking)]
 
 
+@pytest.mark.lengthy
 def test_every_suggested_command_has_what_it_needs() -> None:
     modules = [module for floor in ("assets", "orchestration", "resources") for module in (ROOT / floor).rglob("*.py")]
     suggested = [

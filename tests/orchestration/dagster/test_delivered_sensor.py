@@ -181,6 +181,7 @@ def test_one_run_for_records_takes_all_that_is_delivered_with_them(
     assert launched == [[["copy", "items_dataset", "menu_dataset"]], [], []]
 
 
+@pytest.mark.lengthy
 @BOTH
 @pytest.mark.parametrize("turn", [1, pytest.param(-1, marks=pytest.mark.long)])
 def test_without_records_one_run_takes_what_is_delivered_of_all_datasets(

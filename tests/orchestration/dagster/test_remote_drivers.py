@@ -522,6 +522,7 @@ def test_a_message_that_can_not_be_deleted_ends_nothing() -> None:
     assert [item.key for item in store.list("a/")] == ["a/messages/1"]
 
 
+@pytest.mark.lengthy
 def test_an_op_is_taken_for_dead_when_its_heartbeat_stops_or_is_gone() -> None:
     store = InMemoryStore()
     op, driver = Exchange(store, "a/", ttl=0.4), Exchange(store, "a/", ttl=0.4)

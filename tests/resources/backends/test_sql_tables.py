@@ -328,6 +328,7 @@ def _count(declaration: bytes, writer: int) -> int:
     return used(store, body)
 
 
+@pytest.mark.lengthy
 def test_processes_that_add_to_the_same_keys_at_once_and_retry_count_exactly(table_of):
     store = table_of("counted")
     used(store, lambda s: s.get("k0"))

@@ -388,6 +388,7 @@ def test_a_page_reads_no_more_of_large_values_than_a_part_of_a_run(inner, table,
     assert (whole.keys, whole.is_last) == (keys, True)
 
 
+@pytest.mark.lengthy
 def test_merges_come_in_while_others_are_always_first(inner, table, rival, run):
     """Each swap of this process meets another one's, once, as under many writers."""
     plan = [

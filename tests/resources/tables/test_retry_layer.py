@@ -264,6 +264,7 @@ def test_a_hanging_request_is_given_up_and_sent_again():
     assert asyncio.run(store.get("a")) == {"n": 0}
 
 
+@pytest.mark.lengthy
 def test_of_many_requests_under_way_only_those_that_take_too_long_are_given_up():
     class Some(TroubledFunction):
         async def send(self, operation):

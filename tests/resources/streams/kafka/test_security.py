@@ -261,6 +261,7 @@ def test_a_rejected_token_is_transient_and_a_rejected_password_is_not(
         refusals.check()
 
 
+@pytest.mark.lengthy
 def test_what_librdkafka_says_is_logged_once_for_each_broker_and_cause(
     caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
