@@ -45,7 +45,7 @@ def query_lake(lake: Lake, sql: str) -> Iterator[pa.RecordBatchReader]:
     Raises ConfigurationError for anything but one SELECT and for what DuckDB rejects, DatasetNotFoundError and
     StreamNotFoundError for a name that does not exist, and DatasetError as `open_dataset` does.
     """
-    duckdb = import_package("adjunct sql", "duckdb", "duckdb")
+    duckdb = import_package("a query in SQL", "duckdb", "duckdb")
     with ExitStack() as opened, _translate_errors(duckdb):
         connection = opened.enter_context(
             closing(duckdb.connect(":memory:", config={"python_enable_replacements": False}))
@@ -77,7 +77,7 @@ def _named_tables(connection: duckdb.DuckDBPyConnection, sql: str) -> list[str]:
         connection.execute(sql)  # raises DuckDB's own error, which shows the position
     if tree.get("error") or len(tree.get("statements", ())) != 1:
         problem = "expected one query (SELECT, FROM, VALUES, DESCRIBE or SUMMARIZE), which reads the lake."
-        step = "Give one query; write into the lake with adjunct stream append, or into files with --output."
+        step = "Give one query; write into a stream with adjunct stream append NAME FILE, or into a file with --output."
         raise ConfigurationError(problem, step, argument="sql")
     tables: dict[str, None] = {}
     local: set[str] = set()

@@ -53,7 +53,7 @@ def sql(lake: Lake, query: str, form: str | None, target: Path | None, limit: in
         raise ConfigurationError("--output is for files, not for a table.", step, setting="--output")
     if form == "parquet" and target is not None:
         check_export_target(target, None)
-    text = click.get_text_stream("stdin").read() if query == "-" else query
+    text = sys.stdin.read() if query == "-" else query
     with query_lake(lake, text) as reader:
         if form == "table":
             _show_table(reader, limit or ROWS_OF_A_TABLE)
@@ -139,7 +139,7 @@ def _write_csv(file: TextIO, schema: arrow.Schema, tables: Iterator[arrow.Table]
 def _opened(target: Path | None) -> Iterator[TextIO]:
     """Open a new file, which is removed if writing fails; without one, the standard output."""
     if target is None:
-        yield click.get_text_stream("stdout")
+        yield sys.stdout
         return
     with translate_file_errors(target, f"--output {target}"):
         file = target.open("x", encoding="utf-8", newline="")

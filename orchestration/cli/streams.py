@@ -159,7 +159,7 @@ def _saved_input(folder: Path, form: str | None) -> Path:
         raise ConfigurationError("the standard input has no name that says its format.", step, setting="--format")
     path = folder / "input"
     with translate_file_errors(folder, "a copy of the standard input"), path.open("wb") as target:
-        shutil.copyfileobj(click.get_binary_stream("stdin"), target)
+        shutil.copyfileobj(sys.stdin.buffer, target)
     return path
 
 

@@ -107,8 +107,10 @@ _PARTS_OF_NODES = ("Identifier", "DataType", "DataTypeParam")
 _LEFT_TO_PARSER = re.compile(
     r"\b(?:date|timestamp)\s*['\"]|(?<![\w`.])(?:\d{10,}|\d+L)|\b(?:from|for)\b|\bnot\s+is\b", re.IGNORECASE | re.ASCII
 )
-_WORDS = {"is": ("Is",), "not": ("Not",), "in": ("In",), "like": ("Like",), "between": ("Between",), "case": ("Case",)}
-_WORDS |= {"end": ("Case",), "as": ("Cast", "TryCast"), "and": ("And", "Between"), "or": ("Or",), "else": ()}
+_WORDS: dict[str, tuple[str, ...]] = {
+    "is": ("Is",), "not": ("Not",), "in": ("In",), "like": ("Like",), "between": ("Between",), "case": ("Case",),
+    "end": ("Case",), "as": ("Cast", "TryCast"), "and": ("And", "Between"), "or": ("Or",), "else": (),
+}  # fmt: skip
 
 
 def is_valid_for_spark(text: str) -> bool:
