@@ -341,15 +341,16 @@ def _row_text(side: str) -> Column:
 
 
 def _check_names(key: tuple[str, ...], writes: Column) -> list[Column]:
-    """Return the reasons for rows that lack a column of the key, with the columns that are there."""
+    """Return the reasons for rows that have a column of the key under a name in another case only."""
+    names = F.coalesce(F.json_object_keys(_row_text("after")), _no_names())
+    lowered = F.transform(names, F.lower)
     reasons = []
     for name in key:
-        names = F.coalesce(F.json_object_keys(_row_text("after")), _no_names())
+        alike = ~F.array_contains(names, name) & F.array_contains(lowered, name.lower())
         shown = F.concat(
-            F.lit(f"the row after it has no key column {name!r}, but "), mark_column(F.array_join(names, ", "))
+            F.lit(f"null key column {name!r}: the row after it has "), mark_column(F.array_join(names, ", "))
         )
-        lacks = F.when(~F.array_contains(names, name), shown)
-        reasons.append(F.when(writes & F.col(_RAW)[name].isNull(), lacks))
+        reasons.append(F.when(writes & F.col(_RAW)[name].isNull(), F.when(alike, shown)))
     return reasons
 
 

@@ -134,13 +134,13 @@ def samples_in_frame(spec: AdjunctDataset, rows: DataFrame, schema: Schema) -> O
         firsts.append(F.min(F.when(misfits, misfit)).alias(f"misfit{number}"))
     found = rows.agg(*firsts).head()
     assert found is not None
-    fit = [found[f"fit{number}"] for number in range(len(order))]
-    misfit = [found[f"misfit{number}"] for number in range(len(order))]
+    first_fits = [found[f"fit{number}"] for number in range(len(order))]
+    first_misfits = [found[f"misfit{number}"] for number in range(len(order))]
     problems = [
         None if row is None else _problem(name, row["text"], row["reason"])
-        for name, row in zip(order, misfit, strict=True)
+        for name, row in zip(order, first_misfits, strict=True)
     ]
-    return OrderSamples(tuple(None if row is None else row["text"] for row in fit), tuple(problems))
+    return OrderSamples(tuple(None if row is None else row["text"] for row in first_fits), tuple(problems))
 
 
 def samples_in_arrow(spec: AdjunctDataset, rows: pa.Table, schema: Schema) -> OrderSamples:

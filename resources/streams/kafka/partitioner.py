@@ -26,7 +26,7 @@ def choose_partitions(keys: Sequence[bytes], count: int) -> Any:
     hashes = np.zeros(len(keys), np.int64)
     lengths = np.fromiter(map(len, keys), np.int64, len(keys))
     for length in np.unique(lengths).tolist():
-        places = np.nonzero(lengths == length)[0]
+        places: list[int] = np.nonzero(lengths == length)[0].tolist()
         if length > _TOGETHER_BYTES:
             hashes[places] = [_hash_one(keys[place]) for place in places]
         else:

@@ -558,5 +558,5 @@ def test_empty_rows_and_keys_in_another_case_are_letters_by_name(sparkling: Worl
     assert found[1] == "operation 'u' with an empty row before it: 'before' is {}"
     assert found[2] == "operation 'd' with an empty row before it: 'before' is {}"
     assert found[3] == found[0]
-    assert found[4] == "the row after it has no key column 'id', but ID, N"
+    assert found[4] == "null key column 'id': the row after it has ID, N"
     assert found[5] == "null key column 'id' before it"
