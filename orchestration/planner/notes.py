@@ -240,9 +240,11 @@ def note_storage(app: Application) -> list[str]:
     """Return what readers of the tables' stores should know about how values are stored."""
     found = []
     for name, table in app.tables.items():
-        functions = dict.fromkeys(filter(None, (table.read_function, table.write_function)))
-        notes = [note for function in functions for note in getattr(function, "storage_notes", list)()]
-        found += [f"Table {name}: {note}" for note in dict.fromkeys(notes)]
+        notes: dict[str, None] = {}
+        for function in (table.read_function, table.write_function):
+            describe = getattr(function, "storage_notes", list)
+            notes |= dict.fromkeys(describe())
+        found += [f"Table {name}: {note}" for note in notes]
     return found
 
 
