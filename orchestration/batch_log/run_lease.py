@@ -220,7 +220,6 @@ class RunLease:
         self._clock_key = f"{lake.application_prefix(application)}/clock"
         self._claim, self._asked = claim, False
         self._fence: Fence | None = None
-
         self._failures = 0
         self._holder = Holder(
             id=uuid.uuid4().hex,
