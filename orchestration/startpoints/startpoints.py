@@ -208,34 +208,68 @@ def take_back_startpoints(
     selection = _Selection(app, None if ssps is None else dict.fromkeys(ssps), task)
     state = log.read().state
     stored = startpoints.read()
-    asked = [request for request in stored.waiting if selection.includes(PendingStartpoint(request))]
-    taken = [PendingStartpoint(request) for request in startpoints.take_back(asked, by=by)]
+    waiting = [PendingStartpoint(request) for request in stored.waiting]
+    asked = [held.request for held in waiting if selection.includes(held)]
+    taken = startpoints.take_back(asked, by=by)
     unread = startpoints.delete_unreadable(filter(selection.includes_unread, stored.unreadable), by=by)
     handed = _remove_handed(startpoints, state, selection)
-    ids = [(one.request.ssp, one.request.id) for one in handed]
+    ids = [(held.request.ssp, held.request.id) for held in handed]
     commit, state = log.take_back(ids, by=by, reason=reason)
-    # A first run, which has not committed yet, can't be kept from applying what it has read.
-    first = handed if commit is None and describe_runner(lake, app.name) else []
-    begun = [one for one in handed if state.has_begun(one.request.ssp, one.request.id)]
-    taken += [one for one in handed if one not in begun and one not in first]
     stopped, going = _stop_replays(log, state, selection, by, reason)
-    replayed = {replay.ssp for replay in (*stopped, *going)}
-    kept = [one for one in begun if one.request.ssp not in replayed]
-    found = {one.request.ssp for one in (*taken, *kept, *first)} | replayed
-    found |= {entry.ssp for entry in unread if entry.ssp is not None}
-    lines = [
-        *[f"{one.summary()}: a batch has begun there" for one in kept],
-        *[f"{one.summary()}: removed, but the application's first run may begin there" for one in first],
-        *[_describe_going(app, replay) for replay in going],
-    ]
-    if task is not None:
-        others = [*iter_unapplied(startpoints.get_fan_outs(), state)]
-        others += [PendingStartpoint(request) for request in stored.waiting]
-        left = _find_left(selection, others, found)
-        found |= left.keys()
-        lines += left.values()
+    left = [*waiting, *iter_unapplied(startpoints.get_fan_outs(), state)] if task is not None else []
+    attempt = _Attempt(
+        waiting=[PendingStartpoint(request) for request in taken],
+        handed=handed,
+        # A first run, which has not committed yet, can't be kept from applying what it has read.
+        may_apply=commit is None and bool(describe_runner(lake, app.name)),
+        unread=unread,
+        stopped=stopped,
+        going=going,
+        left=left,
+    )
+    return _describe_attempt(selection, attempt, state)
+
+
+@dataclass(frozen=True, slots=True)
+class _Attempt:
+    """What an attempt to take startpoints back has done.
+
+    `waiting` were taken back before a task had them, `handed` were removed from tasks; a run
+    `may_apply` these all the same. `stopped` are replays, `going` those that the open batch reads.
+    `left` are other startpoints there.
+    """
+
+    waiting: Sequence[PendingStartpoint]
+    handed: Sequence[PendingStartpoint]
+    may_apply: bool
+    unread: Sequence[Unreadable]
+    stopped: Sequence[Replay]
+    going: Sequence[Replay]
+    left: Sequence[PendingStartpoint]
+
+
+def _describe_attempt(selection: _Selection, attempt: _Attempt, state: ApplicationState) -> TakenBack:
+    """Return what was taken back, and for all else that was selected, why not; a pure function."""
+    taken = list(attempt.waiting)
+    replayed = {replay.ssp for replay in (*attempt.stopped, *attempt.going)}
+    why: dict[PendingStartpoint, str] = {}
+    for held in attempt.handed:
+        if not state.has_begun(held.request.ssp, held.request.id):
+            if attempt.may_apply:
+                why[held] = "removed, but the application's first run may begin there"
+            else:
+                taken.append(held)
+        elif held.request.ssp not in replayed:
+            why[held] = "a batch has begun there"
+    lines = [f"{held.summary()}: {reason}" for held, reason in why.items()]
+    lines += [_describe_going(selection.app, replay) for replay in attempt.going]
+    found = {held.request.ssp for held in (*taken, *why)} | replayed
+    found |= {entry.ssp for entry in attempt.unread if entry.ssp is not None}
+    left = _find_left(selection, attempt.left, found)
+    lines += left.values()
+    found |= left.keys()
     lines += [_describe_nothing(ssp, state) for ssp in selection.ssps or () if ssp not in found]
-    return TakenBack(tuple(taken), tuple(stopped), tuple(lines), tuple(unread))
+    return TakenBack(tuple(taken), tuple(attempt.stopped), tuple(lines), tuple(attempt.unread))
 
 
 def _remove_handed(

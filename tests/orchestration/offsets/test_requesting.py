@@ -318,6 +318,7 @@ def test_what_a_run_applies_meanwhile_is_not_called_taken_back(world: OffsetsWor
     assert world.state(app).offsets.applied[S[0]].offset == "@7"
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("until", [None, StartpointSpecific(offset="@8")], ids=["start", "replay"])
 def test_no_run_begins_at_what_was_taken_back_at_any_of_its_requests(
     app: Application, until: Startpoint | None
