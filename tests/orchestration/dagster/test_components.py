@@ -31,7 +31,7 @@ from dagster_adjunct import (
 from dagster_adjunct.automation import new_records, new_version, stale
 from dagster_adjunct.changes import DebeziumEnvelope, DeltaCompaction
 from dagster_adjunct.components import AdjunctComponent
-from dagster_adjunct.errors import ComponentError
+from dagster_adjunct.errors import ComponentError, ConfigurationError
 from dagster_adjunct.orchestration.code_location.components import AdjunctScaffolder
 from dagster_adjunct.resources.streams.system import registered_systems
 from dagster_adjunct.streams import ARRIVAL
@@ -544,6 +544,19 @@ def test_conditions_are_declared_in_yaml_too() -> None:
     assert "shop_automation" in {sensor.name for sensor in sensors}
     nightly = component(AUTOMATED.replace("{new_records: }", "\"{{ dg.AutomationCondition.on_cron('0 3 * * *') }}\""))
     assert nightly.applications()["shop"].automation_condition == dg.AutomationCondition.on_cron("0 3 * * *")
+
+
+def test_an_application_is_found_whatever_its_name_and_else_by_it() -> None:
+    only = component("applications:\n  shop: {steps: []}\n")
+    assert only.application().name == "shop"
+    assert only.application("shop").name == "shop"
+    with pytest.raises(ConfigurationError, match="shop") as told:
+        only.application("renamed")
+    assert told.value.argument == "name"
+    several = component("applications:\n  shop: {steps: []}\n  till: {steps: []}\n")
+    with pytest.raises(ConfigurationError, match="shop, till"):
+        several.application()
+    assert several.application("till").name == "till"
 
 
 DAYS = """
