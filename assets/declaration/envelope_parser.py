@@ -354,8 +354,10 @@ def _missing_reasons(declared: Envelope, schema: Schema, key: tuple[str, ...], w
     reasons = [
         F.concat(F.lit("the row after it has no column '"), alike, F.lit("', but '"), sent, F.lit("' in another case"))
     ]
-    if declared.on_missing == "refuse":
-        lacking = F.get(F.array_except(missing, F.array(*[F.lit(name) for name in key])), F.lit(0))
+    rules = envelopes.missing_rules(declared)
+    required = [name for name in schema.names if rules.get(name) == "refuse" and name not in key]
+    if required:
+        lacking = F.get(F.array_except(F.array(*[F.lit(name) for name in required]), names), F.lit(0))
         advice = "': send it, or declare on_missing='null' (it becomes null) or 'keep' (updates keep the stored value)"
         reasons.append(F.concat(F.lit("the row after it has no column '"), lacking, F.lit(advice)))
     # The names are parsed only for rows in which a column is null.
@@ -531,10 +533,12 @@ def _unknown_reasons(declared: Envelope, schema: Schema, key: tuple[str, ...]) -
 def _kept(declared: Envelope, schema: Schema) -> Column:
     """Return the names of the columns that keep their stored values, as an array; in inserts, the unavailable ones."""
     kept = F.col(_UNAVAILABLE)
-    if declared.on_missing == "keep":
+    rules = envelopes.missing_rules(declared)
+    keeping = [name for name in schema.names if rules.get(name) == "keep"]
+    if keeping:
         row = F.when(F.col(_PARSED)["payload"].isNotNull(), F.get_json_object(TEXT, "$.payload.after"))
         given = F.json_object_keys(row.otherwise(F.get_json_object(TEXT, "$.after")))
-        names = F.array(*[F.lit(name) for name in schema.names])
+        names = F.array(*[F.lit(name) for name in keeping])
         missing = F.array_except(names, F.coalesce(given, _no_names()))
         kept = F.when(F.col(_OP) == "u", F.array_union(kept, missing)).otherwise(kept)
     return kept

@@ -138,6 +138,9 @@ def _json_default(value: Any) -> str:
 
 _ENVELOPE = "a Debezium envelope"
 AvroSchemas = str | Mapping[int, str] | tuple[tuple[int, str], ...]
+MissingRule = Literal["refuse", "null", "keep"]
+MissingRules = MissingRule | Mapping[str, MissingRule] | tuple[tuple[str, MissingRule], ...]
+"""What a missing column means: for all columns, or by column, the others being refused."""
 
 
 class EnvelopeFormat:
@@ -192,8 +195,10 @@ class DebeziumEnvelope(EnvelopeFormat):
 
     `unavailable` is what Debezium sends for a large value that it does not know (its `unavailable.value.placeholder`),
     None if the source always knows (REPLICA IDENTITY FULL). With `on_unavailable="keep"` the dataset keeps its stored
-    value; with "refuse" such a change is a bad change. So is a row in JSON without one of the columns, unless `on_missing`
-    says that these become null ("null"), or that an update changes only the columns in its row ("keep"). In Avro, a
+    value; with "refuse" such a change is a bad change.
+
+    A row in JSON without one of the columns is a bad change, unless `on_missing` says that these become null ("null"),
+    or that an update changes only the columns in its row ("keep"); {"note": "null"} says it of one column. In Avro, a
     column that a row's own schema lacks is null, and one that all schemas lack is refused when declared.
 
     `documents` is for rows of MongoDB's connector: documents in extended JSON, with dates in milliseconds and decimals
@@ -211,7 +216,7 @@ class DebeziumEnvelope(EnvelopeFormat):
     decimals: Literal["precise", "string"] | None = None
     unavailable: str | None = PLACEHOLDER
     on_unavailable: Literal["refuse", "keep"] = "refuse"
-    on_missing: Literal["refuse", "null", "keep"] | None = None
+    on_missing: MissingRules | None = None
     transactions: str | None = None
     collection: str | None = None
     documents: bool = False
@@ -228,7 +233,8 @@ class DebeziumEnvelope(EnvelopeFormat):
             raise ConfigurationError(problem, step, argument="format")
         for number, text in self.schemas.items():
             _check_avro(text, "" if number is None else f" {number}")
-        if self.on_missing == "keep" and (self.documents or self.format == "avro"):
+        _freeze_missing(self, declared)
+        if "keep" in missing_rules(self).values() and (self.documents or self.format == "avro"):
             what = "documents=True" if self.documents else "format='avro'"
             problem = (
                 f"{_ENVELOPE} has {what} and on_missing='keep': such rows are complete, so a column that is missing in "
@@ -268,7 +274,7 @@ class DebeziumEnvelope(EnvelopeFormat):
     @property
     def completes(self) -> bool:
         """Whether changes may leave out columns, which keep their stored values."""
-        return "keep" in (self.on_unavailable, self.on_missing)
+        return self.on_unavailable == "keep" or "keep" in missing_rules(self).values()
 
     @property
     def schemas(self) -> dict[int | None, str]:
@@ -286,6 +292,31 @@ class DebeziumEnvelope(EnvelopeFormat):
         usual = ("refuse", "null") if self.documents or self.schemas else ("refuse",)
         kept = "".join(f", {name}={rule!r}" for name, rule in rules.items() if rule not in usual)
         return f"Debezium envelopes in {self.format} ({self.columns}){kept}"
+
+
+def _freeze_missing(form: EnvelopeFormat, declared: Schema) -> None:
+    """Store rules by column as pairs, so that formats are comparable and hashable.
+
+    Raises ConfigurationError for a column that is not declared.
+    """
+    given = getattr(form, "on_missing", None)
+    if given is None or isinstance(given, str):
+        return
+    rules = dict(given)
+    unknown = next((name for name in rules if name not in declared), None)
+    if unknown is not None:
+        problem = f"on_missing names the column {unknown!r}; declared are {', '.join(declared.names)}."
+        raise ConfigurationError(problem, "Correct the name.", argument="on_missing", column=unknown)
+    object.__setattr__(form, "on_missing", tuple(sorted(rules.items())))
+
+
+def missing_rules(form: DebeziumEnvelope | MaxwellEnvelope) -> dict[str, MissingRule]:
+    """Return, by column of the rows, what it means if a change lacks it."""
+    names = Schema.from_ddl(form.columns, form.name).names
+    given = form.on_missing
+    if given is None or isinstance(given, str):
+        return dict.fromkeys(names, given or "refuse")
+    return dict.fromkeys(names, "refuse") | dict(given)
 
 
 def _check_avro(text: str, which: str) -> None:
@@ -458,7 +489,7 @@ class MaxwellEnvelope(EnvelopeFormat):
     `columns` are those of the rows ("id BIGINT, name STRING"); others are ignored. `table` selects one ("shop.items")
     if the stream has several. `timestamps` is the unit of numbers in TIMESTAMP columns, None for ISO strings with a
     zone. A row without one of the columns is a bad change, unless `on_missing` says that these become null ("null"), or
-    that an update changes only the columns in `data` ("keep").
+    that an update changes only the columns in `data` ("keep"); {"note": "null"} says it of one column.
     Rows of a bootstrap never replace streamed changes, unless `order_by` is declared: `source.position` (Maxwell's
     output_binlog_position), `source.gtid` or `source.ts`.
     """
@@ -467,7 +498,7 @@ class MaxwellEnvelope(EnvelopeFormat):
     value: str = "value"
     table: str | None = None
     timestamps: Literal["millis", "micros"] | None = None
-    on_missing: Literal["refuse", "null", "keep"] = "refuse"
+    on_missing: MissingRules = "refuse"
 
     layout: ClassVar[Literal["maxwell"]] = "maxwell"
     format: ClassVar[Literal["json"]] = "json"
@@ -478,7 +509,7 @@ class MaxwellEnvelope(EnvelopeFormat):
     name: ClassVar[str] = _MAXWELL
 
     def __post_init__(self) -> None:
-        Schema.from_ddl(self.columns, _MAXWELL)
+        _freeze_missing(self, Schema.from_ddl(self.columns, _MAXWELL))
         if self.table is not None and "." not in self.table:
             problem = f"{_MAXWELL} has table={self.table!r}: expected DATABASE.TABLE."
             step = 'Write, for example, table="shop.items", or leave it out if the stream has one table.'
@@ -487,7 +518,7 @@ class MaxwellEnvelope(EnvelopeFormat):
     @property
     def completes(self) -> bool:
         """Whether changes may leave out columns, which keep their stored values."""
-        return self.on_missing == "keep"
+        return "keep" in missing_rules(self).values()
 
     def orders(self, path: str) -> bool:
         return path in _MAXWELL_PATHS

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from dagster_adjunct.assets.declaration.envelopes import DebeziumEnvelope, MaxwellEnvelope
 from dagster_adjunct.assets.declaration.policies import DeadLetters
 from dagster_adjunct.resources.errors import BadChangeError, ConfigurationError
-from tests.assets.changes.changing import VALUES, dataset, envelopes, problems, send
+from tests.assets.changes.changing import VALUES, changes_of, dataset, envelopes, problems, rows_of, send
 from tests.assets.conftest import World
 
 pytestmark = pytest.mark.spark
@@ -56,6 +57,21 @@ def test_the_change_is_a_letter_the_others_are_applied_and_without_letters_it_fa
     spec = dataset(changes=DEBEZIUM, on_bad_change=DeadLetters("lake.dead"))
     assert sparkling.advance(spec).counters["quarantined"] == 1
     assert {key: entry["n"] for key, entry in sparkling.view(spec).items()} == {1: 5, 2: 5}
+
+
+def test_a_column_that_was_added_later_is_declared_alone(sparkling: World) -> None:
+    form = replace(DEBEZIUM, on_missing={"price": "null"})
+    assert form == pickle.loads(pickle.dumps(form))
+    assert hash(form) == hash(replace(DEBEZIUM, on_missing={"price": "null"}))
+    envelopes(sparkling, change("u", GENERATED), change("u", {"id": 1, "price": "1.00"}))
+    assert sorted(problems(sparkling, dataset(changes=form))) == [1], "n is refused"
+    kept = replace(DEBEZIUM, on_missing={"price": "keep"})
+    assert (form.completes, kept.completes) == (False, True)
+    rows = {row["__offset"]: row["__kept"] for row in rows_of(changes_of(sparkling, dataset(changes=kept)))}
+    assert rows[0] == ["price"]
+    with pytest.raises(ConfigurationError) as refused:
+        replace(DEBEZIUM, on_missing={"prize": "null"})
+    assert (refused.value.argument, refused.value.column) == ("on_missing", "prize")
 
 
 @pytest.mark.parametrize("rule", ["refuse", "null", "keep"])
