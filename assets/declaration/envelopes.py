@@ -316,7 +316,8 @@ def missing_rules(form: DebeziumEnvelope | MaxwellEnvelope) -> dict[str, Missing
     given = form.on_missing
     if given is None or isinstance(given, str):
         return dict.fromkeys(names, given or "refuse")
-    return dict.fromkeys(names, "refuse") | dict(given)
+    rules: dict[str, MissingRule] = dict.fromkeys(names, "refuse")
+    return rules | dict(given)
 
 
 def _check_avro(text: str, which: str) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from dagster_adjunct.assets.reading.stored_file import StoredFile
@@ -58,7 +59,8 @@ def count_ignored(older: Sequence[OlderChanges], key: Sequence[str]) -> tuple[in
     """
     ignored = deletions = 0
     for one in older:
-        rows = one.made.reading(lambda one=one: one.made.open().read(columns=[*key, POSITION, TOMBSTONE]))
+        made = one.made.open()
+        rows = one.made.reading(partial(made.read, columns=[*key, POSITION, TOMBSTONE]))
         rows = rows.filter(pc.less(rows.column(POSITION), one.highest))
         newest = _newest_positions(one, rows, key)
         columns = (rows.column(name).to_pylist() for name in (*key, POSITION, TOMBSTONE))
@@ -101,7 +103,7 @@ def _row_groups(stored: StoredFile, key: Sequence[str], lowest: Any, bounds: dic
             continue
         outside = of_key is not None and of_key.has_min_max and _is_outside(of_key, bounds)
         if not outside:
-            yield stored.reading(lambda group=group: file.read_row_group(group, columns=[*key, POSITION]))
+            yield stored.reading(partial(file.read_row_group, group, columns=[*key, POSITION]))
 
 
 def _is_outside(statistics: Any, bounds: dict[str, Any]) -> bool:
