@@ -216,7 +216,7 @@ class DebeziumEnvelope(EnvelopeFormat):
     decimals: Literal["precise", "string"] | None = None
     unavailable: str | None = PLACEHOLDER
     on_unavailable: Literal["refuse", "keep"] = "refuse"
-    on_missing: MissingRules | None = None
+    on_missing: MissingRules | Literal["default"] = "default"
     transactions: str | None = None
     collection: str | None = None
     documents: bool = False
@@ -242,7 +242,7 @@ class DebeziumEnvelope(EnvelopeFormat):
             )
             step = "Leave on_missing out, or declare on_missing='null'."
             raise ConfigurationError(problem, step, argument="on_missing")
-        if self.on_missing is None:
+        if self.on_missing == "default":
             # A document lacks a field that it has no value for; an Avro schema says which columns there are.
             object.__setattr__(self, "on_missing", "refuse" if self.layout == "rows" and not self.schemas else "null")
         _check_avro_columns(declared.names, tuple(self.schemas.values()))
@@ -314,10 +314,10 @@ def missing_rules(form: DebeziumEnvelope | MaxwellEnvelope) -> dict[str, Missing
     """Return, by column of the rows, what it means if a change lacks it."""
     names = Schema.from_ddl(form.columns, form.name).names
     given = form.on_missing
-    if given is None or isinstance(given, str):
-        return dict.fromkeys(names, given or "refuse")
     rules: dict[str, MissingRule] = dict.fromkeys(names, "refuse")
-    return rules | dict(given)
+    if given == "default":  # of an envelope that is being made
+        return rules
+    return dict.fromkeys(names, given) if isinstance(given, str) else rules | dict(given)
 
 
 def _check_avro(text: str, which: str) -> None:

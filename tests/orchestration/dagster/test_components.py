@@ -559,6 +559,27 @@ def test_an_application_is_found_whatever_its_name_and_else_by_it() -> None:
     assert several.application("till").name == "till"
 
 
+FOLLOWED = """
+unbounded_datasets:
+  d:
+    input: lake.d
+    key: id
+    broadcast: true
+    changes: {DebeziumEnvelope: {columns: "id BIGINT, note STRING", on_missing: RULE}}
+applications:
+  shop: {datasets: [d], steps: []}
+"""
+
+
+def test_what_a_missing_column_means_is_declared_in_yaml_with_quotes(tmp_path: Path) -> None:
+    for rule, declared in (('"null"', "null"), ('{note: "null"}', {"note": "null"})):
+        (dataset,) = component(FOLLOWED.replace("RULE", rule)).application().datasets
+        assert dataset.following.changes == DebeziumEnvelope("id BIGINT, note STRING", on_missing=declared)
+    for rule in ("null", "{note: null}", "{nte: keep}"):
+        with pytest.raises(ComponentError, match="on_missing"):
+            component(FOLLOWED.replace("RULE", rule), tmp_path).application()
+
+
 DAYS = """
 bounded_datasets:
   rates:
