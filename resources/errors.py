@@ -368,7 +368,12 @@ class TableReplacedError(TableNotFoundError):
 
 
 class StoreUnavailableError(TransientError):
-    """The object store did not answer, or asked to slow down."""
+    """The object store did not answer, or asked to slow down.
+
+    `without_effect` is True where the request surely changed nothing, as on a full disk.
+    """
+
+    without_effect: bool = False
 
 
 class StreamUnavailableError(TransientError):

@@ -309,7 +309,7 @@ def _problem(
         *[_check_surrogates(field, F.col(_RAW)) for field in schema.fields if field.type == "string"],
         *[_check_surrogates(field, F.col(_RAW_BEFORE)) for field in old.fields if field.type == "string"],
     ]
-    reasons += _check_names(key, writes)
+    reasons += _missing_reasons(declared, schema, key, writes)
     if own:
         reasons.append(_check_own_key(own))
     for name in key:
@@ -340,18 +340,31 @@ def _row_text(side: str) -> Column:
     return F.when(F.col(_PARSED)["payload"].isNotNull(), wrapped).otherwise(bare)
 
 
-def _check_names(key: tuple[str, ...], writes: Column) -> list[Column]:
-    """Return the reasons for rows that have a column of the key under a name in another case only."""
+def _missing_reasons(declared: Envelope, schema: Schema, key: tuple[str, ...], writes: Column) -> list[Column]:
+    """Return the reasons for rows after a change that lack a declared column.
+
+    One under a name in another case is never taken for a missing one. A missing column of the key is null, which is
+    found later.
+    """
     names = F.coalesce(F.json_object_keys(_row_text("after")), _no_names())
     lowered = F.transform(names, F.lower)
-    reasons = []
-    for name in key:
-        alike = ~F.array_contains(names, name) & F.array_contains(lowered, name.lower())
-        shown = F.concat(
-            F.lit(f"null key column {name!r}: the row after it has "), mark_column(F.array_join(names, ", "))
-        )
-        reasons.append(F.when(writes & F.col(_RAW)[name].isNull(), F.when(alike, shown)))
-    return reasons
+    missing = F.array_except(F.array(*[F.lit(name) for name in schema.names]), names)
+    alike = F.get(F.filter(missing, lambda name: F.array_contains(lowered, F.lower(name))), F.lit(0))
+    sent = F.get(F.filter(names, lambda name: F.lower(name) == F.lower(alike)), F.lit(0))
+    reasons = [
+        F.concat(F.lit("the row after it has no column '"), alike, F.lit("', but '"), sent, F.lit("' in another case"))
+    ]
+    rules = envelopes.missing_rules(declared)
+    required = [name for name in schema.names if rules.get(name) == "refuse" and name not in key]
+    if required:
+        lacking = F.get(F.array_except(F.array(*[F.lit(name) for name in required]), names), F.lit(0))
+        advice = "': send it, or declare on_missing='null' (it becomes null) or 'keep' (updates keep the stored value)"
+        reasons.append(F.concat(F.lit("the row after it has no column '"), lacking, F.lit(advice)))
+    # The names are parsed only for rows in which a column is null.
+    incomplete = F.lit(False)
+    for name in schema.names:
+        incomplete |= F.col(_RAW)[name].isNull()
+    return [F.when(writes & F.col(_RAW).isNotNull() & incomplete, F.coalesce(*reasons))]
 
 
 _FIELDS = "map<string,string>"
@@ -520,10 +533,12 @@ def _unknown_reasons(declared: Envelope, schema: Schema, key: tuple[str, ...]) -
 def _kept(declared: Envelope, schema: Schema) -> Column:
     """Return the names of the columns that keep their stored values, as an array; in inserts, the unavailable ones."""
     kept = F.col(_UNAVAILABLE)
-    if declared.on_missing == "keep":
+    rules = envelopes.missing_rules(declared)
+    keeping = [name for name in schema.names if rules.get(name) == "keep"]
+    if keeping:
         row = F.when(F.col(_PARSED)["payload"].isNotNull(), F.get_json_object(TEXT, "$.payload.after"))
         given = F.json_object_keys(row.otherwise(F.get_json_object(TEXT, "$.after")))
-        names = F.array(*[F.lit(name) for name in schema.names])
+        names = F.array(*[F.lit(name) for name in keeping])
         missing = F.array_except(names, F.coalesce(given, _no_names()))
         kept = F.when(F.col(_OP) == "u", F.array_union(kept, missing)).otherwise(kept)
     return kept

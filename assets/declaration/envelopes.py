@@ -138,6 +138,9 @@ def _json_default(value: Any) -> str:
 
 _ENVELOPE = "a Debezium envelope"
 AvroSchemas = str | Mapping[int, str] | tuple[tuple[int, str], ...]
+MissingRule = Literal["refuse", "null", "keep"]
+MissingRules = MissingRule | Mapping[str, MissingRule] | tuple[tuple[str, MissingRule], ...]
+"""What a missing column means: for all columns, or by column, the others being refused."""
 
 
 class EnvelopeFormat:
@@ -192,11 +195,14 @@ class DebeziumEnvelope(EnvelopeFormat):
 
     `unavailable` is what Debezium sends for a large value that it does not know (its `unavailable.value.placeholder`),
     None if the source always knows (REPLICA IDENTITY FULL). With `on_unavailable="keep"` the dataset keeps its stored
-    value; with "refuse" such a change is a bad change. With `on_missing="keep"` an update changes only the columns in
-    its row; with "null" the others become null.
+    value; with "refuse" such a change is a bad change.
+
+    A row in JSON without one of the columns is a bad change, unless `on_missing` says that these become null ("null"),
+    or that an update changes only the columns in its row ("keep"); {"note": "null"} says it of one column. In Avro, a
+    column that a row's own schema lacks is null, and one that all schemas lack is refused when declared.
 
     `documents` is for rows of MongoDB's connector: documents in extended JSON, with dates in milliseconds and decimals
-    as strings.
+    as strings. A field that a document lacks is null, unless `on_missing="refuse"`.
 
     `transactions` is the stream of Debezium's transaction metadata ("lake.tx") and `collection` the table's name in it
     ("public.accounts"): changes of one transaction then become visible together.
@@ -210,7 +216,7 @@ class DebeziumEnvelope(EnvelopeFormat):
     decimals: Literal["precise", "string"] | None = None
     unavailable: str | None = PLACEHOLDER
     on_unavailable: Literal["refuse", "keep"] = "refuse"
-    on_missing: Literal["null", "keep"] = "null"
+    on_missing: MissingRules | Literal["default"] = "default"
     transactions: str | None = None
     collection: str | None = None
     documents: bool = False
@@ -227,13 +233,19 @@ class DebeziumEnvelope(EnvelopeFormat):
             raise ConfigurationError(problem, step, argument="format")
         for number, text in self.schemas.items():
             _check_avro(text, "" if number is None else f" {number}")
-        if self.on_missing == "keep" and (self.documents or self.format == "avro"):
+        _freeze_missing(self, declared)
+        if "keep" in missing_rules(self).values() and (self.documents or self.format == "avro"):
             what = "documents=True" if self.documents else "format='avro'"
             problem = (
                 f"{_ENVELOPE} has {what} and on_missing='keep': such rows are complete, so a column that is missing in "
-                "one is null."
+                "one keeps no stored value."
             )
-            raise ConfigurationError(problem, "Leave on_missing out.", argument="on_missing")
+            step = "Leave on_missing out, or declare on_missing='null'."
+            raise ConfigurationError(problem, step, argument="on_missing")
+        if self.on_missing == "default":
+            # A document lacks a field that it has no value for; an Avro schema says which columns there are.
+            object.__setattr__(self, "on_missing", "refuse" if self.layout == "rows" and not self.schemas else "null")
+        _check_avro_columns(declared.names, tuple(self.schemas.values()))
         if self.documents and self.timestamps is None:
             object.__setattr__(self, "timestamps", "millis")
         decimal = next((field.name for field in declared.fields if field.type.startswith("decimal")), None)
@@ -262,7 +274,7 @@ class DebeziumEnvelope(EnvelopeFormat):
     @property
     def completes(self) -> bool:
         """Whether changes may leave out columns, which keep their stored values."""
-        return "keep" in (self.on_unavailable, self.on_missing)
+        return self.on_unavailable == "keep" or "keep" in missing_rules(self).values()
 
     @property
     def schemas(self) -> dict[int | None, str]:
@@ -276,9 +288,36 @@ class DebeziumEnvelope(EnvelopeFormat):
         return PATH.fullmatch(path) is not None
 
     def describe(self) -> str:
-        keeps = [name for name in ("on_unavailable", "on_missing") if getattr(self, name) == "keep"]
-        kept = "".join(f", {name}='keep'" for name in keeps)
+        rules = {name: getattr(self, name) for name in ("on_unavailable", "on_missing")}
+        usual = ("refuse", "null") if self.documents or self.schemas else ("refuse",)
+        kept = "".join(f", {name}={rule!r}" for name, rule in rules.items() if rule not in usual)
         return f"Debezium envelopes in {self.format} ({self.columns}){kept}"
+
+
+def _freeze_missing(form: EnvelopeFormat, declared: Schema) -> None:
+    """Store rules by column as pairs, so that formats are comparable and hashable.
+
+    Raises ConfigurationError for a column that is not declared.
+    """
+    given = getattr(form, "on_missing", None)
+    if given is None or isinstance(given, str):
+        return
+    rules = dict(given)
+    unknown = next((name for name in rules if name not in declared), None)
+    if unknown is not None:
+        problem = f"on_missing names the column {unknown!r}; declared are {', '.join(declared.names)}."
+        raise ConfigurationError(problem, "Correct the name.", argument="on_missing", column=unknown)
+    object.__setattr__(form, "on_missing", tuple(sorted(rules.items())))
+
+
+def missing_rules(form: DebeziumEnvelope | MaxwellEnvelope) -> dict[str, MissingRule]:
+    """Return, by column of the rows, what it means if a change lacks it."""
+    names = Schema.from_ddl(form.columns, form.name).names
+    given = form.on_missing
+    rules: dict[str, MissingRule] = dict.fromkeys(names, "refuse")
+    if given == "default":  # of an envelope that is being made
+        return rules
+    return dict.fromkeys(names, given) if isinstance(given, str) else rules | dict(given)
 
 
 def _check_avro(text: str, which: str) -> None:
@@ -288,6 +327,37 @@ def _check_avro(text: str, which: str) -> None:
         problem = f"{_ENVELOPE}: the Avro schema{which} is not JSON ({error}): {str(text)[:60]!r}."
         step = "Give the text of the schema from the registry or the .avsc file."
         raise ConfigurationError(problem, step, argument="avro_schema") from error
+
+
+def _check_avro_columns(columns: Sequence[str], schemas: Sequence[str]) -> None:
+    """Raise ConfigurationError for a column that no row of the Avro schemas has, so that it would always be null.
+
+    A schema without a record in `before` or `after` is not checked.
+    """
+    known = [_avro_row_columns(json.loads(text)) for text in schemas]
+    if not known or None in known:
+        return
+    sent = {name for names in known for name in names or ()}
+    lacking = next((name for name in columns if name not in sent), None)
+    if lacking is None:
+        return
+    alike = next((name for name in sorted(sent) if name.lower() == lacking.lower()), None)
+    found = f"but {alike!r} in another case" if alike else f"which have {', '.join(sorted(sent))}"
+    problem = f"{_ENVELOPE} declares column {lacking!r}, which is in no row of its Avro schemas, {found}."
+    step = "Correct the name, leave the column out, or let the connector send it."
+    raise ConfigurationError(problem, step, argument="columns", column=lacking)
+
+
+def _avro_row_columns(schema: Any) -> set[str] | None:
+    """Return the columns of the rows in an envelope's Avro schema, None if it has no rows."""
+    fields = schema.get("fields", ()) if isinstance(schema, Mapping) else ()
+    sides = [field for field in fields if isinstance(field, Mapping) and field.get("name") in ("before", "after")]
+    for side in sides:  # the first has the record itself, the second may only name it
+        kinds = side.get("type")
+        for kind in kinds if isinstance(kinds, list) else [kinds]:
+            if isinstance(kind, Mapping) and isinstance(kind.get("fields"), list):
+                return {field["name"] for field in kind["fields"] if isinstance(field, Mapping) and "name" in field}
+    return None
 
 
 _DATE = r"^\d{4}-\d\d-\d\d$"
@@ -419,7 +489,8 @@ class MaxwellEnvelope(EnvelopeFormat):
 
     `columns` are those of the rows ("id BIGINT, name STRING"); others are ignored. `table` selects one ("shop.items")
     if the stream has several. `timestamps` is the unit of numbers in TIMESTAMP columns, None for ISO strings with a
-    zone. With `on_missing="keep"` an update changes only the columns in `data`, with "null" the others become null.
+    zone. A row without one of the columns is a bad change, unless `on_missing` says that these become null ("null"), or
+    that an update changes only the columns in `data` ("keep"); {"note": "null"} says it of one column.
     Rows of a bootstrap never replace streamed changes, unless `order_by` is declared: `source.position` (Maxwell's
     output_binlog_position), `source.gtid` or `source.ts`.
     """
@@ -428,7 +499,7 @@ class MaxwellEnvelope(EnvelopeFormat):
     value: str = "value"
     table: str | None = None
     timestamps: Literal["millis", "micros"] | None = None
-    on_missing: Literal["null", "keep"] = "null"
+    on_missing: MissingRules = "refuse"
 
     layout: ClassVar[Literal["maxwell"]] = "maxwell"
     format: ClassVar[Literal["json"]] = "json"
@@ -439,7 +510,7 @@ class MaxwellEnvelope(EnvelopeFormat):
     name: ClassVar[str] = _MAXWELL
 
     def __post_init__(self) -> None:
-        Schema.from_ddl(self.columns, _MAXWELL)
+        _freeze_missing(self, Schema.from_ddl(self.columns, _MAXWELL))
         if self.table is not None and "." not in self.table:
             problem = f"{_MAXWELL} has table={self.table!r}: expected DATABASE.TABLE."
             step = 'Write, for example, table="shop.items", or leave it out if the stream has one table.'
@@ -448,14 +519,15 @@ class MaxwellEnvelope(EnvelopeFormat):
     @property
     def completes(self) -> bool:
         """Whether changes may leave out columns, which keep their stored values."""
-        return self.on_missing == "keep"
+        return "keep" in missing_rules(self).values()
 
     def orders(self, path: str) -> bool:
         return path in _MAXWELL_PATHS
 
     def describe(self) -> str:
         table = "" if self.table is None else f" of {self.table}"
-        return f"Maxwell envelopes{table} ({self.columns})" + (", on_missing='keep'" if self.completes else "")
+        missing = "" if self.on_missing == "refuse" else f", on_missing={self.on_missing!r}"
+        return f"Maxwell envelopes{table} ({self.columns}){missing}"
 
 
 Envelope = DebeziumEnvelope | MaxwellEnvelope

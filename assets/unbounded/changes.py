@@ -36,6 +36,7 @@ from dagster_adjunct.assets.unbounded import commit
 from dagster_adjunct.assets.unbounded.commit import Advance
 from dagster_adjunct.assets.unbounded.complete_rows import RowCompletion
 from dagster_adjunct.assets.unbounded.dead_letters import build_dead_letters, dead_letter_producer, send_dead_letters
+from dagster_adjunct.assets.unbounded.ignored_changes import count_ignored, find_older_changes
 from dagster_adjunct.assets.unbounded.progress import bootstrap_progress
 from dagster_adjunct.assets.unbounded.suspicious_values import find_suspicious_values
 from dagster_adjunct.assets.versions.dataset_log import Attempt
@@ -325,7 +326,12 @@ def apply_ranges(
                     advance.stages.begin_build()
                     advance, generation, counted, samples = write_changes(advance, attempt, ranges, rewinding, spark)
                     counted["deleted"] += count_deletions(generation)
-                    counters |= counted if bootstrapping else {"changes": generation.rows, **counted}
+                    if not bootstrapping:
+                        ignored, deletions = (0, 0) if rewinding is not None else _count_ignored(advance, generation)
+                        counted["superseded"] += ignored
+                        counted["deleted"] -= deletions
+                        counted = {"changes": generation.rows - ignored, **counted}
+                    counters |= counted
             with advance.stages("commit"):
                 decide = partial(
                     _manifest_with_changes, attempt, generation, ranges, counters, samples, reached, rewinding
@@ -335,6 +341,22 @@ def apply_ranges(
         advance.log.drop(generation)
         raise
     return replace(advance, counters=sum_counters(dict(advance.counters), counters)), records
+
+
+def _count_ignored(advance: Advance, generation: Generation) -> tuple[int, int]:
+    """Return how many of the generation's changes are older than the stored ones of their keys; of these, deletions.
+
+    By offset, streamed changes are never older, so none are looked for. With history, older changes correct the past.
+    """
+    following, lake, name = advance.spec.following, advance.context.lake, advance.spec.name
+    if following.order_by is None or following.history is not None:
+        return 0, 0
+    stored = target_generations(advance)
+    older = find_older_changes(lake.store, f"dataset {name!r}", stored, generation)
+    if not older:
+        return 0, 0
+    with lease_served(lake, name, advance.manifest.version, holder=f"advance by {advance.context.by}"):
+        return count_ignored(older, advance.spec.key)
 
 
 def _manifest_with_changes(

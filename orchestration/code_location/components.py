@@ -877,6 +877,21 @@ class AdjunctComponent(dg.Component):
         """Return the applications by name, for programs and tests. Raises ComponentError for a mistake."""
         return {name: made.app for name, made in self._translation().applications(self.attributes).items()}
 
+    def application(self, name: str | None = None) -> Application:
+        """Return the application of this name, or the only one, whatever its name.
+
+        Raises ComponentError for a mistake, and ConfigurationError where there is no such application.
+        """
+        declared = self.applications()
+        if name is None and len(declared) == 1:
+            return next(iter(declared.values()))
+        if name in declared:
+            return declared[name]
+        wanted = "one of several applications is asked for without a name" if name is None else f"no {name!r}"
+        problem = f"application(): {wanted}: the component declares {', '.join(declared) or 'none'}."
+        step = "Pass the name of one of these, as it is written below `applications` in defs.yaml."
+        raise ConfigurationError(problem, step, argument="name")
+
     def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:
         """Return the definitions of the applications. Raises ComponentError if one is invalid."""
         try:

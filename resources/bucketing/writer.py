@@ -137,6 +137,7 @@ class BucketFileWriter:
         self._group_keys: list[Any] = []
         self._last: pa.Table | None = None
         self._range: tuple[int, int] | None = None
+        self._positions: tuple[Any, Any] | None = None
         self._range_nulls = 0
         self._differing = 0
         over_time = options.over_time
@@ -267,6 +268,10 @@ class BucketFileWriter:
         check_key_order(self._layout.key, self._options.what, self._last, batch)
         if TOMBSTONE in self._layout.columns:
             self._tombstones += pc.sum(batch.column(TOMBSTONE)).as_py() or 0
+        if POSITION in self._layout.columns:
+            found = pc.min_max(batch.column(POSITION)).as_py()
+            lowest, highest = self._positions or (found["min"], found["max"])
+            self._positions = (min(lowest, found["min"]), max(highest, found["max"]))
         if DIGEST in batch.column_names:
             with np.errstate(over="ignore"):
                 part = int(batch.column(DIGEST).to_numpy().view(np.uint64).sum(dtype=np.uint64))
@@ -330,6 +335,7 @@ class BucketFileWriter:
             "deleted" if self._options.drop_tombstones else "forgotten": self._deleted,
             "tombstones": self._tombstones,
             "range": list(self._range or ()),
+            "positions": list(self._positions or ()),
             "range_nulls": self._range_nulls,
             "differing": self._differing,
         }

@@ -449,6 +449,8 @@ class CommitLog:
                     raise
                 return None
             except (errors.ObjectExistsError, errors.PreconditionFailedError, errors.TransientError) as error:
+                if problem is None and isinstance(error, errors.StoreUnavailableError) and error.without_effect:
+                    raise
                 # Even then our commit may have happened, if the request was repeated on its way.
                 problem = error
             won, etag = self._resolve_outcome(expected, pointer, problem)

@@ -205,7 +205,9 @@ class LocalStore(ObjectStore):
             problem = f"folder {self.url} can't hold a lake: {reason} ({what})."
             return errors.ConfigurationError(problem, "Use a folder that this user may read and write.", argument="url")
         problem = f"the file system of {self.url} failed at {what}: {reason}."
-        return errors.StoreUnavailableError(problem, step, url=self.url)
+        # An object is made by the link or the rename at the end of a request, which need room themselves.
+        full = error.errno in errors.DISK_FULL_ERRNOS
+        return errors.StoreUnavailableError(problem, step, url=self.url, without_effect=full)
 
     def _open(self, key: str) -> BufferedReader:
         try:
@@ -317,13 +319,21 @@ class LocalStore(ObjectStore):
         return errors.ConfigurationError(problem, step, url=self.url, key=key)
 
     def _sync_folder(self, path: Path) -> str:
-        """Sync the folder, so that the file survives a power cut, and return the ETag."""
-        folder = os.open(path.parent, os.O_RDONLY)
+        """Sync the folder, so that the file survives a power cut, and return the ETag.
+
+        Raises StoreUnavailableError where that fails: the file has its name, so that the outcome has to be read.
+        """
         try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-        info = _object_info("", path)
+            folder = os.open(path.parent, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
+            info = _object_info("", path)
+        except OSError as error:
+            reason, step = errors.describe_file_error(error, self.url)
+            problem = f"the file system of {self.url} failed to sync {path.parent.name!r}: {reason}."
+            raise errors.StoreUnavailableError(problem, step, url=self.url) from error
         return info.etag if info else ""
 
 

@@ -5,4 +5,4 @@ from pathlib import Path
 import dagster as dg
 
 component = dg.ComponentTree.for_project(Path(__file__).parent).load_component("orders")
-app = component.applications()["new-project"]
+app = component.application()

@@ -336,6 +336,14 @@ def _record_reader(writer: Any, reader: Any) -> Callable[[bytes], dict[str, Any]
     return read
 
 
+def _field_names(writer: Any, reader: Any) -> tuple[list[str], list[str]]:
+    """Return the names of a writer's fields, and of those of the reader's that no alias finds among them."""
+    if not isinstance(writer, dict):
+        return [], []
+    sent = [field["name"] for field in writer.get("fields", ())]
+    return sent, [field["name"] for field in reader["fields"] if not set(field.get("aliases", ())) & set(sent)]
+
+
 def _registry_reader(declared: str, registry: SchemaRegistry) -> Callable[[bytes], dict[str, Any]]:
     known: dict[int, Callable[[bytes], dict[str, Any]]] = {}
     reader = parse_avro_schema(declared)
@@ -347,6 +355,7 @@ def _registry_reader(declared: str, registry: SchemaRegistry) -> Callable[[bytes
                 writer = parse_avro_schema(registered.text, registered.references)
             except ConfigurationError as error:
                 raise Unfit(f"schema {registered.id} of the registry is not a valid Avro schema") from error
+            formats.check_cases(*_field_names(writer, reader))
             same = json.loads(registered.text) == json.loads(declared)
             known[registered.id] = _record_reader(writer, None if same else reader)
         return known[registered.id](data[HEADER_BYTES:])

@@ -7,7 +7,7 @@ import datetime as dt
 import json
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import partial
@@ -347,7 +347,31 @@ def _read_fast(data: Sequence[bytes | None], schema: Schema, names: Mapping[str,
     # Arrow reads a number just above the greatest double as infinity; it rejects larger ones.
     if any(pa.types.is_floating(column.type) and pc.any(pc.is_inf(column)).as_py() for column in columns):
         return None
+    nulls = [(field.name, column) for field, column in zip(fields, columns, strict=True) if column.null_count]
+    if any(_may_differ_by_case(messages, name, column) for name, column in nulls):
+        return None
     return columns
+
+
+def _may_differ_by_case(messages: Sequence[bytes], name: str, column: pa.Array) -> bool:
+    """Whether a message without a value in this field may have it under a name in another case."""
+    quoted = f'"{name}"'.encode()
+    lowered = quoted.lower()
+    for row in pc.indices_nonzero(column.is_null()).to_pylist():
+        if quoted not in messages[row] and lowered in messages[row].lower():
+            return True
+    return False
+
+
+def check_cases(sent: Collection[str], declared: Sequence[str]) -> None:
+    """Raise Unfit for a declared field that is missing in a message while another one differs from it by case only."""
+    missing = [name for name in declared if name not in sent]
+    if not missing:
+        return
+    others = {name.lower(): name for name in sent if name not in declared}
+    for name in missing:
+        if name.lower() in others:
+            raise Unfit(f"it has no field {name!r}, but {others[name.lower()]!r} in another case")
 
 
 @validated
@@ -355,7 +379,8 @@ def _read_fast(data: Sequence[bytes | None], schema: Schema, names: Mapping[str,
 class Json:
     """One JSON object per message; `schema` declares its fields, as a Schema or as DDL.
 
-    Missing fields are null, undeclared ones are ignored. A value that does not fit its column's type makes the message
+    Missing fields are null, undeclared ones are ignored; a message that lacks a field and has one whose name differs by
+    case only is malformed. A value that does not fit its column's type makes the message
     malformed: values are not cast, truncated or, except for FLOAT and DOUBLE, rounded. STRING columns accept texts, and
     objects and lists as JSON text. DECIMAL accepts numbers and texts, exactly. DATE and TIMESTAMP are ISO 8601 texts,
     timestamps with a zone, or integers in the unit of `timestamps`. BINARY is base64. `names` are the field names of
@@ -388,6 +413,7 @@ class Json:
         decode = json.JSONDecoder(parse_constant=_reject_constant, parse_float=Decimal if exact else float).decode
 
         quick = fast_json_reader(schema, named)
+        fields = [named.get(name, name) for name in schema.names]
 
         def parse(message: bytes) -> dict[str, Any]:
             try:
@@ -400,6 +426,7 @@ class Json:
                 raise Unfit(f"not JSON: {str(error)[:60]}") from error
             if type(record) is not dict:
                 raise Unfit(f"{describe_value(record)} where a JSON object belongs")
+            check_cases(record, fields)
             return record | {column: record.get(name) for column, name in named.items()} if named else record
 
         exactly = row_reader(parse, schema, converts)

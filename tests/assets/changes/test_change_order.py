@@ -185,7 +185,7 @@ def test_a_later_change_without_a_value_is_told_as_what_it_is(sparkling: World) 
         change("c", {"lsm": 3}),
         change("d", {"lsn": "16/B374D848"}),
         change("e", {"lsn": 2**63}),
-        {"op": "u", "after": {"id": 1}},
+        {"op": "u", "after": {"id": 1, "v": None}},
     )
     assert problems(sparkling, dataset(changes=FORM, order_by="source.lsn")) == {
         1: "no value to order by: 'source.lsn' is null",

@@ -50,7 +50,7 @@ def wide_world(world: World) -> World:
 
 
 def spec(columns: str, **options: Any) -> AdjunctDataset:
-    changes = DebeziumEnvelope(columns, decimals="string")
+    changes = DebeziumEnvelope(columns, decimals="string", on_missing="null")
     manual = DeltaCompaction(inside_commit=False)
     return unbounded_dataset(
         "wide", input="lake.wide", key="k", partitions=2, changes=changes, compaction=manual, **options

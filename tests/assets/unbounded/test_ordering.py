@@ -17,10 +17,11 @@ from dagster_adjunct.assets.declaration.policies import DeadLetters, DeltaCompac
 from dagster_adjunct.assets.reading.stored_versions import StoredVersions
 from dagster_adjunct.assets.unbounded.compaction import compact_dataset
 from dagster_adjunct.resources.errors import BadChangeError, SchemaMismatchError
-from dagster_adjunct.resources.objects.lake import open_lake
+from dagster_adjunct.resources.objects.lake import Lake, open_lake
 from dagster_adjunct.resources.schemas.schema import Schema
 from dagster_adjunct.resources.spark.in_process import IN_PROCESS
 from tests.assets.conftest import World
+from tests.faulty_store import FaultyStore
 from tests.rounds import rounds
 
 SCHEMA = Schema.of(k="string", at="bigint", n="int")
@@ -209,3 +210,55 @@ def test_a_column_that_has_no_order_is_refused(world: World) -> None:
     with pytest.raises(SchemaMismatchError) as failure:
         world.advance(ordered())
     assert failure.value.column == "at"
+
+
+@pytest.mark.lengthy
+@pytest.mark.parametrize("compacted", [False, True])
+def test_older_changes_are_counted_as_superseded_across_commits(quick: World, compacted: bool) -> None:
+    world, spec = facts_in(quick), ordered()
+    send(world, [("a", 10, 1), ("b", 10, 2), ("c", 10, 3)])
+    world.advance(spec)
+    if compacted:
+        compact_dataset(world.lake, "facts", spark=IN_PROCESS, by="test", level="major")
+    send(world, [("a", 5, 9), ("b", 20, 4), ("c", 9, None), ("d", 1, 5), ("a", 4, 8), ("e", 3, None), ("b", 20, 6)])
+    counters = world.advance(spec).counters
+    # Of a, 5 and 4 are older than 10; of b, the first 20 is; the deletion of c is older, that of e is not.
+    assert {name: counters[name] for name in ("read", "changes", "superseded", "deleted")} == {
+        "read": 7, "changes": 3, "superseded": 4, "deleted": 1,
+    }  # fmt: skip
+    assert by_key(world) == {"a": 1, "b": 6, "c": 3, "d": 5}
+    send(world, [("a", 10, 7)])
+    assert world.advance(spec).counters["changes"] == 1, "the later of equals wins"
+
+
+@pytest.mark.lengthy
+@pytest.mark.parametrize("seed", range(6))
+def test_counts_of_drawn_changes_are_what_a_dictionary_counts(quick: World, seed: int) -> None:
+    chance = random.Random(seed)
+    world, spec, newest = facts_in(quick), ordered(), dict[str, int]()
+    send(world, [("z", 1000, 1)])
+    world.advance(spec)
+    for _ in range(5):
+        batch = [(chance.choice(KEYS), chance.randrange(30), chance.choice([1, 2, None])) for _ in range(8)]
+        send(world, batch)
+        counters = world.advance(spec).counters
+        last = {key: (at, value) for key, at, value in sorted(batch, key=lambda fact: fact[1])}
+        applied = {key: fact for key, fact in last.items() if fact[0] >= newest.get(key, fact[0])}
+        newest |= {key: at for key, (at, _) in applied.items()}
+        deleted = sum(value is None for _, value in applied.values())
+        assert counters["read"] == 8
+        assert (counters["changes"], counters["superseded"], counters["deleted"]) == (
+            len(applied), 8 - len(applied), deleted,
+        )  # fmt: skip
+
+
+def test_a_commit_of_new_changes_reads_no_stored_position(quick: World) -> None:
+    world, spec = facts_in(quick), ordered()
+    send(world, [(key, 10, 1) for key in KEYS])
+    world.advance(spec)
+    store = FaultyStore(world.lake.store)
+    watched = World(Lake(store, world.lake.id), IN_PROCESS, sequences=world.sequences)
+    send(watched, [(key, 11, 2) for key in KEYS])
+    assert watched.advance(spec).counters["superseded"] == 0
+    read = [key for request, key in store.requests if request.startswith(("get", "download")) and "datasets/" in key]
+    assert not [key for key in read if key.endswith(".parquet")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import importlib
 import os
 import resource
 import subprocess
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from dagster import DagsterInstance, RunRequest
 
 from dagster_adjunct import (
     IN_PROCESS,
@@ -27,6 +29,7 @@ from dagster_adjunct import (
 )
 from dagster_adjunct.errors import ConfigurationError, StoreUnavailableError
 from dagster_adjunct.orchestration.cli.main import root
+from tests.orchestration.dagster.ticking import Ticker
 
 pytestmark = [pytest.mark.lengthy, pytest.mark.timeout(120)]
 SCHEMA = Schema.of(k="string", n="bigint")
@@ -194,3 +197,32 @@ def test_a_command_over_its_quota_ends(command: str, tmp_path: Path, monkeypatch
         error = result(lake, command).exception
     assert isinstance(error, StoreUnavailableError), repr(error)
     assert "quota" in error.next_step
+
+
+SENSORS = ("shop_new_records", "shop_startpoints", "shop_restart")
+
+
+@pytest.mark.parametrize("kind", FULL)
+def test_ticks_on_a_full_disk_say_its_name_or_need_no_room_and_go_on_later(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sensors that only read ask for their runs; one that has to write ends its tick with the disk's error."""
+    options, use, reason = FULL[kind]
+    with mounted(tmp_path / "disk", options) as disk, DagsterInstance.ephemeral() as instance:
+        lake = prepared(disk, monkeypatch)
+        app = importlib.import_module("shop_disk").app
+        assert result(lake, "startpoint").exit_code == 0
+        tickers = {name: Ticker(lake, app, instance, name) for name in SENSORS}
+        use(disk)
+        assert isinstance(tickers["shop_new_records"].tick(), RunRequest)
+        assert isinstance(tickers["shop_restart"].tick(), str)
+        before = tickers["shop_startpoints"].cursor
+        for _ in range(2):
+            with pytest.raises(StoreUnavailableError) as told:
+                tickers["shop_startpoints"].tick()
+            assert (told.value.url, reason in told.value.problem) == (lake.url, True)
+            assert "Make room" in told.value.next_step
+        assert tickers["shop_startpoints"].cursor == before
+        for used in ("filler", "many"):
+            subprocess.run(["rm", "-rf", str(disk / used)], check=True)
+        assert isinstance(tickers["shop_startpoints"].tick(), RunRequest)

@@ -254,7 +254,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     (package / "defs" / "__init__.py").touch()
     examples = Path(__file__).parents[3] / "examples" / "new_project_in_yaml" / "new_project"
     (package / "definitions.py").write_text((examples / "definitions.py").read_text())
-    (package / "pipeline.py").write_text((examples / "pipeline.py").read_text().replace('["new-project"]', '["shop"]'))
+    (package / "pipeline.py").write_text((examples / "pipeline.py").read_text())
     lake = open_lake(folder / "lake")
     streams = LakeStreams(lake)
     orders = Schema.of(product="string", customer="string", quantity="int", at="timestamp")

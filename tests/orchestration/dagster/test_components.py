@@ -31,7 +31,7 @@ from dagster_adjunct import (
 from dagster_adjunct.automation import new_records, new_version, stale
 from dagster_adjunct.changes import DebeziumEnvelope, DeltaCompaction
 from dagster_adjunct.components import AdjunctComponent
-from dagster_adjunct.errors import ComponentError
+from dagster_adjunct.errors import ComponentError, ConfigurationError
 from dagster_adjunct.orchestration.code_location.components import AdjunctScaffolder
 from dagster_adjunct.resources.streams.system import registered_systems
 from dagster_adjunct.streams import ARRIVAL
@@ -544,6 +544,40 @@ def test_conditions_are_declared_in_yaml_too() -> None:
     assert "shop_automation" in {sensor.name for sensor in sensors}
     nightly = component(AUTOMATED.replace("{new_records: }", "\"{{ dg.AutomationCondition.on_cron('0 3 * * *') }}\""))
     assert nightly.applications()["shop"].automation_condition == dg.AutomationCondition.on_cron("0 3 * * *")
+
+
+def test_an_application_is_found_whatever_its_name_and_else_by_it() -> None:
+    only = component("applications:\n  shop: {steps: []}\n")
+    assert only.application().name == "shop"
+    assert only.application("shop").name == "shop"
+    with pytest.raises(ConfigurationError, match="shop") as told:
+        only.application("renamed")
+    assert told.value.argument == "name"
+    several = component("applications:\n  shop: {steps: []}\n  till: {steps: []}\n")
+    with pytest.raises(ConfigurationError, match="shop, till"):
+        several.application()
+    assert several.application("till").name == "till"
+
+
+FOLLOWED = """
+unbounded_datasets:
+  d:
+    input: lake.d
+    key: id
+    broadcast: true
+    changes: {DebeziumEnvelope: {columns: "id BIGINT, note STRING", on_missing: RULE}}
+applications:
+  shop: {datasets: [d], steps: []}
+"""
+
+
+def test_what_a_missing_column_means_is_declared_in_yaml_with_quotes(tmp_path: Path) -> None:
+    for rule, declared in (('"null"', "null"), ('{note: "null"}', {"note": "null"})):
+        (dataset,) = component(FOLLOWED.replace("RULE", rule)).application().datasets
+        assert dataset.following.changes == DebeziumEnvelope("id BIGINT, note STRING", on_missing=declared)
+    for rule in ("null", "{note: null}", "{nte: keep}"):
+        with pytest.raises(ComponentError, match="on_missing"):
+            component(FOLLOWED.replace("RULE", rule), tmp_path).application()
 
 
 DAYS = """

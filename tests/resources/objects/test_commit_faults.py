@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,6 +14,7 @@ from hypothesis import strategies as st
 
 from dagster_adjunct.resources.errors import CommitConflictError, CommitStateUnknownError, StoreUnavailableError
 from dagster_adjunct.resources.objects.commit_log import Commit, CommitLog
+from dagster_adjunct.resources.objects.local_store import LocalStore
 from dagster_adjunct.resources.objects.store import InMemoryStore
 from tests.faulty_store import Crash, Fault, FaultyStore
 
@@ -175,3 +179,47 @@ def test_whatever_is_lost_every_commit_is_in_history_exactly_as_reported(
     assert len(history) == len(set(history))
     assert outcome["won"] <= set(history) <= outcome["won"] | outcome["unknown"]
     assert not outcome["lost"] & set(history)
+
+
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
+def test_a_disk_that_is_full_at_the_swap_is_no_unknown_outcome(
+    code: int, first: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = CommitLog(LocalStore(tmp_path), "x", "stream")
+    parent = None if first else log.commit(None, {"n": 1}, by="me")
+    written = os.fsync
+    calls: list[int] = []
+
+    def full(file: int) -> None:  # the manifest is a file and its folder: the third is the pointer
+        calls.append(file)
+        if len(calls) > 2:
+            raise OSError(code, os.strerror(code))
+        written(file)
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(StoreUnavailableError) as told:
+        log.commit(parent, {"n": 2}, by="me")
+    assert (told.value.without_effect, told.value.url, len(calls)) == (True, str(tmp_path), 3)
+    assert os.strerror(code) in told.value.problem
+    monkeypatch.setattr(os, "fsync", written)
+    assert log.current() == parent
+    assert log.commit(parent, {"n": 2}, by="me").number == (1 if first else 2)
+
+
+def test_a_folder_that_can_not_be_synced_after_the_swap_is_a_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = CommitLog(LocalStore(tmp_path), "x", "stream")
+    parent = log.commit(None, {"n": 1}, by="me")
+    written = os.fsync
+    calls: list[int] = []
+
+    def failing(file: int) -> None:  # the fourth is the folder of the pointer, which has its name by then
+        calls.append(file)
+        if len(calls) == 4:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        written(file)
+
+    monkeypatch.setattr(os, "fsync", failing)
+    assert log.commit(parent, {"n": 2}, by="me") == log.current()

@@ -662,3 +662,28 @@ def test_a_format_goes_through_spark_and_a_broker(spark: SparkSession, kafka: Ka
 def _collected(streams: KafkaStreams, spark: SparkSession, ranges: dict[Any, OffsetRange]) -> list[tuple[str, bool]]:
     with translate_spark_errors():
         return [tuple(row) for row in streams.read(spark, ranges).select("tailnum", "__tombstone").collect()]
+
+
+CASES = [
+    (b'{"id": 1, "Name": "x"}', "it has no field 'name', but 'Name' in another case"),
+    (b'{"id": 1, "NAME": null}', "it has no field 'name', but 'NAME' in another case"),
+    (b'{"ID": 1, "name": "x"}', "it has no field 'id', but 'ID' in another case"),
+    (b'{"id": 1, "name": null, "Name": "x"}', None),
+    (b'{"id": 1, "other": "\\"name\\": x"}', None),
+    (b'{"id": 1}', None),
+]
+
+
+@pytest.mark.parametrize(("message", "reason"), CASES)
+@pytest.mark.parametrize("columns", ["id INT, name STRING", "id INT, name STRING, day DATE"])
+def test_a_field_in_another_case_is_malformed_and_no_null(message: bytes, reason: str | None, columns: str) -> None:
+    topic = KafkaTopic(value=Json(columns))
+    good = b'{"id": 2, "name": "y"}'
+    if reason is None:
+        assert len(read(topic, good, message)) == 2
+        return
+    with pytest.raises(SchemaMismatchError) as caught:
+        read(topic, good, message)
+    assert reason in caught.value.problem
+    kept = read(KafkaTopic(value=Json(columns, malformed="bad")), good, message)
+    assert [row["bad"] for row in kept] == [None, message]

@@ -292,3 +292,16 @@ def test_a_registry_is_logged_in_to_and_asked_once_for_each_schema(
         with pytest.raises(ConfigurationError) as caught:
             read(topic, framed(9, OLD, row))
         assert caught.value.setting == "REGISTRY_LOGIN"
+
+
+@server
+def test_a_field_that_its_writer_has_in_another_case_is_not_its_default(registry_url: str, subject: str) -> None:
+    writer = avro_schema(("tailnum", "string"), ("Seats", "int"))
+    reader = avro_schema(("tailnum", "string"), ("seats", ["null", "int"])).replace("}]}", ', "default": null}]}')
+    number = post(registry_url, subject, writer)
+    message = framed(number, writer, {"tailnum": "N1", "Seats": 3})
+    registry = SchemaRegistry(registry_url)
+    with pytest.raises(SchemaMismatchError, match="no field 'seats', but 'Seats'"):
+        read(KafkaTopic(value=Avro(reader, registry=registry)), message)
+    alias = reader.replace('"name": "seats"', '"name": "seats", "aliases": ["Seats"]')
+    assert read(KafkaTopic(value=Avro(alias, registry=registry)), message) == [{"tailnum": "N1", "seats": 3}]

@@ -1,0 +1,114 @@
+"""Counts the changes of a commit that change nothing, because a stored change of their key has a higher position.
+
+The stats of each file have its lowest and highest position. Where no new change of a bucket is below a stored one,
+which is usual, nothing is read. Else the keys of the older changes are looked up in the row groups that may have them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from dagster_adjunct.assets.reading.stored_file import StoredFile
+from dagster_adjunct.assets.versions.version import POSITION, TOMBSTONE
+from dagster_adjunct.resources.bucketing.files import Generation
+from dagster_adjunct.resources.lazy_modules import pa, pc
+from dagster_adjunct.resources.objects.store import ObjectStore
+
+POSITIONS = "positions"
+"""The name in a file's stats of its lowest and its highest position."""
+
+
+@dataclass(frozen=True, slots=True)
+class OlderChanges:
+    """A file of new changes, some of which are below the highest position of these stored files of its bucket."""
+
+    made: StoredFile
+    stored: tuple[StoredFile, ...]
+
+    @property
+    def highest(self) -> Any:
+        """The highest position of the stored files."""
+        return max(one.file.stats[POSITIONS][1] for one in self.stored)
+
+
+def find_older_changes(
+    store: ObjectStore, what: str, stored: Sequence[Generation], made: Generation
+) -> list[OlderChanges]:
+    """Return the files of new changes that may be ignored, by the stats of all files alone."""
+    found = []
+    for file in made.files:
+        lowest = file.stats[POSITIONS][0]
+        above = tuple(
+            StoredFile(store, what, generation.folder, one)
+            for generation in stored
+            for one in generation.files
+            if one.bucket == file.bucket and one.stats[POSITIONS][1] > lowest
+        )
+        if above:
+            found.append(OlderChanges(StoredFile(store, what, made.folder, file), above))
+    return found
+
+
+def count_ignored(older: Sequence[OlderChanges], key: Sequence[str]) -> tuple[int, int]:
+    """Return how many of the new changes are ignored, and how many of these are deletions.
+
+    Raises ManifestMismatchError for a stored file that is missing or damaged.
+    """
+    ignored = deletions = 0
+    for one in older:
+        made = one.made.open()
+        rows = one.made.reading(partial(made.read, columns=[*key, POSITION, TOMBSTONE]))
+        rows = rows.filter(pc.less(rows.column(POSITION), one.highest))
+        newest = _newest_positions(one, rows, key)
+        columns = (rows.column(name).to_pylist() for name in (*key, POSITION, TOMBSTONE))
+        for *values, position, deleted in zip(*columns, strict=True):
+            stored = newest.get(tuple(values))
+            if stored is not None and stored > position:
+                ignored += 1
+                deletions += deleted
+    return ignored, deletions
+
+
+def _newest_positions(one: OlderChanges, rows: pa.Table, key: Sequence[str]) -> dict[tuple[Any, ...], Any]:
+    """Return the highest stored position of keys of these rows; of other keys, too, if the key has several columns."""
+    newest: dict[tuple[Any, ...], Any] = {}
+    lowest = pc.min(rows.column(POSITION)).as_py()
+    wanted = rows.column(key[0]).combine_chunks().unique()
+    bounds = pc.min_max(wanted).as_py()
+    for stored in one.stored:
+        for group in _row_groups(stored, key, lowest, bounds):
+            first = group.column(key[0]).cast(wanted.type)
+            matching = group.filter(
+                pc.and_(pc.is_in(first, value_set=wanted), pc.greater(group.column(POSITION), lowest))
+            )
+            columns = (matching.column(name).to_pylist() for name in (*key, POSITION))
+            for *values, position in zip(*columns, strict=True):
+                place = tuple(values)
+                newest[place] = max(position, newest.get(place, position))
+    return newest
+
+
+def _row_groups(stored: StoredFile, key: Sequence[str], lowest: Any, bounds: dict[str, Any]) -> Iterator[pa.Table]:
+    """Yield the row groups that may have a key in `bounds` with a position above `lowest`: the key and the position."""
+    file = stored.open()
+    names = [file.metadata.schema.column(index).path for index in range(file.metadata.num_columns)]
+    for group in range(file.num_row_groups):
+        of_key, of_position = (
+            file.metadata.row_group(group).column(names.index(name)).statistics for name in (key[0], POSITION)
+        )
+        if of_position is not None and of_position.has_min_max and of_position.max <= lowest:
+            continue
+        outside = of_key is not None and of_key.has_min_max and _is_outside(of_key, bounds)
+        if not outside:
+            yield stored.reading(partial(file.read_row_group, group, columns=[*key, POSITION]))
+
+
+def _is_outside(statistics: Any, bounds: dict[str, Any]) -> bool:
+    low, high = bounds["min"], bounds["max"]
+    # Only of types whose values in statistics compare as the columns do.
+    if not isinstance(low, int | str) or type(statistics.min) is not type(low):
+        return False
+    return bool(statistics.max < low or statistics.min > high)
