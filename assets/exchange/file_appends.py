@@ -1,8 +1,9 @@
 """Appends files to a stream of the lake by hand, each once, however often it is repeated.
 
-A file is its own producer, named by a digest of its bytes before compression; its parts of 500,000 records are the sequences. So a file
-that was appended before, under any name, adds nothing, and an interrupted append goes on with the next part. The stream
-remembers the files that were appended last (`FILE_PRODUCERS`), separately from its other producers.
+A file is its own producer, named by a digest of its bytes before compression; its parts of 500,000 records are the
+sequences. So a file that was appended before, under any name, adds nothing, and an interrupted append goes on with the
+next part. The stream remembers the files that were appended last (`FILE_PRODUCERS`), separately from its other
+producers.
 
 All files are read and checked before anything is appended.
 """
@@ -16,12 +17,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from dagster_adjunct.resources.errors import ConfigurationError, translate_file_errors
-from dagster_adjunct.resources.files.formats import (
-    DeclaredFiles,
-    FileFormat,
-    open_decompressed,
-    unreadable_file_error,
-)
+from dagster_adjunct.resources.files.formats import DeclaredFiles, FileFormat, open_decompressed, unreadable_file_error
 from dagster_adjunct.resources.files.tree import ListedFile, LocalTree
 from dagster_adjunct.resources.lazy_modules import pa
 from dagster_adjunct.resources.objects.lake import Lake
