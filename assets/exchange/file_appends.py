@@ -1,26 +1,29 @@
 """Appends files to a stream of the lake by hand, each once, however often it is repeated.
 
-A file is its own producer, named by a digest of its bytes; its parts of 500,000 records are the sequences. So a file
-that was appended before, under any name, adds nothing, and an interrupted append goes on with the next part. The stream
-remembers the files that were appended last (`FILE_PRODUCERS`), separately from its other producers.
+A file is its own producer, named by a digest of its bytes before compression; its parts of 500,000 records are the
+sequences. So a file that was appended before, under any name, adds nothing, and an interrupted append goes on with the
+next part. The stream remembers the files that were appended last (`FILE_PRODUCERS`), separately from its other
+producers.
 
 All files are read and checked before anything is appended.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, get_args
 
 from dagster_adjunct.resources.errors import ConfigurationError, translate_file_errors
-from dagster_adjunct.resources.files.formats import DeclaredFiles, FileFormat
+from dagster_adjunct.resources.files.formats import DeclaredFiles, FileFormat, open_decompressed, unreadable_file_error
 from dagster_adjunct.resources.files.tree import ListedFile, LocalTree
 from dagster_adjunct.resources.lazy_modules import pa
 from dagster_adjunct.resources.objects.lake import Lake
 from dagster_adjunct.resources.streams.lake.append import FILE_PRODUCER
 from dagster_adjunct.resources.streams.lake.streams import LakeStreams
+from dagster_adjunct.resources.streams.system import StreamDeclaration
 
 PART = 500_000
 _FORMATS: dict[str, FileFormat] = {
@@ -79,14 +82,14 @@ def append_files(
     """
     streams = LakeStreams(lake)
     _, state = streams.state(stream)
-    schema = state.declaration.columns
-    sources = [_open_source(path, f"stream lake.{stream}", schema, format) for path in files]
+    sources = [_open_source(path, f"stream lake.{stream}", state.declaration, format) for path in files]
     records = [_count_checked(source) for source in sources]
+    firsts: dict[str, _Source] = {}
     done: list[AppendedFile] = []
     for source, count in zip(sources, records, strict=True):
-        first = next((other.name for other in sources if other.producer == source.producer), source.name)
-        if first != source.name:
-            done.append(AppendedFile(source.name, count, 0, same_as=first))
+        first = firsts.setdefault(source.producer, source)
+        if first is not source:
+            done.append(AppendedFile(source.name, count, 0, same_as=first.name))
             continue
         sent = streams.state(stream)[1].producers.get(source.producer, ())
         after = sent[-1].sequence if sent else 0  # parts are appended one after the other
@@ -101,7 +104,7 @@ def append_files(
     return done
 
 
-def _open_source(path: Path, what: str, schema: Any, format: FileFormat | None) -> _Source:
+def _open_source(path: Path, what: str, stream: StreamDeclaration, format: FileFormat | None) -> _Source:
     tree = LocalTree(str(path.absolute().parent))
     with translate_file_errors(path, "a file to append"):
         if not path.is_file():
@@ -110,9 +113,24 @@ def _open_source(path: Path, what: str, schema: Any, format: FileFormat | None) 
                 problem, "Name files; a shell lists those of a folder: FOLDER/*.csv.", url=str(path)
             )
         file = tree.listed(path.name)
-        digest = tree.content_tag(file)
-    declared = DeclaredFiles(tree, format or format_of(path), schema, what, values=not schema.sensitive)
+    schema = stream.columns
+    found = format or format_of(path)
+    declared = DeclaredFiles(tree, found, schema, what, values=not schema.sensitive, required=stream.key)
+    with translate_file_errors(path, "a file to append"):
+        digest = _contents_digest(path, declared.place(file))
     return _Source(str(path), declared, file, f"{FILE_PRODUCER}{digest}")
+
+
+def _contents_digest(path: Path, where: str) -> str:
+    """Return a digest of a file's contents, the same for a compressed copy of it."""
+    digest = hashlib.blake2b(digest_size=16)
+    try:
+        with open_decompressed(path, path.name) as contents:
+            while data := contents.read(1 << 20):
+                digest.update(data)
+    except OSError as error:
+        raise unreadable_file_error(where, error) from error
+    return digest.hexdigest()
 
 
 def format_of(path: Path) -> FileFormat:

@@ -113,6 +113,8 @@ def parse_promise(data: bytes) -> Promise:
     if unknown := [name for name in promised if name not in _MEMBERS]:
         problem = f"has the unknown member {unknown[0]!r}: expected {', '.join(_MEMBERS)}"
         return Promise(problem=problem)
+    if nulls := [name for name, value in promised.items() if value is None]:
+        return Promise(problem=f"states {nulls[0]} null: expected a value, or no such member")
     rows, checksum = promised.get("rows"), promised.get("checksum")
     if rows is not None and (isinstance(rows, bool) or not isinstance(rows, int) or rows < 0):
         return Promise(problem=f"states rows {rows!r}: expected an integer, 0 or more")

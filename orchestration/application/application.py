@@ -393,6 +393,8 @@ def import_user_module(name: str) -> ModuleType:
         cause = _own_cause(error)
         if isinstance(cause, AdjunctError):
             raise cause from None
+        if isinstance(cause, RecursionError | UnicodeDecodeError) and _is_of_component(cause):
+            raise _unreadable_component(name, cause) from error
         raise _import_error(name, cause) from error
 
 
@@ -403,6 +405,21 @@ def _own_cause(error: BaseException) -> BaseException:
     while isinstance(error, wrapper) and error.__cause__ is not None:
         error = error.__cause__
     return error
+
+
+def _is_of_component(error: BaseException) -> bool:
+    """Whether Dagster raised the error while it read the files of a component."""
+    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
+    return any(str(frame.f_globals.get("__name__")).startswith("dagster.components.") for frame in frames)
+
+
+def _unreadable_component(module: str, error: RecursionError | UnicodeDecodeError) -> ComponentError:
+    """Return the error for a component's YAML that has no lines to show: it is not UTF-8, or nested too deeply."""
+    if isinstance(error, RecursionError):
+        return ComponentError("the YAML of a component is nested too deeply.", "Nest it less deeply.", module=module)
+    around = error.object[max(error.start - 20, 0) : error.end + 20].decode(errors="replace")
+    problem = f"the YAML of a component is not UTF-8 at byte {error.start}: {around!r}."
+    return ComponentError(problem, "Save its file as UTF-8.", module=module)
 
 
 def _import_error(module: str, error: BaseException) -> ConfigurationError:

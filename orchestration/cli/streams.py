@@ -135,6 +135,9 @@ def append(lake: Lake, name: str, files: tuple[str, ...], form: Any, dry_run: bo
         problem = f"{name} is a stream of the system {system!r}: files are appended to streams of the lake."
         step = f"Write to it with a producer of {system}, or run an application that copies a stream of the lake to it."
         raise ConfigurationError(problem, step, stream=name, system=system)
+    if files.count("-") > 1:
+        problem = "the standard input is named twice (-), and can be read only once."
+        raise ConfigurationError(problem, "Write - once.", argument="FILE")
     with tempfile.TemporaryDirectory(prefix="adjunct-") as folder:
         paths = [_saved_input(Path(folder), form) if file == "-" else Path(file) for file in files]
         done = append_files(lake, _lake_stream(name), paths, format=form, dry_run=dry_run)
@@ -157,7 +160,7 @@ def _saved_input(folder: Path, form: str | None) -> Path:
     if form is None:
         step = "Give --format csv, jsonl or parquet."
         raise ConfigurationError("the standard input has no name that says its format.", step, setting="--format")
-    path = folder / "input"
+    path = folder / "standard-input"  # errors show the name
     with translate_file_errors(folder, "a copy of the standard input"), path.open("wb") as target:
         shutil.copyfileobj(sys.stdin.buffer, target)
     return path

@@ -348,7 +348,10 @@ def _expected(problem: ErrorDetails) -> str:
 
 def _written(value: Any) -> str:
     """Return a value as it would be written in YAML, in one line."""
-    text = str(yaml.safe_dump(value, default_flow_style=True, allow_unicode=True, sort_keys=False, width=1_000_000))
+    try:
+        text = str(yaml.safe_dump(value, default_flow_style=True, allow_unicode=True, sort_keys=False, width=1_000_000))
+    except yaml.YAMLError:  # such as a set, whose items Dagster has wrapped
+        return f"a {type(value).__name__}"
     text = text.removesuffix("\n").removesuffix("\n...")
     text = f"'{text}'" if isinstance(value, str) and not text.startswith(("'", '"')) else text
     return text if len(text) <= 80 else f"{text[:77]}..."

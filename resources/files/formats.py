@@ -267,6 +267,7 @@ class DeclaredFiles:
     """Files of a tree with records in this format and with these columns.
 
     `what` names the dataset in errors. If `values` is False, errors name the position of a value but do not show it.
+    Each record of JSON lines has a member for each `required` column, which may be null; others may be absent.
     """
 
     tree: FileTree
@@ -274,6 +275,7 @@ class DeclaredFiles:
     schema: Schema
     what: str
     values: bool = True
+    required: tuple[str, ...] = ()
 
     def place(self, file: ListedFile) -> str:
         """Return how errors name a file."""
@@ -313,8 +315,9 @@ class DeclaredFiles:
     def _tables(self, file: ListedFile, span: tuple[int, int] | None) -> Iterator[tuple[int, pa.Table]]:
         if self.format == "parquet":
             return read_parquet(self.tree, file, self.schema, self.place(file), span)
-        read = read_csv if self.format == "csv" else read_jsonl
-        return read(self.tree, file, self.schema, self.place(file))
+        if self.format == "csv":
+            return read_csv(self.tree, file, self.schema, self.place(file))
+        return read_jsonl(self.tree, file, self.schema, self.place(file), self.required)
 
 
 _JSON_BLOCK = 8 * 1024 * 1024
@@ -322,13 +325,15 @@ _BLANKS = b" \t\r"
 _TEXTS = ("date", "timestamp", "binary")
 
 
-def read_jsonl(tree: FileTree, file: ListedFile, schema: Schema, where: str) -> Iterator[tuple[int, pa.Table]]:
+def read_jsonl(
+    tree: FileTree, file: ListedFile, schema: Schema, where: str, required: tuple[str, ...] = ()
+) -> Iterator[tuple[int, pa.Table]]:
     """Yield the records of a JSON lines file as (number of the first record, table); see `DeclaredFiles.tables`."""
     number, line = 0, 1
     with tree.on_disk(file) as path:
         for block in _blocks(open_decompressed(path, file.path), where):
             if block.strip(_BLANKS + b"\n"):
-                table = _parse_block(block, line, schema, where)
+                table = _parse_block(block, line, schema, where, required)
                 yield number, table
                 number += table.num_rows
             line += block.count(b"\n")
@@ -354,9 +359,12 @@ def _blocks(source: Any, where: str) -> Iterator[bytes]:
             carried = carried[cut:]
 
 
-def _parse_block(block: bytes, line: int, schema: Schema, where: str) -> pa.Table:
+def _parse_block(block: bytes, line: int, schema: Schema, where: str, required: tuple[str, ...]) -> pa.Table:
     table = _parse_fast(block, schema)
-    return _parse_lines(block, line, schema, where) if table is None else table
+    # Arrow's parser doesn't say whether a null stands in the line or is a missing member.
+    if table is None or any(table.column(name).null_count for name in required):
+        return _parse_lines(block, line, schema, where, required)
+    return table
 
 
 _INVALID_NUMBER = re.compile(rb"[:\[,]\s*-?(?:NaN|Inf(?:inity)?)\s*[,}\]]")
@@ -422,14 +430,16 @@ _decode_line = json.JSONDecoder(
 ).decode
 
 
-def _parse_lines(block: bytes, first: int, schema: Schema, where: str) -> pa.Table:
+def _parse_lines(block: bytes, first: int, schema: Schema, where: str, required: tuple[str, ...]) -> pa.Table:
     """Return the records, read line by line, which is slow. Raises SchemaMismatchError, which names the line."""
     numbers: list[int] = []
     records: list[dict[str, Any]] = []
     for number, line in enumerate(block.split(b"\n"), first):
         if line.strip(_BLANKS):
             numbers.append(number)
-            records.append(_parse_line(line, number, schema, where))
+            record = _parse_line(line, number, schema, where)
+            _require_members(record, required, number, where)
+            records.append(record)
     columns = []
     for field in schema.fields:
         try:
@@ -465,6 +475,15 @@ def _parse_line(line: bytes, number: int, schema: Schema, where: str) -> dict[st
     step = "Correct the line: it must be one JSON object with declared fields only."
     problem = f"{where}, line {number}: {problem}. Declared are {declared}."
     raise SchemaMismatchError(problem, step, line=number, column=column)
+
+
+def _require_members(record: dict[str, Any], required: tuple[str, ...], number: int, where: str) -> None:
+    for name in required:
+        if name not in record:
+            found = ", ".join(record) or "no fields"
+            problem = f"{where}, line {number}: field {name!r}, which is part of the key, is missing; it has {found}."
+            step = f"Correct the names, or write {name!r}: null for records without a key."
+            raise SchemaMismatchError(problem, step, line=number, column=name)
 
 
 def _member_texts(records: list[dict[str, Any]], field: Field) -> pa.Array:

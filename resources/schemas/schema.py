@@ -559,7 +559,7 @@ def to_arrow_table(records: Any, what: str, schema: Schema | None = None, requir
     """Return an ArrowFrame, or rows as dictionaries, as an Arrow table. Column types are those of the data.
 
     To rows, columns of `schema` that none of them has are added as nulls, except the `required` ones, such as the key:
-    if no row has it, its name is a mistake. A pandas index with a name becomes a column; one without is left out.
+    where a row lacks it, its name is a mistake. A pandas index with a name becomes a column; one without is left out.
     Raises SchemaMismatchError for columns that Arrow can't hold, and ConfigurationError for a RecordBatchReader, which
     can't be read twice.
     """
@@ -604,11 +604,12 @@ def _table_from_rows(
 ) -> pa.Table:
     """Return rows as a table with all columns that a row or the schema has; null where a row lacks one."""
     for name in required:
-        if rows and not any(name in row for row in rows):
-            found = ", ".join(map(str, rows[0])) or "no columns"
-            problem = f"{what}: no row has the column {name!r}, which is part of the key; the first one has {found}."
+        lacking = next((number for number, row in enumerate(rows) if name not in row), None)
+        if lacking is not None:
+            found = ", ".join(map(str, rows[lacking])) or "no columns"
+            problem = f"{what}: row {lacking} lacks the column {name!r}, which is part of the key; it has {found}."
             step = f"Correct the names, or add {name!r}: None for records without a key."
-            raise SchemaMismatchError(problem, step, column=name)
+            raise SchemaMismatchError(problem, step, column=name, row=lacking)
     columns: dict[str, Any] = {}
     for name in dict.fromkeys(name for row in rows for name in row):
         values = [row.get(name) for row in rows]

@@ -250,11 +250,14 @@ def _concatenate_entries(parts: Sequence[Entries[Any]]) -> RowEntries[Any]:
 def _pick_entries(entries: Entries[Any], members: Sequence[int], kind: OperationKind) -> Entries[Any]:
     """Return the entries at `members` for an operation of this kind; those of a delete have no values."""
     picked = entries.take(members)
+    values = picked.values
     if isinstance(picked, RowEntries):  # a column may have values only of entries that were not picked
         columns = (getattr(picked, name) for name in _OPTIONAL)
         picked = RowEntries(picked.keys, *(c if c and any(value is not None for value in c) else None for c in columns))
     if kind is OperationKind.DELETE:
         return RowEntries(picked.keys, None, None, picked.marks, picked.newest)
+    if kind is OperationKind.PUT and picked.values is None:  # puts of None delete: compact batches have them
+        return RowEntries(picked.keys, values, picked.defaults, picked.marks, picked.newest)
     return picked
 
 

@@ -494,6 +494,8 @@ def test_another_number_of_records_than_promised_refuses_the_version(place: Plac
         ('{"rows": true}', "states rows True"),
         ('{"checksum": 7}', "states checksum 7"),
         ('{"row": 5}', "unknown member 'row'"),
+        ('{"rows": null}', "states rows null"),
+        ('{"rows": 1, "checksum": null}', "states checksum null"),
         ('{"rows": 1, "Rows": 5}', "unknown member 'Rows'"),
         ('{"rows": 5, "rows": 1}', "states rows twice"),
         ('{"rows": 1.0}', "states rows 1.0"),

@@ -272,3 +272,35 @@ def test_csv_that_a_query_writes_is_what_an_append_reads(rows: list[tuple[str | 
 def test_errors_are_one_json_document(world: World) -> None:
     error = document(world, "sql", "from nothing", code=1)["error"]
     assert error["type"] == "DatasetNotFoundError"
+
+
+@pytest.mark.parametrize("compress", [gzip.compress, bz2.compress], ids=["gz", "bz2"])
+def test_a_compressed_copy_of_a_file_is_the_same_file(world: World, compress: Callable[[bytes], bytes]) -> None:
+    suffix = "gz" if compress is gzip.compress else "bz2"
+    files = [world.file("a.csv", CSV), world.file(f"b.csv.{suffix}", compress(CSV.encode()))]
+    invoke(world, "stream", "append", "s", files[0])
+    assert document(world, "stream", "append", "s", files[1])["files"][0]["appended"] == 0
+    assert world.records() == [("a", 1), ("b", 2)]
+
+
+def test_a_file_that_is_named_twice_is_counted_once_by_a_dry_run(world: World) -> None:
+    file = world.file("a.csv", CSV)
+    done = append_files(world.lake, "s", [Path(file), Path(file)], dry_run=True)
+    assert [each.appended for each in done] == [2, 0]
+
+
+def test_a_json_line_without_the_key_is_refused_and_a_null_one_is_not(world: World) -> None:
+    file = world.file("a.jsonl", '{"k": null, "n": 1}\n\n{"n": 2}\n')
+    with pytest.raises(SchemaMismatchError) as caught:
+        append_files(world.lake, "s", [Path(file)])
+    assert (caught.value.column, caught.value.line, caught.value.file) == ("k", 3, file)
+    append_files(world.lake, "s", [Path(world.file("b.jsonl", '{"k": null, "n": 1}\n'))])
+    table = world.streams.read_arrow(world.streams.all_ranges("s"))
+    assert table.column("k").to_pylist() == [None]
+
+
+def test_the_standard_input_is_named_once(world: World) -> None:
+    error = invoke(world, "stream", "append", "s", "-", "-", "--format", "csv", input=CSV).exception
+    assert isinstance(error, ConfigurationError)
+    assert error.argument == "FILE"
+    assert world.records() == []

@@ -153,6 +153,7 @@ MISTAKES = {
     "a number for a name": M("key: product", "key: 5", "is 5: expected", "in quotes: '5'"),
     "a number in a list of names": M("select: [town]", "select: [town, 7]", "item 2 of select is 7", "'7'"),
     "a truth in a list of names": M("key: [customer]", "key: [true]", "item 1 of key is true", "'true'"),
+    "a set for a list": M("select: [town]", "select: !!set {town}", "is a set: expected", "Give a list"),
     "a mapping for a name": M("input: lake.customers", "input: {a: b}", "is {a: b}: expected", "Give"),
     "a number for a text": M("description: Prices", "description: 2024", "is 2024: expected a text", "quotes: '2024'"),
     "another choice": M("how: left", "how: outer", "is 'outer': expected 'inner' or 'left'", "Give 'inner' or 'left'"),
@@ -488,3 +489,15 @@ def test_the_check_of_the_schema_says_the_same_line(
     if "misspelt" in name:
         right = mistake.step.removeprefix("mean ").removesuffix("?")
         assert f"'{right}'" in said, "it says which keys there are"
+
+
+UNREADABLE = {
+    "sequences in each other": RIGHT.replace("filter: quantity > 0", f"filter: {'[' * 3000}{']' * 3000}").encode(),
+    "another encoding": RIGHT.replace("Prices", "Pr\xe9is").encode("latin-1"),
+}
+
+
+@pytest.mark.parametrize("name", UNREADABLE)
+def test_a_file_in_another_encoding_or_nested_too_deeply_is_told(name: str, project: Path) -> None:
+    written(project, RIGHT).write_bytes(UNREADABLE[name])
+    assert isinstance(error_of("plan"), ComponentError)

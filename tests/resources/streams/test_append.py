@@ -379,3 +379,13 @@ class CountedAppends(LakeStreams):
 
 def test_an_append_that_passes_everything_on_takes_the_options_of_the_extended_one(lake: Lake) -> None:
     assert [CountedAppends(lake).accepts(name) for name in ("sources", "one_task", "more")] == [True, True, False]
+
+
+@pytest.mark.parametrize("rows", [[{"k": "a", "n": 1}, {"n": 2}], [{"k": "a", "n": 1}, {"K": "b", "n": 2}]])
+def test_a_row_without_a_column_of_the_key_is_refused_though_others_have_it(rows: Any) -> None:
+    streams = LakeStreams(lake_in(InMemoryStore()))
+    streams.create("s", schema=Schema.of(k="string", n="bigint"), key=["k"], partitions=1)
+    with pytest.raises(SchemaMismatchError) as caught:
+        streams.append("s", rows, producer="p", sequence=1)
+    assert (caught.value.column, caught.value.row) == ("k", 1)
+    assert not streams.append("s", [{"k": None, "n": 2}], producer="p", sequence=1).duplicate
