@@ -134,6 +134,10 @@ ENVELOPES: dict[str, tuple[dict[str, Any], list[str]]] = {
             insert(1, 5, file="mysql-bin.000009", pos=900),
         ],
     ),
+    "a column is missing once": (
+        {"changes": DebeziumEnvelope(COLUMNS), "order_by": "source.lsn"},
+        ['{"op":"u","after":{"id":1},"source":{"lsn":9}}', insert(1, 10, 5), insert(2, 20, 6), insert(1, 11, 4)],
+    ),
     "maxwell": (
         {"changes": MaxwellEnvelope(COLUMNS), "order_by": "source.position"},
         [maxwell(1, 1, None), maxwell(1, 2, "mysql-bin.000004:50"), maxwell(2, 3, "mysql-bin.000004:8"), "no JSON"],

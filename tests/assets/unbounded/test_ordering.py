@@ -231,6 +231,17 @@ def test_older_changes_are_counted_as_superseded_across_commits(quick: World, co
     assert world.advance(spec).counters["changes"] == 1, "the later of equals wins"
 
 
+@pytest.mark.spark
+def test_spark_counts_older_changes_too(sparkling: World) -> None:
+    world, spec = facts_in(sparkling), ordered()
+    send(world, [("a", 10, 1), ("b", 10, 2)])
+    world.advance(spec)
+    send(world, [("a", 5, 9), ("b", 20, 4), ("c", 1, 5)])
+    counters = world.advance(spec).counters
+    assert (counters["changes"], counters["superseded"]) == (2, 1)
+    assert by_spark(world) == {"a": 1, "b": 4, "c": 5}
+
+
 @pytest.mark.lengthy
 @pytest.mark.parametrize("seed", range(6))
 def test_counts_of_drawn_changes_are_what_a_dictionary_counts(quick: World, seed: int) -> None:
