@@ -159,8 +159,7 @@ class ComponentError(ConfigurationError):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if "\n" in self.problem:  # it ends with the lines
-            self.args = (f"{self.problem}\n{self.next_step}",)
+        self.args = (f"{self.problem}\n{self.next_step}",)  # the problem may end with lines
 
 
 class SchemaMismatchError(PermanentError):
@@ -370,10 +369,11 @@ class TableReplacedError(TableNotFoundError):
 class StoreUnavailableError(TransientError):
     """The object store did not answer, or asked to slow down.
 
-    `without_effect` is True where the request surely changed nothing, as on a full disk.
+    `without_effect` is True where the request surely changed nothing, as on a full disk; None if
+    that is not known.
     """
 
-    without_effect: bool = False
+    without_effect: bool | None = None
 
 
 class StreamUnavailableError(TransientError):

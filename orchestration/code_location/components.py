@@ -48,7 +48,6 @@ from dagster_adjunct.orchestration.application.graph import DatasetHandle, Outpu
 from dagster_adjunct.orchestration.application.message_stream import MessageStream
 from dagster_adjunct.orchestration.code_location.definitions import build_definitions
 from dagster_adjunct.orchestration.operators.event_time import ARRIVAL
-from dagster_adjunct.orchestration.operators.records import Input
 from dagster_adjunct.orchestration.planner.planner import build_plan, check_syntax, read_catalog, systems_for
 from dagster_adjunct.resources.common import CodeLine, declaring_at, read_duration
 from dagster_adjunct.resources.errors import AdjunctError, ComponentError, ConfigurationError, InvalidNameError
@@ -498,7 +497,10 @@ class _Translation:
             return self.call(function, arguments, place, name)
         made = self.imported(arguments[_PYTHON], (*place, _PYTHON))
         kind = _MADE_BY[function]
-        if not isinstance(made, kind) or (isinstance(made, AdjunctDataset) and made.kind not in function.__name__):
+        is_of_kind = isinstance(made, kind)
+        if isinstance(made, AdjunctDataset):
+            is_of_kind = is_of_kind and made.kind in function.__name__
+        if not is_of_kind:
             found = f"{arguments[_PYTHON]!r} is {_describe(made)}: expected what {_label(function)} returns."
             self.refuse(found, f"Name a {kind.__name__}, in the section of its kind.", (*place, _PYTHON))
         if getattr(made, "name", None) != name:
@@ -762,7 +764,7 @@ class _ApplicationTranslation(_Translation):
 
     def awaited(self, missing: Mapping[str, str], whole: _Translation) -> dict[str, Place]:
         """Return the streams that the application needs and that are not there, with the lines that name them."""
-        inputs = {each.spec.stream: each.id for each in self.app.operators if isinstance(each.spec, Input)}
+        inputs = {each.spec.reads: each.id for each in self.app.operators if each.spec.reads is not None}
         needed = {stream: self.places[operator] for stream, operator in inputs.items()}
         needed |= {
             dataset.stream: (*whole.declared_in["dataset", dataset.name], "input")

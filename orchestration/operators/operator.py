@@ -7,7 +7,7 @@ is imported inside functions, because specs are created wherever an application 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -175,6 +175,14 @@ class Spec(ABC):
     @property
     def send(self) -> TableSend | None:
         """The options of its send to a remote table; None if it sends to none."""
+        return None
+
+    @property
+    def check_target(self) -> Callable[[], object] | None:
+        """The call that raises if what it sends records to takes none; None if that can't be asked.
+
+        Remote tables are asked by their own functions.
+        """
         return None
 
     @property

@@ -370,6 +370,11 @@ class Sink(Spec):
     def writes(self) -> str:
         return function_label(self.function)
 
+    @property
+    def check_target(self) -> Callable[[], object] | None:
+        check: Callable[[], object] | None = getattr(self.function, "check", None)
+        return check if callable(check) else None
+
     def target(self, app: Application) -> LineageNode:
         return LineageNode("sink", f"{app.name}/{self.writes.removesuffix('()')}")
 

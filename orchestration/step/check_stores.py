@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from dagster_adjunct.orchestration.application.application import Application
 from dagster_adjunct.orchestration.operators.lookup_join import AnyTable
-from dagster_adjunct.orchestration.operators.sends import Sink
 from dagster_adjunct.orchestration.operators.table_updates import TableSend, Update
 from dagster_adjunct.resources import errors
 from dagster_adjunct.resources.common import call_in_threads
@@ -30,7 +29,10 @@ def check_stores(app: Application) -> None:
     method `check`.
     """
     asked = [partial(_check_table, used) for used in list_uses(app)]
-    asked += [partial(_check_sink, operator.id, operator.spec) for operator in app.operators if _can_ask(operator.spec)]
+    for operator in app.operators:
+        check = operator.spec.check_target
+        if check is not None:
+            asked.append(partial(_check_sink, f"{operator.id}: {operator.spec.writes}", check))
     if asked:
         call_in_threads(*asked)
 
@@ -118,17 +120,12 @@ def _table_error(used: UsedFunction, error: Exception, *, passing: bool) -> erro
     return error.reworded(problem, next_step, table=table, operator=used.operator)
 
 
-def _can_ask(spec: Any) -> bool:
-    return isinstance(spec, Sink) and callable(getattr(spec.function, "check", None))
-
-
-def _check_sink(operator: str, spec: Any) -> None:
+def _check_sink(sink: str, check: Callable[[], object]) -> None:
     try:
-        spec.function.check()
+        check()
     except errors.AdjunctError:
         raise
     except Exception as error:
-        problem = f"{operator}: {spec.writes} can't be used: {type(error).__name__}: {error}."
-        raise errors.OperatorFailedError(
-            problem, "Correct what its check() reports. No batch was begun.", operator=operator
-        ) from error
+        problem = f"{sink} can't be used: {type(error).__name__}: {error}."
+        step = "Correct what its check() reports. No batch was begun."
+        raise errors.OperatorFailedError(problem, step, operator=sink.partition(":")[0]) from error

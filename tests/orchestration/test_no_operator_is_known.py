@@ -16,6 +16,7 @@ ROOT = Path(__file__).parents[2] / "orchestration"
 OPERATORS = ROOT / "operators"
 FILES = [file for file in sorted(ROOT.rglob("*.py")) if not file.is_relative_to(OPERATORS)]
 OTHER_KINDS = {
+    "made.kind": "whether a declared dataset is bounded",
     "call.kind": "whom an operator asks outside of the batch",
     "entry.kind": "what waits among the requests for startpoints",
     "unread.kind": "what waits there and can't be read",
