@@ -361,7 +361,7 @@ def open_lake(
     lake = lake_in(open_store(url, settings), shared=settings.shared, run_ttl=run_ttl)
     if not create and not lake.exists():
         problem = f"there is no lake at {lake.url}."
-        step = "Check --lake and ADJUNCT_LAKE; the first write creates a lake."
+        step = "Check --lake and ADJUNCT_LAKE; a run or LakeStreams.create makes a lake."
         raise errors.LakeNotFoundError(problem, step, url=lake.url)
     return lake
 
