@@ -285,6 +285,7 @@ class RunLease:
             renew=self._renew,
         )
         self._heartbeat.on_renewal = self._fence.extend
+        self._heartbeat.on_loss = self._fence.expire
         self._heartbeat.start()
         if self._claim.stays or (stored is not None and stored.holder is not None and stored.holder.stays):
             self._store.delete(self._asked_key)
@@ -354,7 +355,7 @@ class RunLease:
         self._holder = self._holder.model_copy(update={"ended": True})
         if self._fence is not None:  # nothing that the run has left behind writes after its end
             self._heartbeat.on_renewal = lambda deadline: None
-            self._fence.extend(Deadline(read_clocks(), 0))
+            self._fence.expire()
         # A conditional PUT: on real servers a conditional DELETE may remove the lease of the run that took it over.
         self._heartbeat.end(lambda etag: self._store.put_if_match(self._key, self._body(), etag))
 

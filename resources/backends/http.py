@@ -32,6 +32,7 @@ from dagster_adjunct.resources.tables import functions
 from dagster_adjunct.resources.tables.functions import DeclaredFunction, TableReadFunction, TableWriteFunction
 from dagster_adjunct.resources.tables.operation import (
     Capabilities,
+    Changes,
     Operation,
     Outcomes,
     PerLoop,
@@ -42,6 +43,7 @@ from dagster_adjunct.resources.tables.operation import (
     key_columns,
     key_length_error,
     key_reorderer,
+    to_changes,
 )
 from dagster_adjunct.resources.validation import validated
 
@@ -355,8 +357,12 @@ class HttpTable(DeclaredFunction, TableReadFunction[Key, Record], TableWriteFunc
         answer = await self.request("PUT", self.path_of(key), args, body=body, headers=only, expected=(412,))
         return answer.status_code != 412
 
-    async def update(self, key: Key, update: Record, *args: object) -> None:
-        answer = await self.request("PATCH", self.path_of(key), args, body=self.encode(update), expected=(404,))
+    async def update(self, key: Key, update: Record | Changes, *args: object) -> None:
+        changes = to_changes(update)
+        if changes.add or changes.append or changes.remove:
+            problem = f"{self._label} only sets columns: its updates can't add, append or remove."
+            raise errors.SchemaMismatchError(problem, "Set the columns to their new values.", table=self._label)
+        answer = await self.request("PATCH", self.path_of(key), args, body=self.encode(changes.set), expected=(404,))
         if answer.status_code == 404:
             raise functions.record_not_found_error([key], self._label)
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -55,6 +56,13 @@ class _Lease(BaseModel):
     ended: bool = False
 
 
+@dataclass
+class _Held:
+    """Until when a lease surely holds; the fences of a run under each of its names share it. None: it must be read."""
+
+    until: Deadline | None
+
+
 class Fence:
     """The permission of a run to write, which lasts as long as its lease.
 
@@ -80,11 +88,11 @@ class Fence:
     ) -> None:
         self.application, self.run, self.epoch = application, run, epoch
         self._store, self._key, self._holder = store, key, holder
-        self._deadline, self._renew = deadline, renew
+        self._held, self._renew = _Held(deadline), renew
 
     def __reduce__(self) -> tuple[Any, ...]:
         lease = (self._store.descriptor, self._key, self._holder)
-        return _unpickle, (*lease, self.application, self.run, self.epoch, self._deadline, machine_id())
+        return _unpickle, (*lease, self.application, self.run, self.epoch, self._held.until, machine_id())
 
     def __repr__(self) -> str:
         return f"Fence({self.application!r}, run={self.run!r}, epoch={self.epoch})"
@@ -92,7 +100,8 @@ class Fence:
     @property
     def is_due(self) -> bool:
         """Whether the next `check` makes requests, which may take seconds."""
-        return self._deadline is None or self._deadline.has_passed()
+        until = self._held.until  # another thread may change it
+        return until is None or until.has_passed()
 
     def check(self) -> None:
         """Raise RunLeaseLostError if another run may have taken the application.
@@ -100,8 +109,8 @@ class Fence:
         Call it directly before each request that must not reach its store too late. It reads a clock, and makes
         requests only once the lease may have expired. Raises TransientError if the lease can't be read then.
         """
-        if self._deadline is None or self._deadline.has_passed():
-            self._deadline = self._read_deadline() if self._renew is None else self._renew()
+        if self.is_due:
+            self._held.until = self._read_deadline() if self._renew is None else self._renew()
 
     async def check_in_thread(self) -> None:
         """Do as `check`, without blocking the event loop."""
@@ -110,12 +119,20 @@ class Fence:
 
     def of_application(self, name: str) -> Fence:
         """Return this fence under another name of the application, the one that tables know it by."""
-        lease: dict[str, Any] = {"holder": self._holder, "deadline": self._deadline, "renew": self._renew}
-        return Fence(self._store, self._key, application=name, run=self.run, epoch=self.epoch, **lease)
+        lease = (self._store, self._key)
+        fence = Fence(
+            *lease, holder=self._holder, application=name, run=self.run, epoch=self.epoch, renew=self._renew
+        )
+        fence._held = self._held
+        return fence
 
     def extend(self, deadline: Deadline) -> None:
         """Note that the lease was renewed, and holds until this deadline."""
-        self._deadline = deadline
+        self._held.until = deadline
+
+    def expire(self) -> None:
+        """Note that the lease may be lost, before its deadline: the next `check` reads it."""
+        self._held.until = None
 
     def _read_deadline(self) -> Deadline:
         """Return until when the lease holds, by its age; wait a while for the driver to renew it if it has expired."""

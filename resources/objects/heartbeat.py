@@ -47,6 +47,7 @@ class Heartbeat:
         self._store, self._key, self._body, self._ttl = store, key, body, ttl
         self._not_ours, self._log, self._revives = not_ours, log, revives
         self.on_renewal: Callable[[Deadline], object] = lambda deadline: None
+        self.on_loss: Callable[[], object] = lambda: None
         self._etag: str | None = None
         self._set_deadline(read_clocks())
         self._failure = ""
@@ -144,4 +145,5 @@ class Heartbeat:
             except AdjunctError as error:
                 self._failure = error.problem
             if self.problem:
+                self.on_loss()
                 return

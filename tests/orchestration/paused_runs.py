@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from itertools import count
 from typing import Any
 from unittest.mock import patch
 
@@ -31,6 +32,7 @@ from dagster_adjunct.resources.tables.operation import Capabilities, Operation, 
 
 COLUMNS = {"k": "string", "n": "bigint", "gone": "boolean"}
 KEYS = 24
+_numbers = count()
 
 
 class Skewed:
@@ -57,6 +59,7 @@ class PausedWorld:
     clocks: Skewed = field(default_factory=Skewed)
     paused: bool = False
     rounds: int = 0
+    number: int = field(default_factory=lambda: next(_numbers))  # names what it stores outside the lake
 
     def __post_init__(self) -> None:
         self.lake = lake_in(self.store)

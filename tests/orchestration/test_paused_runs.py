@@ -5,8 +5,7 @@ It is paused before each of its requests in turn (`paused_runs.py`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from itertools import count
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +21,11 @@ from dagster_adjunct.orchestration.operators.functions import pickle_function
 from dagster_adjunct.orchestration.operators.sends import SinkContext
 from dagster_adjunct.orchestration.startpoints.startpoints import Startpoints
 from dagster_adjunct.orchestration.step.recorded_answers import SinkCall, _call_on_batches
+from dagster_adjunct.resources.backends.dynamodb import DynamoDbTable
+from dagster_adjunct.resources.backends.http import HttpTable
 from dagster_adjunct.resources.backends.memory import MemoryTable
+from dagster_adjunct.resources.backends.postgres import PostgresTable
+from dagster_adjunct.resources.backends.redis import RedisTable
 from dagster_adjunct.resources.backends.sqlite import SqliteTable
 from dagster_adjunct.resources.errors import CommitConflictError, LeaseLostError, RunLeaseLostError
 from dagster_adjunct.resources.key_value_backends.sqlite import SqliteSegments
@@ -36,32 +39,65 @@ from dagster_adjunct.resources.tables.operation import Operation, OperationKind,
 from dagster_adjunct.resources.tables.table import BlockingTable, RemoteTable
 from tests.faulty_store import Fault, FaultyStore
 from tests.orchestration.paused_runs import KEYS, PausedFunction, PausedWorld, at_call
+from tests.orchestration.test_tables_that_stores_lost import connect
 from tests.rounds import rounds
+from tests.servers.http_records import RecordService, running_service
 
-_numbers = count()
-Function = Callable[[PausedWorld, Path], Any]
+Function = Callable[[PausedWorld, Any], Any]
+TYPES = {"k": "string", "n": "bigint"}
 
 
 def memory(world: PausedWorld, folder: Path) -> Any:
-    return MemoryTable(f"paused-{id(world)}")
+    return MemoryTable(f"paused-{world.number}")
 
 
 def sqlite(world: PausedWorld, folder: Path) -> Any:
-    types = {"k": "string", "n": "bigint"}
-    return SqliteTable(folder / f"{id(world)}.sqlite", "t", "k", columns=types, create=True)
+    return SqliteTable(folder / f"{world.number}.sqlite", "t", "k", columns=TYPES, create=True)
 
 
 def rows_in_the_lake(world: PausedWorld, folder: Path) -> Any:
-    types = {"k": "string", "n": "bigint"}
-    return KeyValueRows(world.lake, "app", "t", "k", columns=types, create=True, partitions=2)
+    return KeyValueRows(world.lake, "app", "t", "k", columns=TYPES, create=True, partitions=2)
 
 
 def rows_in_sqlite(world: PausedWorld, folder: Path) -> Any:
-    types, stored_in = {"k": "string", "n": "bigint"}, SqliteSegments(folder / f"rows-{id(world)}.sqlite")
-    return KeyValueRows(world.lake, "app", "t", "k", columns=types, create=True, partitions=2, stored_in=stored_in)
+    stored_in = SqliteSegments(folder / f"rows-{world.number}.sqlite")
+    return KeyValueRows(world.lake, "app", "t", "k", columns=TYPES, create=True, partitions=2, stored_in=stored_in)
 
 
-TABLES: list[Function] = [memory, sqlite, rows_in_the_lake, rows_in_sqlite]
+def postgres(world: PausedWorld, server: Any) -> Any:
+    return PostgresTable(f"paused_{world.number}", "k", columns=TYPES, create=True, connect=connect(server))
+
+
+def redis(world: PausedWorld, server: Any) -> Any:
+    return RedisTable(f"paused{world.number}", "k", columns=TYPES, url=server.url())
+
+
+def http(world: PausedWorld, service: RecordService) -> Any:
+    return HttpTable(service.url, f"/{world.number}/{{k}}", "k", puts_if_absent=True)
+
+
+def dynamodb(world: PausedWorld, server: Any) -> Any:
+    where = {"region": "us-east-1", "endpoint_url": server.endpoint}
+    return DynamoDbTable(f"paused-{world.number}", "k", columns=TYPES, create=True, **where)
+
+
+@pytest.fixture
+def http_service() -> Iterator[RecordService]:
+    with running_service() as service:
+        yield service
+
+
+# Each with the fixture that it needs: where it is stored.
+TABLES = [
+    pytest.param(memory, "tmp_path", id="memory"),
+    pytest.param(sqlite, "tmp_path", id="sqlite"),
+    pytest.param(rows_in_the_lake, "tmp_path", id="rows in the lake"),
+    pytest.param(rows_in_sqlite, "tmp_path", id="rows in SQLite"),
+    pytest.param(http, "http_service", id="http", marks=pytest.mark.lengthy),
+    pytest.param(postgres, "postgres_server", id="postgres", marks=[pytest.mark.server, pytest.mark.lengthy]),
+    pytest.param(redis, "redis_server", id="redis", marks=[pytest.mark.server, pytest.mark.lengthy]),
+    pytest.param(dynamodb, "dynamodb", id="dynamodb", marks=[pytest.mark.server, pytest.mark.lengthy]),
+]
 FENCED: list[Function] = [rows_in_the_lake, rows_in_sqlite]
 
 
@@ -78,7 +114,7 @@ def sets(app: Application, table: RemoteTable[Any, Any, Any]) -> None:
 
 def world_with(
     of: Function,
-    folder: Path,
+    folder: Any,
     write: Callable[[Application, RemoteTable[Any, Any, Any]], None],
     pauses: Callable[[PausedWorld], dict[str, Callable[[], object]]],
 ) -> tuple[PausedWorld, BlockingTable[Any, Any, Any]]:
@@ -103,12 +139,15 @@ def content(table: BlockingTable[Any, Any, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("write", [puts_and_deletes, sets])
-@pytest.mark.parametrize("of", TABLES)
-def test_nothing_is_sent_by_a_run_that_was_paused_before_any_request(of: Function, write: Any, tmp_path: Path) -> None:
-    whole, expected = world_with(of, tmp_path, write, lambda world: {})
+@pytest.mark.parametrize(("of", "where"), TABLES)
+def test_nothing_is_sent_by_a_run_that_was_paused_before_any_request(
+    of: Function, where: str, write: Any, request: pytest.FixtureRequest
+) -> None:
+    place = request.getfixturevalue(where)
+    whole, expected = world_with(of, place, write, lambda world: {})
     whole.run_alone()
     for nth in rounds([1, 3], [1, 2, 3, 4]):
-        world, table = world_with(of, tmp_path, write, lambda world, nth=nth: {"before": at_call(nth, world.pause)})
+        world, table = world_with(of, place, write, lambda world, nth=nth: {"before": at_call(nth, world.pause)})
         error = world.run_paused()
         assert world.paused, nth
         assert isinstance(error, RunLeaseLostError), (nth, error)
@@ -146,11 +185,11 @@ class Choosy(MemoryTable):
 def everything(world: PausedWorld, first: bool) -> Application:
     """Return what writes to the lake: two output streams, dead letters, recorded answers, and datasets on the way."""
     app = Application("sets", engine="auto", max_batch_records=16)
-    names = MemoryTable(f"names-{id(world)}")
+    names = MemoryTable(f"names-{world.number}")
     names.fill({f"k{n}": {"k": f"k{n}", "name": f"name {n}"} for n in range(KEYS)})
     looked_up = app.table(RemoteTable("names", key="k", read_function=names, batch_size=5))
     facts = app.table(unbounded_dataset("facts", input="lake.changes", key="k", partitions=2))
-    chosen = Choosy(f"choosy-{id(world)}")
+    chosen = Choosy(f"choosy-{world.number}")
     records = app.input_stream("lake.changes", default_offset="oldest")
     named = records.join(looked_up, on="k", select={"name": "string"})
     out = named.send_to(app.output_stream("lake.named", partitions=2, key="k"))

@@ -14,7 +14,7 @@ from dagster_adjunct.resources.backends.columns import describe_function, functi
 from dagster_adjunct.resources.backends.http import HttpExtra, HttpTable, parse_retry_after
 from dagster_adjunct.resources.errors import ConfigurationError, SchemaMismatchError, TableError, TableUnavailableError
 from dagster_adjunct.resources.tables.functions import is_record_rejected
-from dagster_adjunct.resources.tables.operation import Operation, OperationKind, RowEntries, State
+from dagster_adjunct.resources.tables.operation import Changes, Operation, OperationKind, RowEntries, State
 from tests.servers.http_records import running_service
 
 GET, PUT, ABSENT = OperationKind.GET, OperationKind.PUT, OperationKind.PUT_IF_ABSENT
@@ -71,6 +71,19 @@ def test_records_are_resources_that_are_put_got_changed_and_deleted(service):
     assert got.records == [{"n": 3, "s": "é", "t": None}, {"n": 2}, None]
     assert gone.records == [None]
     assert service.records == {"/planes/b": {"n": 2}}
+
+
+def test_changes_set_columns_and_any_other_change_is_rejected(service):
+    table = new_table(service)
+    set_only, added = Changes(set={"s": "x", "t": None}), Changes(set={"s": "y"}, add={"n": 1})
+    _, updated, got = send(
+        table,
+        Operation(PUT, RowEntries(["a"], [{"n": 1}])),
+        Operation(UPDATE, RowEntries(["a", "a"], [set_only, added])),
+        Operation(GET, RowEntries(["a"])),
+    )
+    assert isinstance(updated.problems[1].error, SchemaMismatchError)
+    assert got.records == [{"n": 1, "s": "x", "t": None}]
 
 
 @pytest.mark.parametrize("key", ["a/b", "a b", "é✈", "?q=1", "#f", "%2F", "a%2Fb", "...", "{tail}", "a\\b", "a+b", ";"])
