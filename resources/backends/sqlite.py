@@ -598,7 +598,10 @@ class SqliteTable(SqlTable[SqliteRequests]):
                 raise errors.TableAccessError(problem, "Use a path that is writable.", table=self._label) from error
         elif not self.exists():
             what = f"{self._label}: the file does not exist, or does not have this table."
-            step = "Correct path and name, or restore the file. With create=True the first write creates both."
+            step = (
+                "Correct path and name, or restore the file. With create=True the first write creates "
+                "both; if a run has created them before: adjunct table allow-recreate NAME."
+            )
             raise errors.TableNotFoundError(what, step, table=self._label)
         connection = self._connect_file("rwc" if make else "rw")
         try:

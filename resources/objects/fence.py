@@ -120,9 +120,7 @@ class Fence:
     def of_application(self, name: str) -> Fence:
         """Return this fence under another name of the application, the one that tables know it by."""
         lease = (self._store, self._key)
-        fence = Fence(
-            *lease, holder=self._holder, application=name, run=self.run, epoch=self.epoch, renew=self._renew
-        )
+        fence = Fence(*lease, holder=self._holder, application=name, run=self.run, epoch=self.epoch, renew=self._renew)
         fence._held = self._held
         return fence
 
