@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import logging
 import pickle
+import threading
 import time
 from dataclasses import replace
 from datetime import timedelta
@@ -17,6 +19,7 @@ from dagster_adjunct.resources.objects import fence as module
 from dagster_adjunct.resources.objects import passed_time
 from dagster_adjunct.resources.objects.fence import Fence
 from dagster_adjunct.resources.objects.fenced_store import FencedStore
+from dagster_adjunct.resources.objects.heartbeat import Heartbeat
 from dagster_adjunct.resources.objects.passed_time import Deadline, read_clocks
 from dagster_adjunct.resources.objects.store import InMemoryStore
 from tests.faulty_store import FaultyStore
@@ -103,6 +106,44 @@ def test_the_driver_renews_the_lease_before_it_goes_on(clocks: Clocks, store: In
     held.check()
     held.check()
     assert renewed == [1100]
+
+
+def test_names_of_one_application_share_the_deadline_of_its_lease(clocks: Clocks, store: InMemoryStore) -> None:
+    renewed: list[Deadline] = []
+
+    def renew() -> Deadline:
+        renewed.append(Deadline(read_clocks(), 60))
+        return renewed[-1]
+
+    held = fence(store, deadline=Deadline(read_clocks(), 60), renew=renew)
+    former = held.of_application("former")
+    former.check()
+    held.expire()
+    assert former.is_due, "a loss that one name has been told of is known by the other"
+    former.check()
+    assert len(renewed) == 1
+    held.check()
+    assert len(renewed) == 1
+
+
+def test_a_heartbeat_that_finds_its_object_taken_expires_the_fence(store: InMemoryStore) -> None:
+    heartbeat = Heartbeat(
+        store,
+        KEY,
+        lambda: b"mine",
+        timedelta(seconds=0.2),
+        not_ours=lambda data: "another run has it",
+        log=logging.getLogger("test"),
+        revives=True,
+    )
+    heartbeat.write(lambda body: store.put(KEY, body))
+    lost = threading.Event()
+    heartbeat.on_loss = lost.set
+    heartbeat.start()
+    store.put(KEY, b"theirs")
+    assert lost.wait(10)
+    assert heartbeat.problem == "another run has it"
+    heartbeat.end(lambda etag: None)
 
 
 def test_a_task_reads_how_long_the_lease_holds_by_the_stores_clock(clocks: Clocks, store: InMemoryStore) -> None:
