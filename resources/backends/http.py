@@ -180,6 +180,12 @@ class _Client(NamedTuple):
     secrets: tuple[str, ...]
 
 
+async def _check_before_sending(event: str, info: object) -> None:
+    """Look at the run's lease once more when the connection is there, whose making may have been paused."""
+    if event.endswith(".send_request_headers.started"):
+        await functions.check_run_fence()
+
+
 @validated
 class HttpTable(DeclaredFunction, TableReadFunction[Key, Record], TableWriteFunction[Key, Record, Record]):
     """Read and write function for an HTTP service.
@@ -400,7 +406,12 @@ class HttpTable(DeclaredFunction, TableReadFunction[Key, Record], TableWriteFunc
             async with open_.turns, asyncio.timeout(self.timeout):
                 await functions.check_run_fence()
                 answer = await open_.client.request(
-                    method, url, content=body, params=tuple(params) or None, headers={**sent, **(headers or {})}
+                    method,
+                    url,
+                    content=body,
+                    params=tuple(params) or None,
+                    headers={**sent, **(headers or {})},
+                    extensions={"trace": _check_before_sending},
                 )
         except (httpx.TransportError, TimeoutError) as error:
             raise lost_request_error(error, self._label, method, url, open_.secrets) from error
