@@ -159,7 +159,8 @@ class ComponentError(ConfigurationError):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.args = (f"{self.problem}\n{self.next_step}",)  # the problem may end with lines
+        if self.line is not None:  # the problem ends with the lines around it
+            self.args = (f"{self.problem}\n{self.next_step}",)
 
 
 class SchemaMismatchError(PermanentError):

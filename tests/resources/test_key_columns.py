@@ -83,7 +83,7 @@ def test_rows_without_a_column_of_the_key_are_refused_and_a_null_is_a_value(stre
     good = {"town": "a", "id": 1, "value": 1.0}
     for rows, column in (
         ([{"value": 1.0}], "town"),
-        ([{"town": "a", "value": 1.0}, {"value": 2.0}], "id"),
+        ([{"town": "a", "value": 1.0}, {"town": "a", "id": 2}], "id"),
         ([{"id": 1, "__tombstone": True}], "town"),
         ([{}], "town"),
     ):

@@ -83,7 +83,7 @@ def test_rows_that_are_none_or_name_fewer_columns_are_taken(streams: LakeStreams
 def test_what_pandas_calls_missing_is_null_in_rows(streams: LakeStreams) -> None:
     rows = pd.DataFrame({"k": ["a", "c"], "at": [AT, None]}).to_dict("records")
     assert rows[1]["at"] is pd.NaT
-    streams.append("s", [*rows, {"k": "c", "day": pd.NaT, "n": pd.NA}, {"n": 1}], producer="p", sequence=1)
+    streams.append("s", [*rows, {"k": "c", "day": pd.NaT, "n": pd.NA}, {"k": None, "n": 1}], producer="p", sequence=1)
     assert stored(streams) == [{**NOTHING, "k": "a", "at": AT}, NOTHING, NOTHING, {**NOTHING, "k": None, "n": 1}]
 
 
