@@ -37,8 +37,8 @@ from tests.clocks import on_clock
 from tests.orchestration.step_world import ByTasks, StepWorld, ignore
 
 Left = dict[str, Any]
-_BY_REQUESTS = {"requests", "successes", "failures"}
-"""Counters of requests, which depend on how many tasks write."""
+_BY_REQUESTS = {"requests", "successes", "failures", "retries", "retry_waits"}
+"""Counters of requests, which depend on how many tasks write, and on how long they wait for each other."""
 _BY_RUN = {"seconds", "versions"}
 """The fields of an application's state that differ between runs; versions of local tables are named by chance."""
 _BY_RECORD = {"partition", "offset", "record", "key"}
